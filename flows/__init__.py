@@ -1,0 +1,1 @@
+"""What runs when and where; the only home of Prefect and Ray."""

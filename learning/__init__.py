@@ -1,0 +1,1 @@
+"""The algorithms: tensors, engines, rewards, losses. No orchestrator."""

@@ -1,0 +1,1 @@
+"""Slot engine: one file each, with one class Engine."""

@@ -1,0 +1,1 @@
+"""Slot rewards: one file per family; a name is `family.function`."""

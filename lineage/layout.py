@@ -1,0 +1,58 @@
+"""Where things lie in the state folder; nothing is written outside it.
+
+    .posttrain/
+      artifacts/<kind>-<key16>/   manifest.json  metrics.jsonl  step.log  outputs/<name>/...
+      work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
+      runs/<run>/                 plan.json  resolved.yaml  events.jsonl  report.html
+      mlflow.db  prefect/  ray/   homes of the servers
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below one checkout."""
+
+    root: Path
+    """Folder that holds dvc.yaml and .dvc/."""
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> "Layout":
+        """The checkout around `start` (default: here): nearest folder with pyproject.toml or .posttrain; POSTTRAIN_ROOT overrides."""
+        if forced := os.environ.get("POSTTRAIN_ROOT"):
+            return cls(Path(forced).resolve())
+        here = (start or Path.cwd()).resolve()
+        for folder in (here, *here.parents):
+            if (folder / ".posttrain").is_dir() or (folder / "pyproject.toml").is_file():
+                return cls(folder)
+        return cls(here)
+
+    @property
+    def state(self) -> Path:
+        """The state folder."""
+        return self.root / ".posttrain"
+
+    def artifact(self, kind: str, key: str) -> Path:
+        """Folder of a published artifact."""
+        return self.state / "artifacts" / f"{kind}-{key[:16]}"
+
+    def work(self, key: str) -> Path:
+        """Folder of an unfinished step: lock, checkpoints and unpublished files."""
+        return self.state / "work" / key
+
+    def run(self, run: str) -> Path:
+        """Folder of a run."""
+        return self.state / "runs" / run
+
+    @property
+    def mlflow_uri(self) -> str:
+        """Tracking store."""
+        return f"sqlite:///{self.state / 'mlflow.db'}"
+
+    @property
+    def dvc_cache(self) -> Path:
+        """DVC's content-addressed cache."""
+        return self.root / ".dvc" / "cache" / "files" / "md5"

@@ -1,0 +1,9 @@
+"""The base of everything that may be said."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Schema(BaseModel):
+    """A frozen value that refuses unknown keys; the docstring under a field is its documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -1,0 +1,60 @@
+"""Everything posttrain raises on purpose.
+
+    PosttrainError
+    ├── RecipeError      the recipe cannot mean anything; carries every Problem, each with file:line:column (exit 3)
+    ├── PlanError        the recipe is fine, but cannot run here: resources, contract, foreign checkpoint (exit 3)
+    ├── StepError        a step failed; finished artifacts stay (exit 1)
+    └── GateError        a gate said no; finished artifacts stay (exit 2)
+"""
+
+from dataclasses import dataclass
+
+
+class PosttrainError(Exception):
+    """Base of the tree; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a recipe: where (1-based line and column), which key, what, and what to do."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}"
+        return f"{where}: {self.path}: {self.message}" + (f"\n    {self.advice}" if self.advice else "")
+
+
+class RecipeError(PosttrainError):
+    """The recipe is not valid."""
+
+    exit_code = 3
+
+    def __init__(self, problems: list[Problem]):
+        self.problems = problems
+        super().__init__("\n".join(str(p) for p in problems))
+
+
+class PlanError(PosttrainError):
+    """The recipe is valid but cannot run here as it stands."""
+
+    exit_code = 3
+
+
+class StepError(PosttrainError):
+    """A step failed."""
+
+    exit_code = 1
+
+
+class GateError(PosttrainError):
+    """A gate failed."""
+
+    exit_code = 2

@@ -1,0 +1,109 @@
+"""What a finished step leaves behind; its existence means the artifact is complete."""
+
+from typing import Any
+
+from schemas.base import Schema
+from schemas.references import ArtifactType
+
+
+class FileDigest(Schema):
+    """One file of an output."""
+
+    path: str
+    """Relative to the output's folder, with slashes."""
+    size: int
+    """Bytes."""
+    md5: str
+    """As DVC computes it: the name of the object in DVC's cache."""
+    sha256: str
+    """Against tampering."""
+
+
+class Output(Schema):
+    """One named output of a step."""
+
+    type: ArtifactType
+    """Artifact type."""
+    digest: str
+    """sha256 over the sorted (path, sha256) pairs of its files: the content address."""
+    dvc: str
+    """DVC's name of the folder: md5 of its listing, with `.dir`."""
+    files: tuple[FileDigest, ...]
+    """Every file."""
+
+
+class InputRecord(Schema):
+    """What one port received."""
+
+    port: str
+    """Dotted path of the field."""
+    step: str | None = None
+    """Step it came from, if inside."""
+    key: str | None = None
+    """Key of that step."""
+    output: str | None = None
+    """Named output."""
+    source: str | None = None
+    """Outside reference."""
+    digest: str
+    """Content digest of what was read."""
+    type: ArtifactType
+    """Artifact type."""
+
+
+class Contract(Schema):
+    """What a model's successors must agree on: fingerprints (sha256 hex) and the maximum length in tokens."""
+
+    tokenizer: str
+    """Of vocabulary, merges and normalisation."""
+    chat_template: str
+    """Of the template's text."""
+    special_tokens: str
+    """Of the special tokens and their ids."""
+    max_length: int
+    """Longest sequence the model was made for."""
+
+
+class Manifest(Schema):
+    """The record of one step; all other records (MLflow, DVC, DuckDB, reports) are projections of manifests."""
+
+    key: str
+    """Key of the step."""
+    kind: str
+    """Kind."""
+    identity: dict[str, Any]
+    """What the key is the hash of."""
+    step: str
+    """Name of the step in the run that made it."""
+    recipe: str
+    """Recipe of the run that made it."""
+    run: str
+    """Run that made it."""
+    seed: int
+    """Seed."""
+    inputs: tuple[InputRecord, ...]
+    """What the ports received."""
+    outputs: dict[str, Output]
+    """Named outputs, the default first."""
+    contract: Contract | None = None
+    """For steps that produce a model."""
+    metrics: dict[str, float | int | bool | str | None] = {}
+    """Final numbers of the step; gates and `until` read these."""
+    details: dict[str, Any] = {}
+    """Structured results for reports: tables, dropped rows, gate outcomes."""
+    commit: str | None = None
+    """Git commit of the code."""
+    dirty: bool = False
+    """Whether the checkout had uncommitted changes."""
+    versions: dict[str, str] = {}
+    """Python and package versions."""
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    """Wall time of the step."""
+    cpu_seconds: float = 0.0
+    """Processor time of the step's process."""
+    gpu_seconds: float = 0.0
+    """Wall time times GPUs held."""
+    peak_rss: int = 0
+    """Peak resident memory of the step's process, bytes."""

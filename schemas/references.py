@@ -1,0 +1,89 @@
+"""How a stage names its inputs.
+
+`cold_start` is a stage of this recipe and `pairs.preference_pairs` one of its named outputs; `hub:org/name@revision`,
+`path:./dir` and `mlflow:name@champion` are the outside. Every port is a subclass that says which artifact types fit.
+"""
+
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
+
+ArtifactType = Literal[
+    "policy", "adapter", "reward_model", "process_reward_model", "value_model",
+    "prompts", "chat", "preference_pairs", "trajectories", "eval_report", "directory",
+]  # fmt: skip
+ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
+SCHEMES = ("hub", "path", "mlflow")
+
+
+class Reference(str):
+    """A reference to an artifact; `accepts` lists the artifact types that fit the port."""
+
+    accepts: ClassVar[tuple[str, ...]] = ARTIFACT_TYPES
+
+    @property
+    def scheme(self) -> str | None:
+        """`hub`, `path` or `mlflow` for the outside, None for a stage of this recipe."""
+        head, colon, _ = self.partition(":")
+        return head if colon else None
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage (only for inside references)."""
+        return self.partition(".")[0]
+
+    @property
+    def output(self) -> str | None:
+        """Named output of the stage, None for its first."""
+        return self.partition(".")[2] or None
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls, core_schema.str_schema(min_length=1), serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict:
+        return {"type": "string", "minLength": 1, "description": f"reference to: {', '.join(cls.accepts)}"}
+
+
+class PolicyRef(Reference):
+    """A language model, whole or as an adapter over one."""
+
+    accepts = ("policy", "adapter")
+
+
+class RewardModelRef(Reference):
+    """A model that scores a prompt and its completion."""
+
+    accepts = ("reward_model",)
+
+
+class PromptsRef(Reference):
+    """Problems for the model."""
+
+    accepts = ("prompts",)
+
+
+class ChatRef(Reference):
+    """Prompts with completions."""
+
+    accepts = ("chat",)
+
+
+class PreferencePairsRef(Reference):
+    """Prompts with a chosen and a rejected completion."""
+
+    accepts = ("preference_pairs",)
+
+
+class RowsRef(Reference):
+    """Any table of rows."""
+
+    accepts = ("prompts", "chat", "preference_pairs")
+
+
+class AnyRef(Reference):
+    """Any artifact."""

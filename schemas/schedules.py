@@ -1,0 +1,59 @@
+"""A number that may change while a stage trains.
+
+Wherever an option is a `Number`, a recipe may write a constant or one schedule:
+`{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
+"""
+
+import math
+
+from pydantic import Field
+
+from schemas.base import Schema
+
+
+class Ramp(Schema):
+    """From one value to another over a number of steps, constant afterwards."""
+
+    from_: float = Field(alias="from")
+    to: float
+    steps: int = Field(ge=1)
+
+
+class Linear(Schema):
+    """A straight line."""
+
+    linear: Ramp
+
+    def at(self, step: int) -> float:
+        """Value at `step` (0-based)."""
+        share = min(step / self.linear.steps, 1.0)
+        return self.linear.from_ + share * (self.linear.to - self.linear.from_)
+
+
+class Cosine(Schema):
+    """Half a cosine wave."""
+
+    cosine: Ramp
+
+    def at(self, step: int) -> float:
+        """Value at `step` (0-based)."""
+        share = (1 - math.cos(math.pi * min(step / self.cosine.steps, 1.0))) / 2
+        return self.cosine.from_ + share * (self.cosine.to - self.cosine.from_)
+
+
+class Piecewise(Schema):
+    """Constant between the named steps; the first must be 0."""
+
+    piecewise: dict[int, float] = Field(min_length=1)
+
+    def at(self, step: int) -> float:
+        """Value at `step` (0-based)."""
+        return self.piecewise[max(k for k in self.piecewise if k <= step)]
+
+
+Number = float | Linear | Cosine | Piecewise
+
+
+def value_at(number: Number, step: int) -> float:
+    """The value of a constant or schedule at a step (0-based)."""
+    return number if isinstance(number, int | float) else number.at(step)

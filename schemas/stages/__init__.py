@@ -1,0 +1,1 @@
+"""One file per stage kind; `schemas.stages.union` lists them."""

@@ -1,0 +1,90 @@
+"""kind: evaluate — accuracy on held-out problems, with intervals, comparisons and gates."""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.base import Schema
+from schemas.references import PolicyRef, PromptsRef
+from schemas.stages.base import BaseStage
+from schemas.use import EngineUse, MetricUse, ProblemsUse, RewardUse
+
+
+class Gate(Schema):
+    """A condition on the results. With `min_delta` the paired difference of two models is tested on the same problems."""
+
+    metric: str = "accuracy"
+    """Name of a metric of this stage."""
+    model: str | None = None
+    """Name in `models`; null is the last."""
+    min: float | None = None
+    """Smallest value allowed."""
+    max: float | None = None
+    """Largest value allowed."""
+    against: str | None = None
+    """Name in `models` to compare with."""
+    min_delta: float | None = None
+    """The lower end of the difference's interval must reach this."""
+    on_fail: Literal["stop", "warn"] = "stop"
+    """`stop` ends the run with exit code 2; what depends on the stage does not run."""
+
+    @model_validator(mode="after")
+    def something_asked(self) -> Self:
+        """A gate without a bound is always open."""
+        if self.min is None and self.max is None and self.min_delta is None:
+            raise ValueError("give at least one of `min`, `max` and `min_delta` (with `against`)")
+        if (self.min_delta is None) != (self.against is None):
+            raise ValueError("`min_delta` and `against` belong together")
+        return self
+
+
+class Evaluate(BaseStage):
+    """Evaluate models on the same held-out problems; every number comes with its interval."""
+
+    kind: Literal["evaluate"]
+    model: PolicyRef | None = None
+    """One model; or give `models`."""
+    models: dict[str, PolicyRef] = {}
+    """Models of one table, in order: name to reference."""
+    tasks: list[ProblemsUse] = []
+    """Generators of held-out problems."""
+    prompts: PromptsRef | None = None
+    """Held-out problems made by a stage, instead of or beside `tasks`."""
+    rewards: list[RewardUse] = Field(default=[RewardUse(use="answers.exact")], min_length=1)
+    """Score of a completion; correct means the weighted sum reaches `threshold`."""
+    threshold: float = 1.0
+    """Score from which a completion counts as correct."""
+    metrics: list[MetricUse] = Field(default=[MetricUse(use="accuracy")], min_length=1)
+    """Numbers of the table."""
+    num_generations: int = Field(default=1, ge=1)
+    """Samples per problem."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    max_completion_length: int = Field(default=64, ge=1)
+    """Tokens per completion."""
+    engine: EngineUse = EngineUse(use="torch")
+    """Turns prompts into tokens."""
+    limit: int | None = Field(default=None, ge=1)
+    """Problems per task."""
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    """Level of all intervals."""
+    num_bootstrap: int = Field(default=10000, ge=100)
+    """Resamples of the paired bootstrap."""
+    gate: list[Gate] = []
+    """Conditions on the results; one may be written without the list."""
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        """One form of the models, at least one set of problems, sampling where several samples are asked for."""
+        if (self.model is None) == (not self.models):
+            raise ValueError("give exactly one of `model` and `models`")
+        if not self.tasks and self.prompts is None:
+            raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
+        if self.num_generations > 1 and self.temperature == 0:
+            raise ValueError("several samples at temperature 0 are all the same; set `temperature`")
+        return self
+
+    def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
+        """The report: table, comparisons, gates, every sample."""
+        return {"report": "eval_report"}

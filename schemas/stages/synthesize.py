@@ -1,0 +1,57 @@
+"""kind: synthesize — prompts, completions or preference pairs."""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.references import PolicyRef, PromptsRef
+from schemas.stages.base import BaseStage
+from schemas.use import EngineUse, ProblemsUse, RewardUse, TeacherUse
+
+
+class Synthesize(BaseStage):
+    """Write data: problems alone, with a programmatic teacher's completions, or with a model's own samples."""
+
+    kind: Literal["synthesize"]
+    problems: list[ProblemsUse] = []
+    """Generators of problems; or give `prompts`."""
+    prompts: PromptsRef | None = None
+    """Problems made by another stage."""
+    emit: Literal["prompts", "chat", "preference_pairs"] = "chat"
+    """What to write. `preference_pairs` pairs the best with the worst of a model's samples."""
+    teacher: TeacherUse | None = None
+    """Programmatic teacher of `chat`."""
+    model: PolicyRef | None = None
+    """Model to sample from instead."""
+    engine: EngineUse = EngineUse(use="torch")
+    """Turns prompts into tokens."""
+    num_generations: int = Field(default=4, ge=1)
+    """Samples per problem."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
+    max_completion_length: int = Field(default=64, ge=1)
+    """Tokens per completion."""
+    rewards: list[RewardUse] = [RewardUse(use="answers.exact")]
+    """Score of a sample: what rejection and pairing go by."""
+    min_reward: float = 1.0
+    """Rejection: `chat` keeps samples with at least this reward."""
+    min_margin: float = Field(default=0.5, gt=0)
+    """Pairing: `preference_pairs` keeps pairs whose rewards differ by at least this."""
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        """Exactly one source of problems and, unless only prompts are asked for, one author."""
+        if bool(self.problems) == (self.prompts is not None):
+            raise ValueError("give exactly one of `problems` (generators) and `prompts` (a stage's output)")
+        if self.emit == "prompts" and (self.teacher or self.model):
+            raise ValueError("`emit: prompts` writes no completions: drop `teacher` and `model`, or emit chat")
+        if self.emit == "chat" and (self.teacher is None) == (self.model is None):
+            raise ValueError("give exactly one of `teacher` (programmatic) and `model` (sampled)")
+        if self.emit == "preference_pairs" and (self.model is None or self.num_generations < 2 or self.teacher):
+            raise ValueError("preference pairs need `model` and `num_generations` of at least 2, and no `teacher`")
+        return self
+
+    def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
+        """One output, named as its type."""
+        return {self.emit: self.emit}

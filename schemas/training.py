@@ -1,0 +1,49 @@
+"""Training keys shared by stages, named as in Hugging Face's TrainingArguments."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.base import Schema
+
+
+class Training(Schema):
+    """Optimiser, schedule and checkpoints. AdamW."""
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape after the warm-up."""
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the steps in which the rate rises linearly from 0."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """First-moment decay."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Second-moment decay."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Clip the global gradient norm; null leaves it."""
+    max_steps: int = Field(default=-1, ge=-1)
+    """Optimiser steps; -1 derives them from num_train_epochs where the kind has it."""
+    save_steps: int = Field(default=50, ge=1)
+    """Optimiser steps between checkpoints from which a killed step continues."""
+    logging_steps: int = Field(default=10, ge=1)
+    """Optimiser steps between points of the curves."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights in training."""
+
+
+class LoRA(Schema):
+    """Low-rank adapters (Hu et al. 2021), named as in TRL's ModelConfig."""
+
+    use_peft: bool = False
+    """Train adapters instead of all weights."""
+    lora_r: int = Field(default=16, ge=1)
+    """Rank."""
+    lora_alpha: int = Field(default=32, ge=1)
+    """Scale: updates are multiplied by lora_alpha / lora_r."""
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapter."""
+    lora_target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get adapters."""

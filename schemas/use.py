@@ -1,0 +1,122 @@
+"""A slot: a place where a recipe names a function.
+
+`advantage: [{use: center, by: group}]` names `learning.advantages:center`; the keys beside `use` are that
+function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
+names code of the user's own. Options are checked against the signature by `schemas.signatures`.
+"""
+
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, Field, model_validator
+
+from schemas.base import Schema
+from schemas.schedules import Number
+
+
+class Use(Schema):
+    """A function named in a recipe; each slot is a subclass that says where its names live."""
+
+    model_config = ConfigDict(extra="allow")
+
+    home: ClassVar[str | None] = None
+    """Module (names are functions) or package (names are `module.function`); None: import paths only."""
+
+    use: str = Field(min_length=1)
+    """Name of the function, or `package.module:function`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def bare_word(cls, value: Any) -> Any:
+        """Accept `center` for `{use: center}`."""
+        return {"use": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the recipe sets beside the slot's own fields."""
+        return dict(self.model_extra or {})
+
+
+class TokenizerUse(Use):
+    """Builds a tokenizer."""
+
+    home = "learning.tokenizers"
+
+
+class ProblemsUse(Use):
+    """Generates problems."""
+
+    home = "learning.problems"
+
+
+class TeacherUse(Use):
+    """Writes a worked completion for a problem."""
+
+    home = "learning.teachers"
+
+
+class RewardUse(Use):
+    """Scores completions; the weighted sum over the list is the reward."""
+
+    home = "learning.rewards"
+    weight: Number = 1.0
+    """Factor in the sum; a schedule is allowed."""
+
+
+class RowFilterUse(Use):
+    """Says for each row whether to keep it."""
+
+    home = "learning.quality"
+
+
+class GroupFilterUse(Use):
+    """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
+
+    home = "learning.filters"
+
+
+class AdvantageUse(Use):
+    """One operation of the advantage pipeline; the list is applied in order."""
+
+    home = "learning.advantages"
+
+
+class RatioUse(Use):
+    """Log-ratio of the trained policy to the sampling policy, at token or sequence level."""
+
+    home = "learning.ratios"
+
+
+class SurrogateUse(Use):
+    """Per-token policy-gradient loss from log-ratio and advantage."""
+
+    home = "learning.surrogates"
+
+
+class WeighUse(Use):
+    """Weight of every token in the loss, once per optimiser step over the global batch."""
+
+    home = "learning.weighing"
+
+
+class ComponentUse(Use):
+    """A further term of the loss with its own mask and denominator."""
+
+    home = "learning.components"
+    coef: Number
+    """Factor of the term; a schedule is allowed."""
+
+
+class EngineUse(Use):
+    """Turns prompts into tokens."""
+
+    home = "learning.engines"
+
+
+class MetricUse(Use):
+    """A number from the scores of an evaluation."""
+
+    home = "learning.metrics"
+
+
+class FunctionUse(Use):
+    """Any function of the user's own, by import path."""

@@ -1,0 +1,62 @@
+"""What a task is given: its inputs, where to write, its seed, and a way to tell how it goes."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import StepError
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `run` returns: `metrics` are final numbers (gates and loops read them), `details` structured results for reports."""
+
+    metrics: dict[str, float | int | bool | str | None] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """One execution of a step.
+
+    `folder` is the unpublished artifact: outputs go to `folder/outputs/<name>`, curves to `folder/metrics.jsonl`.
+    `checkpoints` belongs to the step's key and survives a kill; whatever lies there was written by this very key.
+    """
+
+    inputs: Mapping[str, Path]
+    folder: Path
+    checkpoints: Path
+    seed: int
+    num_threads: int = 1
+    device: str = "cpu"
+    on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+
+    def input(self, port: str) -> Path:
+        """Folder of the artifact that the port received, by the dotted path of the field."""
+        if port not in self.inputs:
+            raise StepError(f"no input {port!r}; this step has: {', '.join(sorted(self.inputs)) or 'none'}")
+        return self.inputs[port]
+
+    def output(self, name: str) -> Path:
+        """Folder of a named output, created."""
+        path = self.folder / "outputs" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def log(self, step: int, **values: float) -> None:
+        """Add one point to the curves (kept as JSON lines; `time` is seconds since the epoch)."""
+        line = json.dumps({"step": step, "time": time.time(), **values}) + "\n"
+        handle = os.open(self.folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+        self.on_progress({"step": step, **values})
+
+    def progress(self, step: int, total: int, **values: float) -> None:
+        """Say how far the step is, without adding to the curves."""
+        self.on_progress({"step": step, "total": total, **values})
