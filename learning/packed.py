@@ -1,0 +1,153 @@
+"""One padding-free forward over a forest of segments: a shared prefix is stored, and computed, once.
+
+A log-probability is that of token t given its path, stored AT t: the first token of a child is predicted by the last
+token of its parent, the first token of a root by nothing (0).
+
+Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C width of the model, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from learning.segments import NAME, Block, Gather, chain_lengths, make_blocks
+from schemas.errors import StepError
+
+LOGITS_PER_CHUNK = 1 << 24
+"""Largest number of logits alive at once; more are computed chunk by chunk, and again in the backward pass."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A forest of segments in one row: parents come before their children."""
+
+    input_ids_M: Tensor
+    position_ids_M: Tensor
+    cu_seqlens_S1: Tensor
+    parent_S: Tensor
+
+    @cached_property
+    def blocks(self) -> tuple[list[Block], Gather]:
+        """How attention cuts the forest."""
+        blocks, home = make_blocks(self.cu_seqlens_S1.tolist(), self.parent_S.tolist())
+        device = self.input_ids_M.device
+        return ([Block(_on(b.child, device), b.chain and _on(b.chain, device)) for b in blocks], _on(home, device))
+
+    @cached_property
+    def source_M(self) -> Tensor:
+        """Packed index of the token that predicts each token; −1 for the first of a root."""
+        starts, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
+        source_M = torch.arange(-1, starts[-1] - 1)
+        for segment, parent in enumerate(parents):
+            while parent >= 0 and starts[parent] == starts[parent + 1]:
+                parent = parents[parent]
+            if starts[segment] < starts[segment + 1]:
+                source_M[starts[segment]] = starts[parent + 1] - 1 if parent >= 0 else -1
+        return source_M.to(self.input_ids_M.device)
+
+    def to(self, device: torch.device | str) -> "Packed":
+        """The same on another device."""
+        return replace(self, input_ids_M=self.input_ids_M.to(device), position_ids_M=self.position_ids_M.to(device))
+
+
+def _on(gather: Gather, device: torch.device) -> Gather:
+    return Gather(gather.index_X.to(device), None if gather.inverse_M is None else gather.inverse_M.to(device))
+
+
+def pack(segments: list[list[int]], parents: list[int]) -> Packed:
+    """Lay segments of token ids end to end; `parents[i]` < i is the index of a segment's parent, −1 for a root.
+
+    Raises ValueError when a parent does not come before its child.
+    """
+    if len(segments) != len(parents) or any(not -1 <= parent < child for child, parent in enumerate(parents)):
+        raise ValueError("every segment needs a parent that comes before it, or -1")
+    lengths = [len(s) for s in segments]
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    before = chain_lengths(lengths, parents)
+    positions = [torch.arange(b, b + n) for b, n in zip(before, lengths, strict=True)]
+    return Packed(
+        torch.tensor([token for s in segments for token in s], dtype=torch.long),
+        torch.cat(positions) if positions else torch.zeros(0, dtype=torch.long),
+        starts,
+        torch.tensor(parents, dtype=torch.long),
+    )
+
+
+@contextmanager
+def _segment_attention(model: Any) -> Iterator[None]:
+    """Switch the model to attention over segments, and back."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def packed_hidden(model: Any, packed: Packed) -> Tensor:
+    """Last hidden state of every token (M, C), each seeing only its own path.
+
+    `model` is a causal language model of transformers (or peft's wrapping of one) that supports AttentionInterface.
+    """
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with _segment_attention(model):
+        out = model.base_model(
+            input_ids=packed.input_ids_M[None],
+            position_ids=packed.position_ids_M[None],
+            use_cache=False,
+            blocks=packed.blocks,
+        )
+    return out.last_hidden_state[0]
+
+
+def packed_logprobs(
+    model: Any, packed: Packed, *, temperature: float = 1.0, entropy: bool = False, needed_M: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of every token given its path, of the distribution softmax(logits / temperature): (M,).
+
+    With `entropy` also the entropy in nats of that distribution, at the token it was to predict: (M,). Tokens outside
+    the boolean `needed_M` cost no logits and are 0. Raises StepError for a model that changes its head's output.
+    """
+    hidden_MC = packed_hidden(model, packed)
+    head = _head(model)
+    wanted_M = packed.source_M >= 0
+    at_B = (wanted_M if needed_M is None else wanted_M & needed_M.to(wanted_M.device)).nonzero()[:, 0]
+    rows_BC = hidden_MC.index_select(0, packed.source_M[at_B])
+    ids_B = packed.input_ids_M[at_B]
+    step = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    pieces = []
+    for rows, ids in zip(rows_BC.split(step), ids_B.split(step), strict=True):
+        inputs = (rows, ids, head, temperature, entropy)
+        again = len(rows_BC) > step and torch.is_grad_enabled()
+        pieces.append(
+            checkpoint(_score, *inputs, use_reentrant=False, preserve_rng_state=False) if again else _score(*inputs)
+        )
+    columns = [torch.cat(column) for column in zip(*pieces, strict=True)]
+    zeros_M = columns[0].new_zeros(len(packed.input_ids_M))
+    spread = [zeros_M.index_put((at_B,), column_B) for column_B in columns]
+    return spread[0], spread[1] if entropy else None
+
+
+def _score(
+    rows_BC: Tensor, ids_B: Tensor, head: torch.nn.Module, temperature: float, entropy: bool
+) -> tuple[Tensor, ...]:
+    """Log-probabilities of `ids_B`, and entropies when asked for; in float32 at least."""
+    logits_BV = head(rows_BC)
+    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    logp_BV = logits_BV.log_softmax(-1)
+    logp_B = logp_BV.gather(1, ids_B[:, None])[:, 0]
+    return (logp_B, -(logp_BV.exp() * logp_BV).sum(-1)) if entropy else (logp_B,)
+
+
+def _head(model: Any) -> torch.nn.Module:
+    """The layer from hidden states to logits."""
+    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(model.config, key, None) is not None:
+            raise StepError(f"packed forward: {model.config.model_type} changes its logits ({key}), not supported")
+    return model.get_output_embeddings()
