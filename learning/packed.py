@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,11 +107,17 @@ def packed_hidden(model: Any, packed: Packed) -> Tensor:
 
 
 def packed_logprobs(
-    model: Any, packed: Packed, *, temperature: float = 1.0, entropy: bool = False, needed_M: Tensor | None = None
+    model: Any,
+    packed: Packed,
+    *,
+    temperature: float = 1.0,
+    entropy: bool | Literal["detached"] = False,
+    needed_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of every token given its path, of the distribution softmax(logits / temperature): (M,).
 
-    With `entropy` also the entropy in nats of that distribution, at the token it was to predict: (M,). Tokens outside
+    With `entropy` also the entropy in nats of that distribution, at the token it was to predict: (M,); "detached" is
+    for watching, without a gradient. Tokens outside
     the boolean `needed_M` cost no logits and are 0. Raises StepError for a model that changes its head's output.
     """
     hidden_MC = packed_hidden(model, packed)
@@ -135,14 +141,17 @@ def packed_logprobs(
 
 
 def _score(
-    rows_BC: Tensor, ids_B: Tensor, head: torch.nn.Module, temperature: float, entropy: bool
+    rows_BC: Tensor, ids_B: Tensor, head: torch.nn.Module, temperature: float, entropy: bool | str
 ) -> tuple[Tensor, ...]:
     """Log-probabilities of `ids_B`, and entropies when asked for; in float32 at least."""
     logits_BV = head(rows_BC)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
     logp_BV = logits_BV.log_softmax(-1)
     logp_B = logp_BV.gather(1, ids_B[:, None])[:, 0]
-    return (logp_B, -(logp_BV.exp() * logp_BV).sum(-1)) if entropy else (logp_B,)
+    if not entropy:
+        return (logp_B,)
+    watched_BV = logp_BV.detach() if entropy == "detached" else logp_BV
+    return logp_B, -(watched_BV.exp() * watched_BV).sum(-1)
 
 
 def _head(model: Any) -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Attention over a forest of segments: each sees itself causally and its whole chain of ancestors, nothing else.
 
 No M x M mask exists. Segments are gathered into padded blocks of similar shape, inside the attention call only: roots
-go through a plain causal kernel, and children of one parent (a group of completions) share one copy of the parent's keys.
+go through a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys.
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 K key-value heads, R query heads per key-value head, D head width.

@@ -104,6 +104,8 @@ class ComponentUse(Use):
     home = "learning.components"
     coef: Number
     """Factor of the term; a schedule is allowed."""
+    weigh: WeighUse | None = None
+    """Weights of the term's tokens; null takes the stage's."""
 
 
 class EngineUse(Use):

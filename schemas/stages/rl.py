@@ -59,7 +59,7 @@ class Rl(Training, BaseStage):
     num_iterations: int = Field(default=1, ge=1)
     """Passes over each sampled batch."""
     num_mini_batches: int = Field(default=1, ge=1)
-    """Optimiser steps per pass; cut at group borders."""
+    """Optimiser steps per pass; cut at group borders. Warm-up, schedules and save_steps count iterations, not these."""
     max_tokens_per_micro_batch: int = Field(default=16384, ge=1)
     """Token budget of one forward pass; the gradient does not depend on it."""
     max_completion_length: int = Field(default=64, ge=1)
@@ -67,7 +67,7 @@ class Rl(Training, BaseStage):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training log-probabilities use the same."""
     mask_truncated_completions: bool = False
-    """Leave completions that hit the length limit out of the loss and its denominator."""
+    """Leave completions that hit the length limit out of the loss (and, unless `weigh` says so, its denominator)."""
     max_steps: int = Field(ge=1)
     """Iterations of sample, score, update."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
