@@ -1,0 +1,43 @@
+# Five words to remember: demo, test, check, docs, bench. Each sets up the environment it needs.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+SHELL  := /bin/bash
+
+.PHONY: demo test test-all check docs bench lock clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.installed          ## run the shipped recipe: a better model with its lineage, in minutes
+	$(BIN)/posttrain run recipes/quickstart.yaml
+
+test: $(VENV)/.installed          ## what CI runs
+	$(BIN)/python -m pytest -q -m 'not slow and not gpu'
+
+test-all: $(VENV)/.installed      ## with the long tail: kills at random moments, the whole quickstart twice
+	$(BIN)/python -m pytest -q -m 'not gpu'
+
+check: $(VENV)/.installed         ## format, lint, import contracts, recipes, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/posttrain validate recipes/*.yaml
+	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
+	$(BIN)/posttrain schema | diff - recipes/recipe.schema.json
+
+docs: $(VENV)/.installed          ## regenerate what is generated
+	$(BIN)/posttrain schema --markdown > docs/recipes.md
+	$(BIN)/posttrain schema > recipes/recipe.schema.json
+
+bench: $(VENV)/.installed         ## every benchmark, one JSON line each (installs the peers)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	set -e; for b in benchmarks/*.py; do $(BIN)/python $$b; done
+
+lock: $(VENV)/.installed          ## pin what is installed
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:                            ## remove the environment; artifacts stay
+	rm -rf $(VENV)

@@ -1,0 +1,241 @@
+"""The command line: `posttrain VERB`.
+
+Exit codes: 0 ok, 1 a step failed, 2 a gate failed, 3 usage or validation. Heavy modules are imported by the verbs
+that need them, so that `--help` and `validate` answer at once.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from schemas.errors import PosttrainError
+
+app = typer.Typer(
+    name="posttrain",
+    help="Declared multi-stage post-training: YAML recipes, run on Prefect and Ray, remembered in MLflow and DVC.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe YAML.")]
+Profile = Annotated[Optional[str], typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]  # noqa: UP045 — typer reads Optional
+Overrides = Annotated[list[str], typer.Option("--set", metavar="stages.x.y=v", help="Override a key; repeatable.")]
+To = Annotated[list[str], typer.Option("--to", metavar="STAGE", help="Only this stage and what it needs; repeatable.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def validate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")],
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006 — typer copies it
+) -> None:
+    """Check recipes: keys, values, slots, references, ports. Every error has file:line:column."""
+    from schemas.recipe import load_recipe
+
+    failures = []
+    for path in recipes:
+        try:
+            recipe = load_recipe(path, profile=profile, overrides=overrides)
+            console.print(f"{path}: ok, {len(recipe.stages)} stages", highlight=False)
+        except PosttrainError as error:
+            failures.append(error)
+            print(error, file=sys.stderr)
+    if failures:
+        raise typer.Exit(3)
+
+
+@app.command()
+def plan(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    to: To = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
+    from flows.authoring import compiled, plan_table
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    made = compiled(recipe, layout, profile, overrides, to)
+    if as_json:
+        print(made.model_dump_json(indent=2))
+    else:
+        console.print(plan_table(made, layout))
+
+
+@app.command()
+def run(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    to: To = [],  # noqa: B006
+    executor: Annotated[str, typer.Option(help="`ray`, or `inprocess` for debugging: no Prefect, no Ray.")] = "ray",
+) -> None:
+    """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
+    from flows.authoring import compiled
+    from flows.runs import start
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    raise typer.Exit(start(compiled(recipe, layout, profile, overrides, to), layout, executor, console))
+
+
+@app.command()
+def resume(
+    run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None,  # noqa: UP045
+    executor: Annotated[str, typer.Option(help="`ray` or `inprocess`.")] = "ray",
+) -> None:
+    """Go on with a run that was interrupted or failed, exactly as it was planned."""
+    from flows.runs import resume_run
+    from lineage.layout import Layout
+
+    raise typer.Exit(resume_run(run, Layout.find(), executor, console))
+
+
+@app.command()
+def status(run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None) -> None:  # noqa: UP045
+    """Show the state of every step of a run."""
+    from flows.runs import status_table
+    from lineage.layout import Layout
+
+    console.print(status_table(run, Layout.find()))
+
+
+@app.command()
+def logs(
+    step: Annotated[str, typer.Argument(help="A step of the run.")],
+    run: Annotated[Optional[str], typer.Option(help="A run; default: the latest.")] = None,  # noqa: UP045
+) -> None:
+    """Print what a step wrote."""
+    from flows.runs import step_log
+    from lineage.layout import Layout
+
+    print(step_log(step, run, Layout.find()), end="")
+
+
+@app.command()
+def why(
+    recipe: RecipeFile,
+    step: Annotated[str, typer.Argument(help="A step of the recipe.")],
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Say why a step would run again, field by field, or which run it comes from."""
+    from flows.authoring import compiled, why_text
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    console.print(why_text(compiled(recipe, layout, profile, overrides, []), step, layout), highlight=False)
+
+
+@app.command()
+def report(run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None) -> None:  # noqa: UP045
+    """Write the run's HTML report again and print its path."""
+    from flows.runs import rebuild_report
+    from lineage.layout import Layout
+
+    print(rebuild_report(run, Layout.find()))
+
+
+@app.command()
+def lineage(
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A step, key, digest, run, artifact folder, row id or outside source; default: everything."),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file again and compare.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Where something comes from, up to the rows of data, and what it touched, down to every model."""
+    from flows.audit import show_lineage, show_verification
+    from lineage.layout import Layout
+
+    show = show_verification if verify else show_lineage
+    raise typer.Exit(show(target, Layout.find(), console, as_json))
+
+
+@app.command()
+def query(
+    sql: Annotated[str, typer.Argument(help="A DuckDB query over steps, inputs, outputs, files, metrics, curves, ...")],
+    as_json: AsJson = False,
+) -> None:
+    """Query manifests, curves, evaluations and trajectories with SQL."""
+    from flows.audit import show_query
+    from lineage.layout import Layout
+
+    show_query(sql, Layout.find(), console, as_json)
+
+
+@app.command()
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipes.md instead.")] = False,
+) -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    if markdown:
+        from schemas.reference_page import reference_page
+
+        print(reference_page(), end="")
+    else:
+        from schemas.editor_schema import editor_schema
+
+        print(json.dumps(editor_schema(), indent=2))
+
+
+@app.command(name="ls")
+def list_recipes() -> None:
+    """List the recipes of this checkout."""
+    from flows.authoring import recipe_list
+    from lineage.layout import Layout
+
+    console.print(recipe_list(Layout.find().root / "recipes"))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.yaml"),
+) -> None:
+    """Write a small recipe to start from."""
+    from flows.authoring import write_starter
+
+    write_starter(path)
+    console.print(f"wrote {path}; next: posttrain validate {path}", highlight=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has and what is missing."""
+    from flows.doctor import report_machine
+
+    raise typer.Exit(report_machine(console))
+
+
+def main() -> None:
+    """Entry point: PosttrainErrors become their message and exit code, never a traceback."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except PosttrainError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # a click usage error prints itself and means exit code 3
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            sys.exit(3)
+        raise
+
+
+if __name__ == "__main__":
+    main()
