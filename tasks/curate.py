@@ -1,0 +1,106 @@
+"""kind: curate — keep the rows that are worth training on, and say of every other why it is gone."""
+
+import random
+import tempfile
+from pathlib import Path
+
+from learning.curation import Curation, curation, drop_by_length, drop_malformed
+from learning.curation_report import summary, write_report
+from learning.decontamination import Evaluation, drop_contaminated
+from learning.dedup import drop_exact_duplicates, drop_near_duplicates
+from learning.lookup import bind
+from learning.rows import read_rows, write_table
+from schemas.errors import StepError
+from schemas.stages.curate import Curate, Decontaminate
+from tasks.context import Context, Result
+
+MEMORY = "4GiB"
+"""What DuckDB may hold before it spills to disk, unless `resources.memory` says otherwise."""
+BATCH = 10_000
+
+
+def run(stage: Curate, context: Context) -> Result:
+    """Outputs `data` (the kept rows, in their order) and `report`.
+
+    Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when nothing is left, when the rows
+    are of no known type, and when decontamination takes more than `max_dropped`.
+    """
+    with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill:
+        settings = {"num_threads": context.num_threads, "memory_limit": stage.resources.memory or MEMORY}
+        with curation(context.input("data"), spill=Path(spill), **settings) as rows:
+            evaluations = find_evaluations(stage.decontaminate, context) if stage.decontaminate else []
+            drop_malformed(rows)
+            drop_by_length(rows, stage.min_length, stage.max_length)
+            if stage.exact_dedup:
+                drop_exact_duplicates(rows)
+            drop_by_quality(rows, stage, context)
+            if stage.fuzzy_dedup:
+                drop_near_duplicates(rows, **stage.fuzzy_dedup.model_dump(), seed=context.seed)
+            if stage.decontaminate:
+                decontaminate(rows, stage.decontaminate, evaluations)
+            drop_beyond_limit(rows, stage.limit, context.seed)
+            return write(rows, evaluations, context)
+
+
+def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
+    """The problems of every evaluation: generated again from their slots, or read from the stages that made them."""
+    found = []
+    for i, use in enumerate(settings.against):
+        port = f"decontaminate.against.{i}"
+        options = ", ".join(f"{name}={value}" for name, value in sorted(use.options.items()))
+        found.append(Evaluation(f"{use.use}({options})", bind(use, port, context.inputs)()))
+    for i, reference in enumerate(settings.against_prompts):
+        folder = context.input(f"decontaminate.against_prompts.{i}")
+        found.append(Evaluation(reference, read_rows(folder, "prompts")))
+    return found
+
+
+def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
+    """Ask each filter about each row that is left; the first that says no is named."""
+    filters = [bind(use, f"filters.{i}", context.inputs) for i, use in enumerate(stage.filters)]
+    if not filters:
+        return
+    called = [(f"{bound.name} {stage.filters[i].options}", bound.at(0)) for i, bound in enumerate(filters)]
+    kept = [row for (row,) in rows.run("select row from kept order by row")]
+    dropped = []
+    batches = (row for batch in rows.table().to_batches(max_chunksize=BATCH) for row in batch.to_pylist())
+    for number, row in zip(kept, batches, strict=True):
+        refusing = next((name for name, keep in called if not keep(row)), None)
+        if refusing is not None:
+            dropped.append((number, "quality", refusing))
+    rows.drop(dropped)
+
+
+def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Evaluation]) -> None:
+    """Drop contaminated rows; raises StepError when that takes too large a share."""
+    before = rows.kept()
+    drop_contaminated(rows, evaluations, settings.ngram, settings.max_overlap)
+    lost = before - rows.kept()
+    if lost > settings.max_dropped * before:
+        first = rows.run("select id, detail from dropped join texts using (row) where reason = 'contaminated' limit 1")
+        raise StepError(
+            f"decontaminate: {lost} of {before} rows hold evaluation problems, more than max_dropped = "
+            f"{settings.max_dropped} (first: {first[0][0]}, {first[0][1]}); draw the training rows from other "
+            "problems, or raise max_dropped"
+        )
+
+
+def drop_beyond_limit(rows: Curation, limit: int | None, seed: int) -> None:
+    """Keep `limit` rows drawn with the seed, in their order."""
+    left = [row for (row,) in rows.run("select row from kept order by row")]
+    if limit is not None and len(left) > limit:
+        drawn = set(random.Random(seed).sample(left, limit))
+        rows.drop([(row, "limit", f"{limit} of {len(left)} drawn") for row in left if row not in drawn])
+
+
+def write(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
+    """Write data and report; raises StepError when no row is left."""
+    counts = summary(rows, evaluations)
+    if counts["rows"] and not counts["kept"]:
+        reasons = ", ".join(f"{reason} {number}" for reason, number in counts["dropped"].items() if number)
+        raise StepError(f"curate: none of {counts['rows']} rows is left ({reasons})")
+    write_table(context.output("data"), rows.artifact_type, rows.table())
+    write_report(rows, counts, context.output("report"))
+    by_reason = {f"dropped.{reason}": number for reason, number in counts["dropped"].items()}
+    dropped = counts["rows"] - counts["kept"]
+    return Result({"rows": counts["rows"], "kept": counts["kept"], "dropped": dropped, **by_reason}, counts)
