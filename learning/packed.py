@@ -103,7 +103,7 @@ def packed_hidden(model: Any, packed: Packed) -> Tensor:
             use_cache=False,
             blocks=packed.blocks,
         )
-    return out.last_hidden_state[0]
+    return out.last_hidden_state.squeeze(0)
 
 
 def packed_logprobs(

@@ -180,9 +180,9 @@ def _families(q_MC: Tensor, k_MC: Tensor, v_MC: Tensor, block: Block, heads: tup
     own = (q.view(n, k, g, r * length, d) @ own_k.transpose(-1, -2)).view(n, k, g, r, length, length)
     padded_NP = (block.chain.index_X < 0)[:, None, None, None, None]
     if bool(padded_NP.any()):
-        far = far.masked_fill(padded_NP, -torch.inf)
+        far = far.masked_fill_(padded_NP, -torch.inf)
     later_LL = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    scores = torch.cat([far, own.masked_fill(later_LL, -torch.inf)], -1)
+    scores = torch.cat([far, own.masked_fill_(later_LL, -torch.inf)], -1)
     share = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
     far_share, own_share = share.split([p, length], -1)
     out = (far_share.reshape(n, k, g * r * length, p) @ far_v).view(n, k, g, r, length, d)
@@ -211,7 +211,7 @@ def attend(
     """
     if dropout or sliding_window or softcap or s_aux is not None:
         raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")
-    q_MC, k_MC, v_MC = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))
+    q_MC, k_MC, v_MC = (x.squeeze(0).transpose(0, 1).flatten(1) for x in (query, key, value))
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     pieces = [(_families if b.chain else _roots)(q_MC, k_MC, v_MC, b, heads, scaling) for b in blocks[0]]
     out_MC = rows(torch.cat(pieces), blocks[1])
