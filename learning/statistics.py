@@ -1,0 +1,108 @@
+"""How sure a number is: intervals of means, differences between models on the same problems, what could be seen at all.
+
+Shapes: P problems, R resamples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binomtest, norm
+
+DRAWS_PER_BATCH = 1 << 22
+"""Numbers alive at once while resampling."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over n problems with its interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean paired difference with its interval, p-value and the smallest true difference seen in 80 % of such tests."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    p_value: float
+    detectable: float
+
+
+def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int) -> Estimate | None:
+    """Mean and interval: Wilson's for values that are all 0 or 1, else percentile bootstrap. NaN is left out.
+
+    None when nothing is left.
+    """
+    values_P = values_P[~np.isnan(values_P)]
+    n = len(values_P)
+    if n == 0:
+        return None
+    mean = float(values_P.mean())
+    if np.isin(values_P, (0.0, 1.0)).all():
+        ends = binomtest(round(values_P.sum()), n).proportion_ci(confidence, method="wilson")
+        return Estimate(mean, float(ends.low), float(ends.high), n)
+    return Estimate(mean, *bootstrap_interval(values_P, confidence, num_bootstrap, seed), n)
+
+
+def bootstrap_interval(values_P: np.ndarray, confidence: float, num_bootstrap: int, seed: int) -> tuple[float, float]:
+    """Percentile interval of the mean.
+
+    How often each distinct value is drawn is multinomial, so equal values are resampled together: for 0/1 scores a
+    resample costs two or three numbers instead of P.
+    """
+    distinct_U, counts_U = np.unique(values_P, return_counts=True)
+    rng, n, batch = np.random.default_rng(seed), len(values_P), max(1, DRAWS_PER_BATCH // len(distinct_U))
+    sizes = [min(batch, num_bootstrap - done) for done in range(0, num_bootstrap, batch)]
+    means_R = np.concatenate([rng.multinomial(n, counts_U / n, size) @ distinct_U / n for size in sizes])
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(means_R, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def paired_difference(
+    new_P: np.ndarray, old_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int
+) -> Difference | None:
+    """`new` − `old` on the same problems, without those that either could not be scored on; None when none is left."""
+    gain_P = new_P - old_P
+    gain_P = gain_P[~np.isnan(gain_P)]
+    if len(gain_P) == 0:
+        return None
+    low, high = bootstrap_interval(gain_P, confidence, num_bootstrap, seed)
+    n, spread = len(gain_P), float(gain_P.std(ddof=1)) if len(gain_P) > 1 else float("nan")
+    return Difference(
+        float(gain_P.mean()),
+        low,
+        high,
+        n,
+        sign_flip_p(gain_P, num_bootstrap, seed),
+        detectable_difference(spread, n, confidence=confidence),
+    )
+
+
+def sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
+    """Two-sided p-value of no difference: every paired difference might as well have had the other sign.
+
+    Exact (McNemar's test) when all differences have one size, else by random flips with the observed one counted.
+    """
+    moved_P = gain_P[gain_P != 0]
+    if len(moved_P) == 0:
+        return 1.0
+    if np.ptp(np.abs(moved_P)) == 0:
+        return float(binomtest(int((moved_P > 0).sum()), len(moved_P)).pvalue)
+    rng, seen, batch = np.random.default_rng(seed), 1, max(1, DRAWS_PER_BATCH // len(moved_P))
+    least = abs(moved_P.sum()) * (1 - 1e-12)
+    for done in range(0, num_flips, batch):
+        signs = rng.integers(0, 2, (min(batch, num_flips - done), len(moved_P))) * 2 - 1
+        seen += int((np.abs(signs @ moved_P) >= least).sum())
+    return seen / (num_flips + 1)
+
+
+def detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:
+    """Smallest true mean difference that n problems show with the given power; `spread` is the standard deviation."""
+    return float((norm.ppf(1 - (1 - confidence) / 2) + norm.ppf(power)) * spread / np.sqrt(n))

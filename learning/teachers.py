@@ -1,0 +1,73 @@
+"""Programmatic teachers: each writes a completion for a prompts row, with a generator of its own randomness.
+
+A teacher may err on purpose (`error_rate`), so that what is learnt from it leaves room for reinforcement learning.
+"""
+
+import re
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", error_rate: Rate = 0.0) -> str:
+    """The answer alone, after `marker` if there is one."""
+    if row["answer"] is None:
+        raise StepError(f"teacher answer: row {row['id']} has no answer")
+    text = row["answer"]
+    if rng.random() < error_rate:
+        text = mistaken(text, rng)
+    return f"{marker} {text}".strip()
+
+
+def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:
+    """The running totals of a sum, then the answer: `12 + 7 - 3 =` becomes `12 + 7 = 19, 19 - 3 = 16 #### 16`.
+
+    An error slips into one total and is carried on. Raises StepError when the prompt ends with no sum.
+    """
+    numbers, signs = sum_of(row)
+    slip = int(rng.integers(len(signs))) if rng.random() < error_rate else -1
+    total, steps = numbers[0], []
+    for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
+        result = total + number if sign == "+" else total - number
+        if i == slip:
+            result += int(rng.choice([-2, -1, 1, 2]))
+        steps.append(f"{total} {sign} {number} = {result}")
+        total = result
+    return f"{', '.join(steps)} {marker} {total}"
+
+
+def worked_spelling(
+    row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0
+) -> str:
+    """A word letter by letter, the same backward, then the answer: `sun` becomes `s-u-n, n-u-s #### nus`."""
+    word = row["prompt"][-1]["content"].rpartition(": ")[2].strip()
+    back = word[::-1]
+    if rng.random() < error_rate:
+        back = mistaken(back, rng)
+    return f"{'-'.join(word)}, {'-'.join(back)} {marker} {back}"
+
+
+def sum_of(row: dict[str, Any]) -> tuple[list[int], list[str]]:
+    """Numbers and signs of the sum at the end of the prompt; raises StepError."""
+    text = row["prompt"][-1]["content"]
+    found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
+    if found is None:
+        raise StepError(f"teacher worked_sum: row {row['id']} does not end with a sum of whole numbers: {text!r}")
+    terms = re.findall(r"([+-])\s*(\d+)", found[2])
+    return [int(found[1]), *(int(number) for _, number in terms)], [sign for sign, _ in terms]
+
+
+def mistaken(text: str, rng: np.random.Generator) -> str:
+    """Another text that looks like an answer: a number nearby, two neighbours swapped, or a letter doubled."""
+    if re.fullmatch(r"-?\d+", text):
+        return str(int(text) + int(rng.choice([-2, -1, 1, 2])))
+    places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
+    if not places:
+        return text + (text[-1] if text else "?")
+    i = int(rng.choice(places))
+    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]
