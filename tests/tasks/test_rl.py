@@ -1,0 +1,205 @@
+import json
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from learning.chat import encode_prompt
+from learning.policy import load_policy
+from learning.rows import write_rows
+from schemas.errors import StepError
+from schemas.stages.rl import Rl
+from tasks.context import Context
+from tasks.rl import run
+
+ALGORITHM = {
+    "advantage": ["center", "scale"],
+    "ratio": "token",
+    "surrogate": "clipped",
+    "weigh": "sequence_mean",
+    "components": [{"use": "kl", "coef": {"linear": {"from": 0.05, "to": 0.0, "steps": 6}}}],
+}
+
+
+def stage(**more):
+    base = {
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{__name__}:short"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+    }
+    return Rl.model_validate({**base, **ALGORITHM, **more})
+
+
+def short(rows, completions):
+    """The shorter, the better."""
+    return [-len(text) / 8 for text in completions]
+
+
+def constant(rows, completions):
+    """All the same."""
+    return [1.0] * len(completions)
+
+
+def sometimes(rows, completions):
+    """Cannot judge a text with an e in it."""
+    return [None if "e" in text else float(len(text) % 2) for text in completions]
+
+
+PROMPTS = ["ab", "abc", "b", "cab", "ba"]
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
+    write_rows(folder, "prompts", rows)
+    return {"model": tiny_policy_folder, "prompts": folder}
+
+
+@pytest.fixture
+def at(inputs, tmp_path):
+    """A context in a folder of its own; the same name shares checkpoints."""
+
+    def make(name, attempt=0, on_progress=lambda event: None):
+        folder = tmp_path / f"{name}-{attempt}"
+        folder.mkdir()
+        checkpoints = tmp_path / f"{name}-checkpoints"
+        checkpoints.mkdir(exist_ok=True)
+        return Context(inputs, folder, checkpoints, seed=3, on_progress=on_progress)
+
+    return make
+
+
+def files(context):
+    outputs = context.folder / "outputs"
+    return {str(p.relative_to(outputs)): p.read_bytes() for p in sorted(outputs.rglob("*")) if p.is_file()}
+
+
+def curve(context, *without):
+    lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
+    timed = {"time", "tokens_per_second", "generation_seconds"}
+    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+
+
+def moved(inputs, context):
+    """Largest change of each parameter."""
+    before, after = load_policy(inputs["model"]), load_policy(context.folder / "outputs" / "model")
+    pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    return [float((a - b).detach().abs().max()) for a, b in pairs]
+
+
+class Stopped(Exception):
+    """What a test throws to interrupt a stage."""
+
+
+def stop_at(step):
+    def on_progress(event):
+        if event["step"] == step and "total" in event:
+            raise Stopped
+
+    return on_progress
+
+
+def test_trap_24_a_continued_run_is_bit_identical(at):
+    whole, broken = at("whole"), at("broken", on_progress=stop_at(5))
+    result = run(stage(log_trajectories=0.6), whole)
+    for attempt, step in ((0, 5), (1, 3)):
+        context = broken if attempt == 0 else at("broken", 1, stop_at(6))
+        with pytest.raises(Stopped):
+            run(stage(log_trajectories=0.6), context)
+    last = at("broken", 2)
+    again = run(stage(log_trajectories=0.6), last)
+    assert files(last) == files(whole)
+    assert curve(last) == curve(whole)
+    assert again == result
+    assert len(curve(last)) == 6
+
+
+def test_two_runs_are_bit_identical_and_move_the_weights(at, inputs):
+    first, second = at("first"), at("second")
+    run(stage(), first)
+    run(stage(), second)
+    assert files(first) == files(second)
+    assert min(moved(inputs, first)) > 1e-4
+
+
+def test_trap_07_engine_and_trainer_agree_at_any_temperature(at):
+    context = at("warm")
+    run(stage(temperature=0.7, num_iterations=2, num_mini_batches=2), context)
+    assert all(point["logprob_gap"] < 1e-5 for point in curve(context))
+    assert max(point["kl_to_sampler"] for point in curve(context)) > 1e-6
+
+
+def test_trap_17_a_policy_rewarded_for_stopping_learns_to_stop(at):
+    context = at("stop")
+    run(stage(max_steps=30, save_steps=100, max_completion_length=16, components=[]), context)
+    points = curve(context)
+    assert points[0]["completion_length"] > 6
+    assert points[-1]["completion_length"] < 2
+    assert points[-1]["truncated"] < 0.1 < points[0]["truncated"]
+
+
+def test_trajectories_hold_every_completion(at, inputs):
+    context = at("rows")
+    run(stage(max_steps=2), context)
+    table = pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
+    assert len(table) == 32
+    assert [(r["step"], r["group"], r["sample"]) for r in table[:5]] == [(0, 0, i) for i in range(4)] + [(0, 1, 0)]
+    policy = load_policy(inputs["model"])
+    for row in table:
+        assert row["reward"] == dict(row["scores"])[f"{__name__}:short"] == -len(row["completion"]) / 8
+        assert len(row["token_ids"]) == len(row["logprobs"]) <= 8
+        assert policy.tokenizer.decode(row["token_ids"], skip_special_tokens=True) == row["completion"]
+        assert row["status"] == ("truncated" if row["token_ids"][-1] != policy.tokenizer.eos_token_id else "done")
+    # Log-probabilities of the first step are those of the starting model.
+    row = table[0]
+    prompt = encode_prompt(policy.tokenizer, [{"role": "user", "content": row["prompt_id"]}])
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt + row["token_ids"]])).logits[0, len(prompt) - 1 : -1]
+    want = logits.log_softmax(-1).gather(1, torch.tensor(row["token_ids"])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(row["logprobs"]), want, atol=1e-5, rtol=0)
+
+
+def test_unscorable_completions_are_counted_and_left_out(at):
+    context = at("unscorable")
+    result = run(stage(rewards=[f"{__name__}:sometimes", f"{__name__}:short"], max_steps=3), context)
+    table = pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
+    lost = [r for r in table if "e" in r["completion"]]
+    assert 0 < len(lost) < len(table)
+    assert all(r["status"] == "unscorable" and r["reward"] is None and not r["trained"] for r in lost)
+    assert all(r["advantage"] is None for r in lost)
+    assert dict(lost[0]["scores"]) == {
+        f"{__name__}:sometimes": None,
+        f"{__name__}:short": -len(lost[0]["completion"]) / 8,
+    }
+    share = [sum("e" in r["completion"] for r in table if r["step"] == s) / 16 for s in range(3)]
+    assert [p["unscorable"] for p in curve(context)] == pytest.approx(share)
+    # The rest of each group is centred among itself.
+    for step, group in {(r["step"], r["group"]) for r in table}:
+        mine = [r["advantage"] for r in table if (r["step"], r["group"]) == (step, group) and r["trained"]]
+        assert sum(mine) == pytest.approx(0, abs=1e-9)
+    assert result.metrics["unscorable"] == pytest.approx(share[-1])
+
+
+def test_nothing_to_learn_leaves_the_weights(at, inputs):
+    context = at("nothing")
+    rewards = [f"{__name__}:constant", {"use": f"{__name__}:short", "weight": 0.5}]
+    result = run(stage(rewards=rewards, filter="reward_variance", max_steps=2), context)
+    assert max(moved(inputs, context)) == 0.0
+    assert result.metrics["trained"] == 0.0
+    assert result.metrics[f"reward/{__name__}:constant"] == 1.0
+
+
+def test_prompts_too_long_are_refused(at):
+    with pytest.raises(StepError, match="leaves no room|lower that length"):
+        run(stage(max_completion_length=10_000), at("long"))
