@@ -30,8 +30,8 @@ create macro whole(text) as
 create macro asked(messages) as contents(list_filter(messages, lambda m: m.role is distinct from 'system'));
 create macro turns(messages) as
     list_transform(list_filter(messages, lambda m: m.role = 'user'), lambda m: coalesce(m.content, ''));
-create macro grams(words, n) as list_distinct(list_transform(
-    range(1, len(words) - n + 2), lambda i: hash(array_to_string(words[i:i + n - 1], ' '))));
+create macro grams(words, n) as list_transform(
+    range(1, len(words) - n + 2), lambda i: hash(array_to_string(words[i:i + n - 1], ' ')));
 """
 
 
@@ -101,7 +101,8 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
     texts = pa.array(list(cores.values()), pa.list_(pa.string()))
     rows.connection.register("cores", pa.table({"problem": pa.array(list(cores), pa.int64()), "words": texts}))
     rows.run(
-        "create table marks as select problem, unnest(grams(words, $1)) as gram from cores where len(words) >= $1",
+        """create table marks as select distinct problem, unnest(grams(words, $1)) as gram
+           from cores where len(words) >= $1""",
         ngram,
     )
     rows.connection.unregister("cores")
@@ -123,7 +124,7 @@ def _find_whole(rows: Curation) -> None:
     """Make `hits` (row, problem, overlap) with the rows whose prompt, or a turn of it, is a problem."""
     rows.run(
         """create table hits as select row, min(problem) as problem, 1.0::double as overlap from
-           (select row, whole(unnest(list_append(turns(prompt), asked(prompt)))) as whole
+           (select row, whole(unnest(list_distinct(list_append(turns(prompt), asked(prompt))))) as whole
             from source semi join kept using (row)) asked join problems using (whole)
            where whole <> '' group by row"""
     )
@@ -132,11 +133,12 @@ def _find_whole(rows: Curation) -> None:
 def _find_grams(rows: Curation, ngram: int, max_overlap: float) -> None:
     """Add the rows that hold more than `max_overlap` of a problem's distinct n-grams."""
     said = [f"contents({column})" for column in ["prompt", *WRITTEN[rows.artifact_type]]]
-    every = " || ".join(f"grams(words({text}), $1)" for text in said)
     rows.run(
-        f"""insert into hits with held as
-            (select distinct row, gram from (select row, unnest({every}) as gram
-             from source semi join kept using (row)) semi join marks using (gram)),
+        f"""insert into hits with
+            told as materialized (select row, words(unnest([{", ".join(said)}])) as words
+             from source semi join kept using (row)),
+            held as (select distinct row, gram from (select row, unnest(grams(words, $1)) as gram from told)
+             semi join marks using (gram)),
             sizes as (select problem, count(*) as size from marks group by problem)
             select row, problem, count(*) / any_value(size) as overlap
             from held join marks using (gram) join sizes using (problem)
