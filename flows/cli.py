@@ -150,7 +150,9 @@ def report(run: Annotated[Optional[str], typer.Argument(help="A run; default: th
 def lineage(
     target: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(help="A step, key, digest, run, artifact folder, row id or outside source; default: everything."),
+        typer.Argument(
+            help="A step, key, digest, run, artifact folder, row id or outside source; default: everything."
+        ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file again and compare.")] = False,
     as_json: AsJson = False,

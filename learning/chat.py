@@ -1,0 +1,29 @@
+"""Messages to token ids and back. Ids of a prompt and of a completion are made once and only ever concatenated."""
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from schemas.errors import StepError
+
+Messages = list[dict[str, Any]]
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+    """Ids of the conversation so far, up to where the assistant begins; raises StepError without a chat template."""
+    if not tokenizer.chat_template:
+        raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
+    """Ids of the assistant's turn, closed by one end-of-sequence token; raises StepError for other shapes."""
+    if len(messages) != 1 or messages[0]["role"] != "assistant":
+        raise StepError("a completion must be one assistant message; split longer conversations into rows")
+    return [*tokenizer.encode(messages[0]["content"], add_special_tokens=False), tokenizer.eos_token_id]
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Text of ids, without special tokens."""
+    return tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,100 @@
+"""Checkpoints of a step: safetensors and JSON in a folder made whole by one rename; never a pickle."""
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from schemas.errors import StepError
+
+KEPT = 2
+"""How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
+
+
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], state: Any) -> None:
+    """Write `folder/step-<step>`: it is either whole or not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f".writing-{os.getpid()}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    save_file(
+        {name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, fresh / "tensors.safetensors"
+    )
+    (fresh / "state.json").write_text(json.dumps({"step": step, "state": state}))
+    for file in fresh.iterdir():
+        _flush(file)
+    final = folder / f"step-{step:08d}"
+    shutil.rmtree(final, ignore_errors=True)
+    fresh.rename(final)
+    for old in sorted(folder.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def load_latest(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any] | None:
+    """Step, tensors and state of the latest whole checkpoint; a damaged one is passed over for the one before."""
+    for candidate in sorted(folder.glob("step-*"), reverse=True):
+        try:
+            tensors = load_file(candidate / "tensors.safetensors")
+            content = json.loads((candidate / "state.json").read_text())
+            return content["step"], tensors, content["state"]
+        except (OSError, SafetensorError, json.JSONDecodeError, KeyError):
+            continue
+    return None
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """Tensors by `<parameter>/<name>`, and the groups without their parameters."""
+    whole = optimizer.state_dict()
+    tensors = {f"{i}/{name}": torch.as_tensor(v) for i, state in whole["state"].items() for name, v in state.items()}
+    return tensors, whole["param_groups"]
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[Any]) -> None:
+    """Put back what `optimizer_state` gave; raises StepError when the parameters are others."""
+    shapes = {str(i): tuple(p.shape) for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, field = name.partition("/")
+        if index not in shapes or (tensor.ndim and tuple(tensor.shape) != shapes[index]):
+            wanted = shapes.get(index, "no such parameter")
+            raise StepError(f"checkpoint: optimiser state {name} has shape {tuple(tensor.shape)}, here it is {wanted}")
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """States of torch's, numpy's and Python's global generators, as tensors and JSON."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
+    version, numbers, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    rest = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
+    return tensors, rest
+
+
+def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+    """Put back what `rng_state` gave."""
+    torch.set_rng_state(tensors["torch"])
+    if cuda := [tensors[name] for name in sorted(tensors) if name.startswith("cuda")]:
+        torch.cuda.set_rng_state_all(cuda)
+    kind, position, has_gauss, cached = rest["numpy"]
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state((kind, keys, position, has_gauss, cached))  # noqa: NPY002
+    version, numbers, gauss = rest["python"]
+    random.setstate((version, tuple(numbers), gauss))
+
+
+def _flush(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,87 @@
+"""A language model with its tokenizer: loading, saving, determinism."""
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from schemas.errors import StepError
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+
+@dataclass
+class Policy:
+    """A causal language model, its tokenizer, and the longest sequence (in tokens) that it was made for."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+
+
+def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
+    """Load a model folder; an adapter folder (its base lies in `base/`) is folded into its base.
+
+    Only safetensors are read and no code of the folder is run. Raises StepError when the folder is no model.
+    """
+    folder = Path(folder)
+    adapter = (folder / "adapter_config.json").is_file()
+    base = folder / "base" if adapter else folder
+    if not (base / "config.json").is_file():
+        raise StepError(f"{folder.name}: no model here, config.json is missing")
+    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=getattr(torch, dtype), use_safetensors=True, attn_implementation="sdpa", **kwargs
+    )
+    if adapter:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+    longest = min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
+    return Policy(model.to(device).eval(), tokenizer, longest)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy.model.config.save_pretrained(folder)
+    if policy.model.generation_config is not None:
+        policy.model.generation_config.save_pretrained(folder)
+    save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
+    policy.tokenizer.save_pretrained(folder)
+    _forget_paths(folder / "config.json")
+    _forget_paths(folder / "tokenizer_config.json")
+
+
+def untied(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in sorted(state.items())}
+
+
+def _forget_paths(file: Path) -> None:
+    """Drop where a file was loaded from, which would make equal models unequal."""
+    if file.is_file():
+        content = json.loads(file.read_text())
+        for key in ("_name_or_path", "name_or_path", "local_files_only", "is_local"):
+            content.pop(key, None)
+        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def set_determinism(seed: int, num_threads: int) -> None:
+    """Seed every generator, fix the number of threads, and refuse operations that are not deterministic."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 — libraries draw from the global generator
+    torch.manual_seed(seed)
+    torch.set_num_threads(max(1, num_threads))
+    torch.use_deterministic_algorithms(True)

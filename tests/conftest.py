@@ -1,0 +1,56 @@
+"""Fixtures shared by all tests: a model small enough to be made on the spot."""
+
+import os
+
+os.environ.update(
+    CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    HF_HUB_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    DO_NOT_TRACK="1",
+    MLFLOW_DISABLE_TELEMETRY="true",
+)
+
+import pytest
+
+
+@pytest.fixture
+def tiny_policy():
+    """About 20,000 parameters, characters as tokens, seeded; made anew for every test."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from learning.policy import Policy, set_determinism
+    from learning.tokenizers import characters
+
+    set_determinism(0, 1)
+    tokenizer = characters()
+    tokenizer.model_max_length = 128
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(4)  # sharper than the usual initialisation, so that comparisons of models mean something
+    return Policy(model, tokenizer, 128)
+
+
+@pytest.fixture
+def tiny_policy_folder(tiny_policy, tmp_path):
+    """The tiny policy as a model folder."""
+    from learning.policy import save_policy
+
+    save_policy(tiny_policy, tmp_path / "policy")
+    return tmp_path / "policy"

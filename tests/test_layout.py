@@ -1,0 +1,68 @@
+"""The house stands as docs/architecture.md says."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("schemas", "learning", "tasks", "lineage", "flows")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_resolve_to_this_checkout(package):
+    assert Path(importlib.import_module(package).__file__).parent == ROOT / package
+
+
+def test_each_kind_has_a_schema_and_a_task():
+    kinds = {path.stem for path in (ROOT / "schemas/stages").glob("*.py")} - {"__init__", "base", "union"}
+    assert kinds == {"init", "synthesize", "curate", "sft", "reward_model", "rl", "merge", "evaluate", "python"}
+    for kind in kinds:
+        tree = ast.parse((ROOT / "tasks" / f"{kind}.py").read_text())
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert [a.arg for a in functions["run"].args.args] == ["stage", "context"], kind
+        assert functions["run"].end_lineno - functions["run"].lineno < 60, kind
+
+
+def test_files_and_functions_stay_within_budget():
+    long_files = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := p.read_text().count("\n")) > 300}
+    functions = {
+        f"{path.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    runs = {f"tasks/{p.stem}.py:run" for p in (ROOT / "tasks").glob("*.py")}
+    long_functions = {k: n for k, n in functions.items() if n > (60 if k in runs else 40)}
+    assert (long_files, long_functions) == ({}, {})
+
+
+def test_import_contracts_hold():
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("module", ["schemas.recipe", "schemas.editor_schema", "flows.cli", "flows.compile"])
+def test_what_validate_needs_stays_light(module):
+    code = f"import sys, {module}; print([m for m in ('torch', 'ray', 'prefect', 'mlflow', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_nothing_of_a_machine_or_registry_is_in_the_repository():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    hosts = ("pypi" + ".org", "python" + "hosted.org", "registry.npm" + "js")
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".png", ".parquet"} or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        assert not [h for h in hosts if h in text], name
+        assert "/ro" + "ot/" not in text, name
+        assert str(ROOT) + "/" not in text, name
