@@ -9,7 +9,7 @@ from schemas.manifest import FileDigest
 CHUNK = 1 << 20
 
 
-def file_digest(path: Path, relative: str) -> FileDigest:
+def digest_file(path: Path, relative: str) -> FileDigest:
     """Size, md5 and sha256 of a file in one pass."""
     md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
     with path.open("rb") as stream:
@@ -23,7 +23,7 @@ def file_digest(path: Path, relative: str) -> FileDigest:
 def folder_digests(folder: Path) -> tuple[FileDigest, ...]:
     """Digests of every file below a folder, sorted by their path as text (DVC's order)."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    return tuple(file_digest(files[name], name) for name in sorted(files))
+    return tuple(digest_file(files[name], name) for name in sorted(files))
 
 
 def content_digest(files: tuple[FileDigest, ...]) -> str:

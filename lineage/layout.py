@@ -1,10 +1,10 @@
 """Where things lie in the state folder; nothing is written outside it.
 
-    .posttrain/
-      artifacts/<kind>-<key16>/   manifest.json  metrics.jsonl  step.log  outputs/<name>/...
-      work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
-      runs/<run>/                 plan.json  resolved.yaml  events.jsonl  report.html
-      mlflow.db  prefect/  ray/   homes of the servers
+.posttrain/
+  artifacts/<kind>-<key16>/   manifest.json  metrics.jsonl  step.log  outputs/<name>/...
+  work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
+  runs/<run>/                 plan.json  resolved.yaml  events.jsonl  report.html
+  mlflow.db  prefect/  ray/   homes of the servers
 """
 
 import os
@@ -21,7 +21,7 @@ class Layout:
 
     @classmethod
     def find(cls, start: Path | None = None) -> "Layout":
-        """The checkout around `start` (default: here): nearest folder with pyproject.toml or .posttrain; POSTTRAIN_ROOT overrides."""
+        """The checkout around `start` (default: here), by pyproject.toml or .posttrain; POSTTRAIN_ROOT overrides."""
         if forced := os.environ.get("POSTTRAIN_ROOT"):
             return cls(Path(forced).resolve())
         here = (start or Path.cwd()).resolve()

@@ -1,13 +1,13 @@
 """The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lineage.digests import content_digest, dvc_digest, dvc_listing, file_digest, folder_digests
+from lineage.digests import content_digest, digest_file, dvc_digest, folder_digests
 from lineage.layout import Layout
+from lineage.objects import Objects, copy_file, sync, sync_tree
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 
@@ -19,6 +19,7 @@ class Store:
 
     def __init__(self, layout: Layout):
         self.layout = layout
+        self.objects = Objects(layout.dvc_cache)
 
     def find(self, kind: str, key: str) -> Manifest | None:
         """The manifest of a published step, None when it has not been published."""
@@ -50,14 +51,13 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: files flushed, cached, manifest last, one rename. An equal step that was faster wins."""
+        """Make an artifact of a folder: cached, flushed, manifest last, one rename; an equal, faster step wins."""
         for name, output in manifest.outputs.items():
-            self._cache(folder / "outputs" / name, output)
-        for file in folder.rglob("*"):
-            if file.is_file():
-                _flush(file)
+            self.objects.put_output(folder / "outputs" / name, output)
+        sync_tree(folder)
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-        _flush(folder / MANIFEST)
+        sync(folder / MANIFEST)
+        sync(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -68,7 +68,7 @@ class Store:
                 raise
             shutil.rmtree(folder)
             return published
-        _flush(final.parent)
+        sync(final.parent)
         return manifest
 
     def verify(self, manifest: Manifest) -> list[str]:
@@ -77,50 +77,31 @@ class Store:
         for name, output in manifest.outputs.items():
             folder = self.output_folder(manifest.kind, manifest.key, name)
             here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-            wrong += [
-                f"{folder / extra}: not in the manifest" for extra in sorted(here - {f.path for f in output.files})
-            ]
+            wrong += [f"{folder / path}: not in the manifest" for path in sorted(here - {f.path for f in output.files})]
             for file in output.files:
-                wrong += self._differences(folder / file.path, file)
-                wrong += self._differences(self._object(file.md5), file)
+                wrong += [f"{folder / file.path}: {what}" for what in _differences(folder / file.path, file)]
+            for object_name in (*(f.md5 for f in output.files), output.dvc):
+                if what := self.objects.differs(object_name):
+                    wrong.append(f"{self.objects.path(object_name)}: {what}")
         return wrong
 
     def restore(self, manifest: Manifest) -> list[str]:
-        """Put damaged or missing files back from the cache; returns what was put back, raises StepError when the cache is damaged too."""
+        """Put damaged or missing files back from the cache; returns their paths.
+
+        Raises StepError when the cached object is damaged too.
+        """
         restored = []
         for name, output in manifest.outputs.items():
             folder = self.output_folder(manifest.kind, manifest.key, name)
             for file in output.files:
-                if not self._differences(folder / file.path, file):
+                if not _differences(folder / file.path, file):
                     continue
-                if problem := self._differences(self._object(file.md5), file):
-                    raise StepError(f"cannot restore {folder / file.path}: {problem[0]}")
-                _copy(self._object(file.md5), folder / file.path)
+                if what := self.objects.differs(file.md5):
+                    raise StepError(f"cannot restore {folder / file.path}: the object in DVC's cache {what}")
+                (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+                copy_file(self.objects.path(file.md5), folder / file.path)
                 restored.append(str(folder / file.path))
         return restored
-
-    def _cache(self, folder: Path, output: Output) -> None:
-        for file in output.files:
-            target = self._object(file.md5)
-            if not target.is_file():
-                _copy(folder / file.path, target, mode=0o444)
-        listing = self._object(output.dvc)
-        if not listing.is_file():
-            listing.parent.mkdir(parents=True, exist_ok=True)
-            fresh = listing.with_name(f".{listing.name}.{os.getpid()}")
-            fresh.write_bytes(dvc_listing(output.files))
-            fresh.chmod(0o444)
-            fresh.replace(listing)
-
-    def _object(self, md5: str) -> Path:
-        return self.layout.dvc_cache / md5[:2] / md5[2:]
-
-    @staticmethod
-    def _differences(path: Path, expected: FileDigest) -> list[str]:
-        if not path.is_file():
-            return [f"{path}: missing"]
-        found = file_digest(path, expected.path)
-        return [] if found == expected else [f"{path}: sha256 is {found.sha256[:16]}, was {expected.sha256[:16]}"]
 
     @staticmethod
     def _read(path: Path) -> Manifest | None:
@@ -132,18 +113,8 @@ class Store:
             raise StepError(f"{path}: not a manifest: {error}; remove the folder to make the artifact again") from error
 
 
-def _copy(source: Path, target: Path, mode: int = 0o644) -> None:
-    """Copy to a temporary name beside the target, then rename: never half a file, whoever else writes it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, fresh)
-    fresh.chmod(mode)
-    fresh.replace(target)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _differences(path: Path, expected: FileDigest) -> list[str]:
+    if not path.is_file():
+        return ["missing"]
+    found = digest_file(path, expected.path)
+    return [] if found == expected else [f"sha256 is {found.sha256[:16]}, was {expected.sha256[:16]}"]
