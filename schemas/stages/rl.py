@@ -60,7 +60,7 @@ class Rl(Training, BaseStage):
     """Passes over each sampled batch."""
     num_mini_batches: int = Field(default=1, ge=1)
     """Optimiser steps per pass; cut at group borders. Warm-up, schedules and save_steps count iterations, not these."""
-    max_tokens_per_micro_batch: int = Field(default=16384, ge=1)
+    max_tokens_per_micro_batch: int = Field(default=4096, ge=1)
     """Token budget of one forward pass; the gradient does not depend on it."""
     max_completion_length: int = Field(default=64, ge=1)
     """Tokens per completion."""
