@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Request:
-    """Sample `n` completions of one prompt; sample i uses the random stream of (seed, i), whatever else runs beside it."""
+    """`n` completions of one prompt; sample i uses the random stream of (seed, i), whatever else runs beside it."""
 
     prompt_ids: list[int]
     n: int

@@ -1,0 +1,133 @@
+"""The key-value cache of the torch engine: one slab of rows per layer, each row a slot with a length of its own.
+
+A row's column is the position of its token, so slots never need padding; a new occupant of a slot overwrites the old
+one. Prompts are computed right-padded in a batch and copied into as many slots as they have samples.
+
+Shapes: B rows in use, S slots, L columns, H key-value heads, G queries per head, D width of a head, T tokens at once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache
+
+from schemas.errors import StepError
+
+NAME = "posttrain_slots"
+
+
+class Prefix(Cache):
+    """Keys and values of a batch of right-padded prompts, one pair (R, H, T, D) per layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
+        """Keep a layer's keys and values."""
+        self.pairs.append((key_states, value_states))
+        return key_states, value_states
+
+
+class Slots(Cache):
+    """The slabs. `aim` says where the next token of every row goes; the model then calls `update` layer by layer."""
+
+    def __init__(self, num_slots: int, num_columns: int, device: str | torch.device) -> None:
+        super().__init__(layers=[])
+        self.slabs: list[tuple[Tensor, Tensor]] = []
+        self.num_columns = num_columns
+        self.bias_SL = torch.full((num_slots, num_columns), float("-inf"), device=device)
+        """0 where a slot holds a token, −inf elsewhere: added to the attention scores."""
+        self.at_B = torch.zeros(0, dtype=torch.long)
+        self.columns = 0
+
+    def aim(self, position_B: Tensor) -> Tensor:
+        """Rows 0..B−1 take a token at these positions; returns what attention adds to their scores (B, 1, 1, L)."""
+        rows = len(position_B)
+        self.at_B = torch.arange(rows, device=position_B.device) * self.num_columns + position_B
+        self.bias_SL.view(-1)[self.at_B] = 0.0
+        self.columns = int(position_B.max()) + 1
+        return self.bias_SL[:rows, None, None, : self.columns]
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any) -> tuple[Tensor, Tensor]:
+        """Store one token (B, H, 1, D) per row; returns everything the rows hold (B, H, L, D)."""
+        if len(self.slabs) <= layer_idx:
+            self.slabs.append((self._slab(key_states), self._slab(value_states)))
+        held = []
+        for slab_SLHD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
+            slab_SLHD.flatten(0, 1).index_copy_(0, self.at_B, new_BHTD[:, :, 0])
+            held.append(slab_SLHD[: len(self.at_B), : self.columns].transpose(1, 2))
+        return held[0], held[1]
+
+    def place(self, slots_X: Tensor, prefix: Prefix | None, source_X: Tensor, lengths_X: Tensor) -> None:
+        """Begin slots with row `source_X` of a prefix, of which `lengths_X` columns count; without one, empty."""
+        column_L = torch.arange(self.num_columns, device=lengths_X.device)
+        self.bias_SL[slots_X] = torch.where(column_L < lengths_X[:, None], 0.0, float("-inf"))
+        if prefix is None:
+            return
+        for layer, pair in enumerate(prefix.pairs):
+            if len(self.slabs) <= layer:
+                self.slabs.append((self._slab(pair[0]), self._slab(pair[1])))
+            for slab_SLHD, states_RHTD in zip(self.slabs[layer], pair, strict=True):
+                slab_SLHD[slots_X, : states_RHTD.shape[2]] = states_RHTD[source_X].transpose(1, 2)
+
+    def move(self, from_X: Tensor, to_X: Tensor) -> None:
+        """Copy rows, so that those in use lie together."""
+        self.bias_SL[to_X] = self.bias_SL[from_X]
+        for pair in self.slabs:
+            for slab_SLHD in pair:
+                slab_SLHD[to_X, : self.columns] = slab_SLHD[from_X, : self.columns]
+
+    def _slab(self, like_BHTD: Tensor) -> Tensor:
+        heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
+        return like_BHTD.new_zeros(len(self.bias_SL), self.num_columns, heads, width)
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    slot_bias: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    """Attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D) tensors.
+
+    The queries that share a key-value head are put in the place of the tokens, so that keys are never repeated.
+    Raises StepError for what it would compute wrongly: a sliding window or softcapped scores.
+    """
+    if ignored.get("softcap") is not None or (sliding_window and key.shape[2] > sliding_window):
+        raise StepError("engine torch: sliding windows and softcapped attention are not supported")
+    if slot_bias is None:
+        grouped = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        return out.transpose(1, 2), None
+    rows, heads, _, width = query.shape
+    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+    out_BHGD = scaled_dot_product_attention(query_BHGD, key, value, attn_mask=slot_bias.to(query.dtype), scale=scaling)
+    return out_BHGD.reshape(rows, 1, heads, -1), None
+
+
+AttentionInterface.register(NAME, slot_attention)
+
+
+@contextmanager
+def slot_mode(model: Any) -> Iterator[None]:
+    """Switch a model to attention over slots and to evaluation, and back."""
+    before, training = model.config._attn_implementation, model.training
+    model.config._attn_implementation = NAME
+    model.eval()
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        model.train(training)
