@@ -1,9 +1,11 @@
 """Checkpoints of a step: safetensors and JSON in a folder made whole by one rename; never a pickle."""
 
+import hashlib
 import json
 import os
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,10 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], s
     fresh = folder / f".writing-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
-    save_file(
-        {name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, fresh / "tensors.safetensors"
-    )
-    (fresh / "state.json").write_text(json.dumps({"step": step, "state": state}))
+    file = fresh / "tensors.safetensors"
+    save_file({name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, file)
+    content = {"step": step, "sha256": _digest(file), "state": state}
+    (fresh / "state.json").write_text(json.dumps(content))
     for file in fresh.iterdir():
         _flush(file)
     final = folder / f"step-{step:08d}"
@@ -41,12 +43,27 @@ def load_latest(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any] | None
     """Step, tensors and state of the latest whole checkpoint; a damaged one is passed over for the one before."""
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         try:
-            tensors = load_file(candidate / "tensors.safetensors")
             content = json.loads((candidate / "state.json").read_text())
-            return content["step"], tensors, content["state"]
+            if content["sha256"] == _digest(candidate / "tensors.safetensors"):
+                return content["step"], load_file(candidate / "tensors.safetensors"), content["state"]
         except (OSError, SafetensorError, json.JSONDecodeError, KeyError):
             continue
     return None
+
+
+def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy a checkpoint's tensors into parameters of the same names; raises StepError for other names or shapes."""
+    here = {name: tuple(p.shape) for name, p in parameters.items()}
+    kept = {name: tuple(t.shape) for name, t in tensors.items()}
+    if differ := sorted(name for name in here.keys() | kept.keys() if here.get(name) != kept.get(name)):
+        name = differ[0]
+        raise StepError(
+            f"checkpoint: made for another model, {len(differ)} tensor(s) differ: {name} has shape "
+            f"{kept.get(name, 'none')} in the checkpoint and {here.get(name, 'none')} here; delete the checkpoint"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
@@ -90,6 +107,11 @@ def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> Non
     np.random.set_state((kind, keys, position, has_gauss, cached))  # noqa: NPY002
     version, numbers, gauss = rest["python"]
     random.setstate((version, tuple(numbers), gauss))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _flush(file: Path) -> None:

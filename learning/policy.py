@@ -1,6 +1,7 @@
 """A language model with its tokenizer: loading, saving, determinism."""
 
 import json
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -35,26 +37,40 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     folder = Path(folder)
     adapter = (folder / "adapter_config.json").is_file()
     base = folder / "base" if adapter else folder
-    if not (base / "config.json").is_file():
-        raise StepError(f"{folder.name}: no model here, config.json is missing")
+    needed = [base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
+    for file in needed:
+        if not file.is_file():
+            raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
     kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(
-        base, dtype=getattr(torch, dtype), use_safetensors=True, attn_implementation="sdpa", **kwargs
-    )
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            base, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, **kwargs
+        )
+        tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
+    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"], *found["unexpected_keys"]], key=str):
+        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, folder).merge_and_unload()
-    tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+        model = _folded(model, folder)
     longest = min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
     return Policy(model.to(device).eval(), tokenizer, longest)
+
+
+def _folded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The base with an adapter's updates added to its weights."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
+    policy.model.config.architectures = [type(policy.model).__name__]
+    policy.model.config.dtype = policy.model.dtype
     policy.model.config.save_pretrained(folder)
-    if policy.model.generation_config is not None:
+    if getattr(policy.model, "generation_config", None) is not None:  # classifiers have none
         policy.model.generation_config.save_pretrained(folder)
     save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
     policy.tokenizer.save_pretrained(folder)
@@ -80,6 +96,7 @@ def _forget_paths(file: Path) -> None:
 
 def set_determinism(seed: int, num_threads: int) -> None:
     """Seed every generator, fix the number of threads, and refuse operations that are not deterministic."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's matrix products may differ
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 — libraries draw from the global generator
     torch.manual_seed(seed)

@@ -12,7 +12,9 @@ SPECIAL = (PAD, EOS, USER, ASSISTANT, SYSTEM, UNKNOWN)
 # Every turn opens with its role and closes with <eos>; a generation prompt is the opening alone, so that the ids of a
 # prompt followed by those of a completion are the ids of the whole conversation.
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '<eos>' }}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('roles are system, user and assistant, not ' + m['role']) }}{% endif %}"
+    "{{ '<' + m['role'] + '>' + m['content'] + '<eos>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -20,6 +22,8 @@ PRINTABLE = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 def characters(*, alphabet: str = PRINTABLE, chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     """One token per character of the alphabet; what is not in it becomes <unk>."""
+    if not alphabet:
+        raise StepError("tokenizer.alphabet: empty; give the characters that texts are made of")
     if len(set(alphabet)) != len(alphabet):
         twice = sorted({c for c in alphabet if alphabet.count(c) > 1})
         raise StepError(f"tokenizer.alphabet: repeated character(s) {twice!r}; give each one once")
