@@ -1,10 +1,10 @@
 """Everything posttrain raises on purpose.
 
-    PosttrainError
-    ├── RecipeError      the recipe cannot mean anything; carries every Problem, each with file:line:column (exit 3)
-    ├── PlanError        the recipe is fine, but cannot run here: resources, contract, foreign checkpoint (exit 3)
-    ├── StepError        a step failed; finished artifacts stay (exit 1)
-    └── GateError        a gate said no; finished artifacts stay (exit 2)
+PosttrainError
+├── RecipeError      the recipe cannot mean anything; carries every Problem, each with file:line:column (exit 3)
+├── PlanError        the recipe is fine, but cannot run here: resources, contract, foreign checkpoint (exit 3)
+├── StepError        a step failed; finished artifacts stay (exit 1)
+└── GateError        a gate said no; finished artifacts stay (exit 2)
 """
 
 from dataclasses import dataclass

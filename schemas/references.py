@@ -21,6 +21,8 @@ class Reference(str):
     """A reference to an artifact; `accepts` lists the artifact types that fit the port."""
 
     accepts: ClassVar[tuple[str, ...]] = ARTIFACT_TYPES
+    outside: ClassVar[str | None] = None
+    """What an outside source is taken for; None: the first type that fits."""
 
     @property
     def scheme(self) -> str | None:
@@ -83,7 +85,10 @@ class RowsRef(Reference):
     """Any table of rows."""
 
     accepts = ("prompts", "chat", "preference_pairs")
+    outside = "chat"
 
 
 class AnyRef(Reference):
     """Any artifact."""
+
+    outside = "directory"

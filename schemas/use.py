@@ -20,6 +20,10 @@ class Use(Schema):
 
     home: ClassVar[str | None] = None
     """Module (names are functions) or package (names are `module.function`); None: import paths only."""
+    member: ClassVar[str | None] = None
+    """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
+    takes: ClassVar[tuple[str, ...] | None] = None
+    """What the loop supplies before the star; None: any of the columns it has, asked for by name."""
 
     use: str = Field(min_length=1)
     """Name of the function, or `package.module:function`."""
@@ -40,24 +44,28 @@ class TokenizerUse(Use):
     """Builds a tokenizer."""
 
     home = "learning.tokenizers"
+    takes = ()
 
 
 class ProblemsUse(Use):
     """Generates problems."""
 
     home = "learning.problems"
+    takes = ()
 
 
 class TeacherUse(Use):
     """Writes a worked completion for a problem."""
 
     home = "learning.teachers"
+    takes = ("row", "rng")
 
 
 class RewardUse(Use):
     """Scores completions; the weighted sum over the list is the reward."""
 
     home = "learning.rewards"
+    takes = ("rows", "completions")
     weight: Number = 1.0
     """Factor in the sum; a schedule is allowed."""
 
@@ -66,18 +74,21 @@ class RowFilterUse(Use):
     """Says for each row whether to keep it."""
 
     home = "learning.quality"
+    takes = ("row",)
 
 
 class GroupFilterUse(Use):
     """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
 
     home = "learning.filters"
+    takes = ("scores_P", "group_P")
 
 
 class AdvantageUse(Use):
     """One operation of the advantage pipeline; the list is applied in order."""
 
     home = "learning.advantages"
+    takes = ("column", "batch")
 
 
 class RatioUse(Use):
@@ -112,13 +123,18 @@ class EngineUse(Use):
     """Turns prompts into tokens."""
 
     home = "learning.engines"
+    takes = ("policy",)
+    member = "Engine"
 
 
 class MetricUse(Use):
     """A number from the scores of an evaluation."""
 
     home = "learning.metrics"
+    takes = ("correct_PN",)
 
 
 class FunctionUse(Use):
     """Any function of the user's own, by import path."""
+
+    takes = ("context",)

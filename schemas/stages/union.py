@@ -1,9 +1,10 @@
 """The table of contents: every kind, one per line."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import Field
 
+from schemas.stages.base import BaseStage
 from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
@@ -26,3 +27,7 @@ Stage = Annotated[
     | Python,
     Field(discriminator="kind"),
 ]  # fmt: skip
+
+KINDS: dict[str, type[BaseStage]] = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Stage)[0])
+}

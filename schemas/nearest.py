@@ -1,0 +1,31 @@
+"""Did you mean."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The word most like `word`, None when none is like it; of dotted names the last part counts as well."""
+    choices = list(dict.fromkeys(words))
+    folded = {c.lower().replace("-", "_"): c for c in reversed(choices)}
+    wanted = word.lower().replace("-", "_")
+    if wanted in folded:
+        return folded[wanted]
+    for choice in choices:
+        if choice.rpartition(".")[2] == word or (len(word) > 3 and choice.lower().startswith(wanted)):
+            return choice
+    found = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)
+    return folded[found[0]] if found else None
+
+
+def suggest(word: str, words: Iterable[str], noun: str) -> str:
+    """Advice: the nearest word, and the words there are when they are few."""
+    choices = list(dict.fromkeys(words))
+    near = nearest(word, choices)
+    hint = f"did you mean `{near}`?" if near else ""
+    if not choices:
+        return f"there is no {noun} here"
+    if near and len(choices) > 12:
+        return hint
+    listed = f"{noun}: {', '.join(choices[:40])}{', ...' if len(choices) > 40 else ''}"
+    return f"{hint} {listed}".strip()
