@@ -1,0 +1,165 @@
+"""kind: reward_model — a scalar head trained on preferences, and how good it is on prompts it has not seen."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from learning.checkpoint import load_latest, load_optimizer_state, optimizer_state, save_checkpoint
+from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.policy import load_policy, set_determinism
+from learning.preference_batches import Pair, batch_at, by_tokens, encode_pairs, split_by_prompt, total_steps
+from learning.reward_model import RewardModel, Scale, make_reward_model
+from learning.reward_modelling import bradley_terry_loss, correct, held_out_quality
+from learning.rows import read_rows
+from schemas.errors import StepError
+from schemas.stages.reward_model import RewardModel as Stage
+from tasks.context import Context, Result
+
+TOKENS = 16_384
+"""Tokens per forward; a step with more accumulates gradients."""
+
+
+@dataclass
+class Loop:
+    """What a stage holds while it runs; `curve` is what it has told so far, `window` what it will tell next."""
+
+    stage: Stage
+    context: Context
+    judge: RewardModel
+    optimizer: torch.optim.Optimizer
+    train: list[Pair]
+    held_out: list[Pair]
+    too_long: int
+    steps: int
+    curve: list[dict[str, float]] = field(default_factory=list)
+    window: list[dict[str, float]] = field(default_factory=list)
+
+
+def run(stage: Stage, context: Context) -> Result:
+    """Outputs `model` and `report`; continues from the step's own checkpoints to the same bits."""
+    loop = prepare(stage, context)
+    for step in range(resume(loop), loop.steps):
+        learn(loop, step)
+        if (step + 1) % stage.save_steps == 0 and step + 1 < loop.steps:
+            save(loop, step + 1)
+    return publish(loop)
+
+
+def prepare(stage: Stage, context: Context) -> Loop:
+    """Load the body, encode and split the pairs."""
+    set_determinism(context.seed, context.num_threads)
+    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    judge = make_reward_model(policy, stage.max_length)
+    rows = read_rows(context.input("data"), "preference_pairs")
+    if stage.margin and (without := sum(row["margin"] is None for row in rows)):
+        raise StepError(f"reward_model: margin is on, but {without} of {len(rows)} pairs have no margin")
+    pairs = encode_pairs(policy.tokenizer, rows, judge.policy.max_length)
+    train, held_out = split_by_prompt(pairs, stage.validation_fraction)
+    steps = total_steps(len(train), stage.per_device_train_batch_size, stage.num_train_epochs, stage.max_steps)
+    optimizer = make_optimizer(judge.policy.model, stage)
+    return Loop(stage, context, judge, optimizer, train, held_out, len(rows) - len(pairs), steps)
+
+
+def learn(loop: Loop, step: int) -> None:
+    """One optimiser step on one batch of pairs."""
+    stage, began = loop.stage, time.perf_counter()
+    batch = [
+        loop.train[i] for i in batch_at(step, len(loop.train), stage.per_device_train_batch_size, loop.context.seed)
+    ]
+    for group in loop.optimizer.param_groups:
+        group["lr"] = learning_rate_at(stage, step, loop.steps)
+    loop.optimizer.zero_grad(set_to_none=True)
+    loss, right = 0.0, 0.0
+    for micro in by_tokens(batch, TOKENS):
+        chosen_P, rejected_P = rewards_of(loop.judge, micro).float().T
+        margin_P = torch.tensor([p.margin for p in micro], device=chosen_P.device) if stage.margin else None
+        loss_P = bradley_terry_loss(chosen_P, rejected_P, margin_P, stage.center_rewards_coefficient)
+        (loss_P.sum() / len(batch)).backward()
+        loss += float(loss_P.detach().sum()) / len(batch)
+        right += float(correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / len(batch)
+    norm = clip_gradients(loop.judge.policy.model, stage.max_grad_norm)
+    loop.optimizer.step()
+    speed = sum(pair.size for pair in batch) / (time.perf_counter() - began)
+    point = {"loss": loss, "accuracy": right, "grad_norm": norm, "learning_rate": loop.optimizer.param_groups[0]["lr"]}
+    remember(loop, step, point, speed)
+
+
+def rewards_of(judge: RewardModel, pairs: list[Pair]) -> torch.Tensor:
+    """Rewards (P, 2) of the chosen and the rejected completions."""
+    return judge.rewards([p.prompt for p in pairs], [[p.chosen, p.rejected] for p in pairs]).view(-1, 2)
+
+
+def remember(loop: Loop, step: int, point: dict[str, float], speed: float) -> None:
+    """Tell progress; add the mean of the last steps to the curves."""
+    loop.window.append(point)
+    if (step + 1) % loop.stage.logging_steps == 0 or step + 1 == loop.steps:
+        means = {key: sum(p[key] for p in loop.window) / len(loop.window) for key in point}
+        loop.curve.append({"step": step + 1, **means})
+        loop.window = []
+        loop.context.log(**loop.curve[-1], tokens_per_second=speed)
+    loop.context.progress(step + 1, loop.steps, loss=point["loss"], tokens_per_second=speed)
+
+
+def save(loop: Loop, step: int) -> None:
+    """Leave a checkpoint: weights, optimiser and what was told; the order of the data follows from the step."""
+    tensors, groups = optimizer_state(loop.optimizer)
+    weights = dict(loop.judge.policy.model.named_parameters())
+    named = {f"model/{k}": v for k, v in weights.items()} | {f"optimizer/{k}": v for k, v in tensors.items()}
+    save_checkpoint(
+        loop.context.checkpoints, step, named, {"groups": groups, "curve": loop.curve, "window": loop.window}
+    )
+
+
+def resume(loop: Loop) -> int:
+    """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
+    found = load_latest(loop.context.checkpoints)
+    if found is None:
+        return 0
+    step, tensors, state = found
+    with torch.no_grad():
+        for name, parameter in loop.judge.policy.model.named_parameters():
+            parameter.copy_(tensors[f"model/{name}"])
+    own = {k.removeprefix("optimizer/"): v for k, v in tensors.items() if k.startswith("optimizer/")}
+    load_optimizer_state(loop.optimizer, own, state["groups"])
+    loop.curve, loop.window = state["curve"], state["window"]
+    for point in loop.curve:
+        loop.context.log(**point)
+    return step
+
+
+def publish(loop: Loop) -> Result:
+    """Test on the held-out pairs; write the model and the report."""
+    with torch.no_grad():
+        scored = [rewards_of(loop.judge, micro).cpu().double() for micro in by_tokens(loop.held_out, TOKENS)]
+    rewards_P2 = torch.cat(scored).numpy()
+    tokens_P2 = np.array([[len(p.chosen), len(p.rejected)] for p in loop.held_out])
+    quality = held_out_quality(rewards_P2, tokens_P2, seed=loop.context.seed)
+    loop.judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
+    loop.judge.save(loop.context.output("model"))
+    write_report(loop, quality, rewards_P2)
+    return Result(
+        {
+            "steps": loop.steps,
+            "pairs": len(loop.train),
+            "held_out": len(loop.held_out),
+            "dropped.too_long": loop.too_long,
+            "loss": loop.curve[-1]["loss"] if loop.curve else None,
+            "accuracy": quality["accuracy"]["value"],
+            "length_correlation": quality["length_bias"]["correlation"],
+            "expected_calibration_error": quality["calibration"]["expected_calibration_error"],
+        },
+        quality,
+    )
+
+
+def write_report(loop: Loop, quality: dict[str, Any], rewards_P2: np.ndarray) -> None:
+    """report.json: quality; held_out.jsonl: both rewards of every held-out pair."""
+    folder = loop.context.output("report")
+    (folder / "report.json").write_text(json.dumps(quality, indent=1) + "\n")
+    pairs = zip(loop.held_out, rewards_P2.tolist(), strict=True)
+    lines = [json.dumps({"id": pair.id, "chosen": c, "rejected": r}) + "\n" for pair, (c, r) in pairs]
+    (folder / "held_out.jsonl").write_text("".join(lines))

@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from learning.policy import load_policy
+from learning.reward_model import load_reward_model
+from learning.rows import write_rows
+from schemas.errors import StepError
+from schemas.stages.reward_model import RewardModel
+from tasks import reward_model
+from tasks.context import Context
+from tasks.reward_model import run
+
+SETTINGS = {
+    "kind": "reward_model",
+    "model": "m",
+    "data": "d",
+    "learning_rate": 3e-3,
+    "per_device_train_batch_size": 16,
+    "max_steps": 40,
+    "save_steps": 5,
+    "logging_steps": 4,
+    "validation_fraction": 0.2,
+    "max_length": 64,
+}
+
+
+def said(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def separable(n=200, margin=0.0):
+    """The chosen completion ends in a, the rejected in b; lengths say nothing."""
+    random = np.random.default_rng(0)
+    rows = []
+    for i in range(n):
+        good, bad = ("".join(random.choice(list("xyz"), random.integers(1, 6))) for _ in range(2))
+        prompt = [{"role": "user", "content": f"p{i}"}]
+        sides = {"chosen": said(good + "a"), "rejected": said(bad + "b")}
+        rest = {"answer": "", "family": "f", "metadata": "{}", "margin": margin}
+        rows.append({"id": str(i), "prompt": prompt, **sides, **rest})
+    return rows
+
+
+@pytest.fixture
+def train(tiny_policy_folder, tmp_path):
+    data = tmp_path / "pairs"
+    data.mkdir()
+
+    def trained(name, rows=None, checkpoints=None, **settings):
+        write_rows(data, "preference_pairs", rows or separable())
+        folder = tmp_path / name
+        folder.mkdir()
+        inputs = {"model": tiny_policy_folder, "data": data}
+        context = Context(inputs, folder, tmp_path / (checkpoints or f"{name}-checkpoints"), seed=0)
+        return run(RewardModel(**{**SETTINGS, **settings}), context), folder
+
+    return trained
+
+
+def test_it_learns_what_separates_the_pairs_and_reports_it(train, tiny_policy_folder):
+    result, folder = train("one")
+    report = json.loads((folder / "outputs/report/report.json").read_text())
+    assert result.metrics["accuracy"] == report["accuracy"]["value"] >= 0.95
+    assert report["accuracy"]["low"] > 0.8
+    assert abs(result.metrics["length_correlation"]) < 0.5
+    assert (result.metrics["held_out"], result.metrics["pairs"], result.metrics["dropped.too_long"]) == (40, 160, 0)
+    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert curve[-1]["loss"] < 0.2 < curve[0]["loss"]
+    judge = load_reward_model(folder / "outputs/model")
+    lines = [json.loads(line) for line in (folder / "outputs/report/held_out.jsonl").read_text().splitlines()]
+    deltas = [line["chosen"] - line["rejected"] for line in lines]
+    assert np.mean(np.sign(deltas)) / 2 + 0.5 == pytest.approx(result.metrics["accuracy"])
+    assert judge.scale.mean == pytest.approx(np.mean([[line["chosen"], line["rejected"]] for line in lines]))
+    assert judge.policy.max_length == 64
+    body = load_policy(tiny_policy_folder).model.base_model.state_dict()
+    assert body.keys() == judge.policy.model.base_model.state_dict().keys()
+
+
+def test_a_killed_step_continues_to_the_same_bits(train, monkeypatch):
+    _, whole = train("whole", max_steps=12)
+    learn = reward_model.learn
+
+    def killed(loop, step):
+        if step == 8:
+            raise KeyboardInterrupt
+        learn(loop, step)
+
+    monkeypatch.setattr(reward_model, "learn", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train("first", checkpoints="shared", max_steps=12)
+    began = []
+    monkeypatch.setattr(reward_model, "learn", lambda loop, step: (began.append(step), learn(loop, step)))
+    _, second = train("second", checkpoints="shared", max_steps=12)
+    assert began == list(range(5, 12))
+    files = sorted(p.relative_to(whole) for p in (whole / "outputs").rglob("*") if p.is_file())
+    assert all((whole / f).read_bytes() == (second / f).read_bytes() for f in files)
+    timed = ("time", "tokens_per_second")
+    told, again = (
+        [{k: v for k, v in json.loads(line).items() if k not in timed} for line in file.read_text().splitlines()]
+        for file in (whole / "metrics.jsonl", second / "metrics.jsonl")
+    )
+    assert told == again
+
+
+def test_the_first_loss_is_that_of_a_coin_and_the_margin_raises_it(train):
+    for name, margin, expected in (("plain", False, np.log(2)), ("margin", True, np.log1p(np.exp(1.5)))):
+        result, _ = train(name, separable(margin=1.5), margin=margin, max_steps=1, logging_steps=1)
+        assert result.metrics["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_micro_batches_change_nothing(train, monkeypatch):
+    _, whole = train("whole", max_steps=3)
+    monkeypatch.setattr(reward_model, "TOKENS", 60)
+    _, split = train("split", max_steps=3)
+    states = [load_reward_model(f / "outputs/model").policy.model.state_dict() for f in (whole, split)]
+    assert all(torch.allclose(states[0][k], states[1][k], atol=2e-5) for k in states[0])
+
+
+def test_pairs_that_are_too_long_are_dropped_and_counted(train):
+    rows = separable(20)
+    rows[3]["chosen"] = said("x" * 100)
+    result, _ = train("long", rows, max_steps=1)
+    assert result.metrics["dropped.too_long"] == 1
+    assert result.metrics["pairs"] + result.metrics["held_out"] == 19
+
+
+def test_a_margin_that_is_not_there_is_asked_for(train):
+    with pytest.raises(StepError, match="margin is on, but 20 of 20 pairs have no margin"):
+        train("none", separable(20, margin=None), margin=True)
