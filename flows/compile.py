@@ -1,0 +1,108 @@
+"""From a recipe to a plan: steps in an order in which they can run, each with its key. Pure but for reading sources.
+
+A key is made of what a step does and reads, never of names: renaming a stage runs nothing again.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flows.closure import Closure, uses
+from flows.contracts import check_contracts
+from lineage.digests import digest_of
+from lineage.layout import Layout
+from lineage.sources import find_source
+from schemas.errors import PlanError
+from schemas.graph import Port
+from schemas.nearest import suggest
+from schemas.plan import Input, Plan, Step
+from schemas.recipe import Recipe
+
+IDENTITY_FORMAT = 1
+
+
+def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
+    """The plan of a recipe. Raises PlanError when a source is missing or the models of a step do not fit together."""
+    closure = Closure(recipe.folders)
+    steps: dict[str, Step] = {}
+    for name in recipe.steps:
+        steps[name] = _step(recipe, name, steps, closure, layout)
+    plan = Plan(
+        recipe=recipe.name,
+        file=recipe.file,
+        profile=recipe.profile,
+        steps=tuple(steps.values()),
+        resolved=recipe.resolved,
+    )
+    check_contracts(plan, layout, recipe.folders)
+    return plan
+
+
+def only(plan: Plan, names: Iterable[str]) -> Plan:
+    """The part of a plan that some stages or steps need, themselves included. Raises PlanError for an unknown name."""
+    wanted: set[str] = set()
+    for name in names:
+        found = [s.name for s in plan.steps if name in (s.name, s.stage)]
+        if not found:
+            raise PlanError(
+                f"no step `{name}` in {plan.recipe}; {suggest(name, [s.name for s in plan.steps], 'steps')}"
+            )
+        wanted.update(found)
+    if not wanted:
+        return plan
+    for step in reversed(plan.steps):
+        if step.name in wanted:
+            wanted.update(step.needs)
+    return plan.model_copy(update={"steps": tuple(s for s in plan.steps if s.name in wanted)})
+
+
+def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, layout: Layout) -> Step:
+    stage = recipe.stages[name]
+    settings = recipe.settings(name)
+    kind = settings["kind"]
+    ports = recipe.ports(name)
+    inputs = tuple(_input(recipe, port, layout) for port in ports)
+    slots = [module for use in uses(stage) for module in closure.modules_of(use)]
+    code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
+    identity = {
+        "format": IDENTITY_FORMAT,
+        "kind": kind,
+        "settings": nameless(settings, {port.path for port in ports}),
+        "seed": recipe.seed(name),
+        "inputs": {i.port: _identity_of(i, steps) for i in inputs},
+        "code": code,
+    }
+    return Step(
+        name=name, stage=recipe.origin(name), kind=kind, settings=settings, seed=recipe.seed(name), inputs=inputs,
+        after=recipe.after(name), unless=recipe.unless(name), outputs=recipe.outputs(name), code=code,
+        key=digest_of(identity), identity=identity, resources=stage.resources, retries=stage.retries,
+        timeout=stage.timeout,
+    )  # fmt: skip
+
+
+def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
+    if port.source is not None:
+        digest = find_source(port.source, layout, recipe.folders).digest
+        return Input(port=port.path, source=port.source, digest=digest, type=port.type)
+    output = port.output or next(iter(recipe.outputs(port.steps[0])))
+    return Input(port=port.path, steps=port.steps, output=output, type=port.type)
+
+
+def _identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
+    """What an input adds to the key. After a loop: all iterations, and the conditions that choose among them."""
+    if given.source is not None:
+        return {"digest": given.digest, "type": given.type}
+    if len(given.steps) == 1:
+        return {"key": steps[given.steps[0]].key, "output": given.output}
+    ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
+    return {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
+
+
+def nameless(value: Any, ports: set[str], path: str = "") -> Any:
+    """Settings with every reference at one of `ports` (dotted paths) blanked: the inputs say what it stands for."""
+    if path in ports:
+        return ""
+    if isinstance(value, dict):
+        return {k: nameless(v, ports, f"{path}.{k}" if path else k) for k, v in value.items()}
+    if isinstance(value, list):
+        return [nameless(v, ports, f"{path}.{i}") for i, v in enumerate(value)]
+    return value
