@@ -1,0 +1,155 @@
+"""Lineage in both directions: up to the rows of data, down to every model that some data touched."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+from rich.tree import Tree
+
+from lineage.graph import Graph, Node
+from lineage.layout import Layout
+from lineage.records import Record, read_records
+from lineage.store import Store
+from lineage.target import Target, find_target, holds_row
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a target comes from (`up`) and what it went into (`down`); both begin with the target's own artifacts."""
+
+    target: Target
+    up: list[Node]
+    down: list[Node]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "target": self.target.word,
+            "what": self.target.what,
+            "dropped": [dict(zip(("key", "reason", "detail"), d, strict=True)) for d in self.target.dropped],
+            "up": [_node_json(node) for node in self.up],
+            "down": [_node_json(node) for node in self.down],
+        }
+
+
+def trace(layout: Layout, word: str) -> Lineage:
+    """The lineage of a target; raises UnknownTarget.
+
+    A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
+    """
+    records = read_records(layout)
+    graph = Graph.of(records)
+    target = find_target(layout, records, word)
+    holders = set(target.keys)
+
+    def passes(record: Record) -> bool:
+        return (
+            target.row is None
+            or record["kind"] != "curate"
+            or record["key"] in holders
+            or holds_row(record, target.row)
+        )
+
+    return Lineage(target, graph.up(target.keys), graph.down(target.keys, passes))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What hashing everything again found."""
+
+    artifacts: int
+    files: int
+    problems: tuple[str, ...]
+
+
+def verify(layout: Layout, word: str | None = None) -> Verification:
+    """Hash every file of the target and all it was made from (default: of everything); compare with the manifests."""
+    records = [node.record for node in trace(layout, word).up] if word else read_records(layout)
+    store = Store(layout)
+    problems: list[str] = []
+    for record in records:
+        manifest = store.find(record["kind"], record["key"])
+        if manifest is None:
+            problems.append(f"{Path(record['folder'])}: the manifest is of another key")
+            continue
+        problems += store.verify(manifest)
+    files = sum(len(output["files"]) for record in records for output in record["outputs"].values())
+    return Verification(len(records), files, tuple(problems))
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    record = node.record
+    kept = (
+        "step",
+        "kind",
+        "key",
+        "recipe",
+        "run",
+        "seed",
+        "commit",
+        "dirty",
+        "versions",
+        "started",
+        "inputs",
+        "folder",
+    )
+    outputs = {name: {"type": o["type"], "digest": o["digest"]} for name, o in record["outputs"].items()}
+    dropped = record["details"].get("dropped") if record["kind"] == "curate" else None
+    facts = {name: record.get(name) for name in kept}
+    return {"depth": node.depth, "via": node.via, **facts, "outputs": outputs, "dropped": dropped}
+
+
+def render(lineage: Lineage) -> Group:
+    """The two trees for a terminal."""
+    target = lineage.target
+    head = Text(f"{target.word}: {target.what}", style="bold")
+    lost = [
+        Text(f"dropped by {_step_of(lineage, key)}: {reason} {detail}".rstrip(), style="yellow")
+        for key, reason, detail in target.dropped
+    ]
+    up = _tree("made from", lineage.up, _facts)
+    models = sum(1 for n in lineage.down for o in n.record["outputs"].values() if o["type"] in MODELS)
+    down = _tree(f"went into ({models} models)", lineage.down, lambda record: [])
+    return Group(head, *lost, up, down)
+
+
+MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+
+
+def _step_of(lineage: Lineage, key: str) -> str:
+    known = {node.record["key"]: node.record["step"] for node in (*lineage.up, *lineage.down)}
+    return f"{known[key]} ({key[:12]})" if key in known else key[:12]
+
+
+def _tree(title: str, nodes: list[Node], facts: Any) -> Tree:
+    """A rich tree out of nodes in order of visits; what was seen before is not drawn again."""
+    root = Tree(Text(title, style="bold"))
+    branch = {-1: root}
+    for node in nodes:
+        parent = branch[node.depth - 1]
+        branch[node.depth] = parent.add(_label(node))
+        for fact in facts(node.record):
+            branch[node.depth].add(Text(fact, style="dim"))
+    return root
+
+
+def _label(node: Node) -> Text:
+    record = node.record
+    outputs = ", ".join(f"{name} {o['type']} {o['digest'][:12]}" for name, o in record["outputs"].items())
+    via = f"{node.via} ← " if node.via else ""
+    return Text.assemble(via, (record["step"], "bold"), f" {record['kind']} {record['key'][:12]}  ", (outputs, "cyan"))
+
+
+def _facts(record: Record) -> list[str]:
+    """What made an artifact besides other artifacts: outside sources, what was dropped, seed, code, versions."""
+    sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
+    dropped = record["details"].get("dropped") if record["kind"] == "curate" else None
+    lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]
+    commit = (
+        f"commit {record['commit'][:12]}{' with changes' if record.get('dirty') else ''}"
+        if record.get("commit")
+        else "no commit"
+    )
+    return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}"]

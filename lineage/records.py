@@ -1,0 +1,39 @@
+"""Manifests as plain dictionaries: what projections over thousands of artifacts read, without validating each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lineage.layout import Layout
+from schemas.errors import StepError
+
+Record = dict[str, Any]
+"""A manifest as JSON, with `folder` added: where its artifact lies."""
+
+
+def read_record(folder: Path) -> Record | None:
+    """The manifest in an artifact's folder, None when there is none; raises StepError when it is not JSON."""
+    path = folder / "manifest.json"
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise StepError(f"{path}: not a manifest: {error}; remove the folder to make the artifact again") from error
+    record["folder"] = str(folder)
+    return record
+
+
+def read_records(layout: Layout) -> list[Record]:
+    """All manifests, oldest first."""
+    folders = sorted((layout.state / "artifacts").glob("*"))
+    found = [record for record in map(read_record, folders) if record is not None]
+    return sorted(found, key=lambda record: (record["started"], record["key"]))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A file of JSON lines, empty when absent; a last line cut off by a kill is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line.strip()]
