@@ -23,7 +23,7 @@ WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen",
 _MACROS = r"""
 create macro contents(messages) as
     array_to_string(list_transform(messages, lambda m: coalesce(m.content, '')), chr(10));
-create macro squeezed(text) as trim(regexp_replace(nfc_normalize(text), '\s+', ' ', 'g'));
+create macro squeezed(text) as trim(regexp_replace(nfc_normalize(text), '[\s\p{Z}]+', ' ', 'g'), ' ');
 create macro spoken(messages) as
     array_to_string(list_transform(messages, lambda m:
         coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, ''))), chr(30));
