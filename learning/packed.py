@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from learning.segments import NAME, Block, Gather, chain_lengths, make_blocks
+from learning.segments import NAME, Layout, chain_lengths, make_layout
 from schemas.errors import StepError
 
 LOGITS_PER_CHUNK = 1 << 24
@@ -33,11 +33,9 @@ class Packed:
     parent_S: Tensor
 
     @cached_property
-    def blocks(self) -> tuple[list[Block], Gather]:
+    def layout(self) -> Layout:
         """How attention cuts the forest."""
-        blocks, home = make_blocks(self.cu_seqlens_S1.tolist(), self.parent_S.tolist())
-        device = self.input_ids_M.device
-        return ([Block(_on(b.child, device), b.chain and _on(b.chain, device)) for b in blocks], _on(home, device))
+        return make_layout(self.cu_seqlens_S1.tolist(), self.parent_S.tolist()).to(self.input_ids_M.device)
 
     @cached_property
     def source_M(self) -> Tensor:
@@ -54,10 +52,6 @@ class Packed:
     def to(self, device: torch.device | str) -> "Packed":
         """The same on another device."""
         return replace(self, input_ids_M=self.input_ids_M.to(device), position_ids_M=self.position_ids_M.to(device))
-
-
-def _on(gather: Gather, device: torch.device) -> Gather:
-    return Gather(gather.index_X.to(device), None if gather.inverse_M is None else gather.inverse_M.to(device))
 
 
 def pack(segments: list[list[int]], parents: list[int]) -> Packed:
@@ -101,7 +95,7 @@ def packed_hidden(model: Any, packed: Packed) -> Tensor:
             input_ids=packed.input_ids_M[None],
             position_ids=packed.position_ids_M[None],
             use_cache=False,
-            blocks=packed.blocks,
+            layout=packed.layout,
         )
     return out.last_hidden_state.squeeze(0)
 
