@@ -1,12 +1,14 @@
-"""What other trainers call the keys of ours (axolotl, LLaMA-Factory, oumi, TRL, verl), for the hint beside an unknown key."""
+"""What axolotl, LLaMA-Factory, oumi, TRL and verl call our keys, for the hint beside an unknown one."""
 
 SYNONYMS = {
-    "adapter": "use_peft", "advantages": "advantage", "base_model": "model", "batch_size": "per_device_train_batch_size",
+    "adapter": "use_peft", "advantages": "advantage", "base_model": "model", 
+    "batch_size": "per_device_train_batch_size",
     "clip_grad": "max_grad_norm", "cutoff_len": "max_length", "dataset": "data", "datasets": "data",
     "depends_on": "after", "effective_batch_size": "per_device_train_batch_size", "env_vars": "vars",
     "epochs": "num_train_epochs", "eval_tasks": "tasks", "filters": "filter", "gpus": "resources",
     "grad_accum": "gradient_accumulation_steps", "group_size": "num_generations", "inputs": "models",
-    "loss": "surrogate", "lr": "learning_rate", "lr_scheduler": "lr_scheduler_type", "max_new_tokens": "max_completion_length",
+    "loss": "surrogate", "lr": "learning_rate", "lr_scheduler": "lr_scheduler_type", 
+    "max_new_tokens": "max_completion_length",
     "max_response_length": "max_completion_length", "max_seq_len": "max_length", "max_seq_length": "max_length",
     "method": "merge_method", "micro_batch_size": "per_device_train_batch_size", "model_name": "model",
     "model_name_or_path": "model", "n": "num_generations", "needs": "after", "num_epochs": "num_train_epochs",

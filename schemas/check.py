@@ -7,7 +7,7 @@ from schemas.tree import join, problem
 
 
 def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """The steps in an order in which they can run, with types of ports and outputs; what is wrong goes to `problems`."""
+    """The steps in an order in which they can run, with types; what is wrong is added to `problems`."""
     order = _ordered(infos, problems)
     if problems:
         return {}
@@ -74,7 +74,7 @@ def _typed(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list
 
 
 def _is_own(source: str) -> bool:
-    return source.startswith("path:") and ".posttrain" in source.replace("\\", "/").split("/")
+    return source.startswith("path:") and ".posttrain" in source.removeprefix("path:").replace("\\", "/").split("/")
 
 
 def _fitting(port: Port, source: StepInfo, done: dict[str, StepInfo]) -> str:

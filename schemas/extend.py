@@ -95,7 +95,7 @@ def _set(node: Node, keys: list[str], value: Node, path: str, start: Mark) -> No
     if not node.is_map and node.value is not None:
         raise refuse(start, here, f"`{path}` is a single value and has no `{key}`", "set the value itself")
     children = node.value or {}
-    if key not in children and rest and path in ("", "vars", "profiles") or _names_stage(path, key, children):
+    if (key not in children and rest and path in ("", "profiles")) or _names_stage(path, key, children):
         raise refuse(start, here, f"there is no `{here}` to set", suggest(key, children, "keys here"))
     below = children.get(key, Node({}, start, start))
     return node.with_value({**children, key: _set(below, rest, value, here, start) if rest else value})

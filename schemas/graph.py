@@ -17,6 +17,8 @@ from schemas.stages.union import KINDS
 from schemas.tree import Mark, Node, join, problem
 from schemas.validation import coerced, follow, problems_of
 
+NOWHERE = Mark("", 1, 1)
+
 
 @dataclass(frozen=True)
 class Port:
@@ -36,7 +38,7 @@ class Port:
     """The reference, when it comes from outside."""
     type: str = ""
     """Artifact type that is received."""
-    mark: Mark = Mark("", 1, 1)
+    mark: Mark = NOWHERE
     """Where it is written."""
 
 

@@ -85,7 +85,6 @@ def _unknown(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
     elif "/" in text:
         advice = f"a model of the hub is written hub:{text}, a folder path:{text}"
     else:
-        word = text if text.startswith("previous.") else text.partition(".")[0]
-        choices = [n for n in names if "." not in n or n.startswith("previous.") or "." in text]
-        advice = suggest(word if word in names or "." not in text else text, choices, "stages")
+        unrolled = {step for word, target in names.items() for step in target.steps if word != step}
+        advice = suggest(text, [n for n in names if n not in unrolled or "@" in n], "stages")
     return refuse(mark, path, f"no stage `{text}`", advice)

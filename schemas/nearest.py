@@ -14,8 +14,15 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     for choice in choices:
         if choice.rpartition(".")[2] == word or (len(word) > 3 and choice.lower().startswith(wanted)):
             return choice
-    found = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.6)
-    return folded[found[0]] if found else None
+    scored = [(_likeness(wanted, c), -i, c) for i, c in enumerate(reversed(folded))]
+    best = max(scored, default=(0.0, 0, ""))
+    return folded[best[2]] if best[0] >= 0.6 else None
+
+
+def _likeness(one: str, other: str) -> float:
+    """Share of matching letters; letters in another order are the likeliest slip of all."""
+    swapped = 0.3 if sorted(one) == sorted(other) else 0.0
+    return difflib.SequenceMatcher(None, one, other).ratio() + swapped
 
 
 def suggest(word: str, words: Iterable[str], noun: str) -> str:

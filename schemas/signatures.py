@@ -56,7 +56,7 @@ class Signature:
 
 
 def address(slot: type[Use], name: str) -> tuple[str, str]:
-    """Module and name inside it that a word in a slot stands for. Raises SignatureError for words that cannot be one."""
+    """Module, and name inside it, that a word in a slot stands for. Raises SignatureError."""
     if ":" in name:
         module, _, function = name.partition(":")
         if not module or not function:
@@ -76,7 +76,9 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
     house = ":" not in name
     try:
         found = _find(module, function, folders, 0, is_class=bool(slot.member))
-        if slot.takes is not None and len(found.supplied) != len(slot.takes):
+        if slot.takes is not None and (
+            found.supplied != slot.takes if house else len(found.supplied) != len(slot.takes)
+        ):
             given = ", ".join(slot.takes) or "nothing"
             said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
             raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")

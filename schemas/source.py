@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from schemas.errors import RecipeError
 from schemas.tree import Mark, Node, join, refuse
 
 MAX_BYTES = 1_000_000
@@ -23,8 +22,8 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
 _OCTAL, _HEX = re.compile(r"0o[0-7]{1,300}"), re.compile(r"0x[0-9a-fA-F]{1,300}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS = {"": None, "~": None} | {w: None for w in ("null", "Null", "NULL")}
-_WORDS |= {w: True for w in ("true", "True", "TRUE")} | {w: False for w in ("false", "False", "FALSE")}
+_WORDS: dict[str, Any] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
+_WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
 _SPECIAL = {f"{s}.{w}": float(f"{s}inf") for s in ("", "+", "-") for w in ("inf", "Inf", "INF")}
 _SPECIAL |= {w: float("nan") for w in (".nan", ".NaN", ".NAN")}
 _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null", "map", "seq")} | {"!"}

@@ -21,7 +21,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Node:
-    """A value of the tree: a dict of nodes, a list of nodes or a scalar. `key` is where its key stands, if it has one."""
+    """A value of the tree: a dict of nodes, a list of nodes or a scalar; `key` is where its key stands, if any."""
 
     value: Any
     mark: Mark

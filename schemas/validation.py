@@ -18,7 +18,7 @@ _UNKNOWN, _MISSING = "extra_forbidden", "missing"
 def problems_of(
     error: ValidationError, node: Node, path: str, kind: type[BaseModel], beside: Iterable[str] = ()
 ) -> list[Problem]:
-    """One problem per thing that is wrong; `node` was validated as `kind`, `beside` are further keys that it may have."""
+    """One problem per wrong thing in `node`, validated as `kind`; `beside` are further keys that it may have."""
     found: list[Problem] = []
     unions: dict[str, list[tuple[ErrorDetails, tuple[str, ...]]]] = {}
     roots: dict[str, Node] = {}
@@ -142,7 +142,8 @@ def _problem(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], 
     if kind == "value_error":
         return problem(at.where, path, said.removeprefix("Value error, "))
     if kind == "literal_error":
-        words = re.findall(r"'([^']*)'", str(details.get("ctx", {}).get("expected", "")))
+        expected = str(details.get("ctx", {}).get("expected", ""))
+        words = re.findall(r"'([^']*)'", expected) or [expected]
         return problem(at.mark, path, f"{_value(at)} is not one of the words", suggest(str(at.value), words, "words"))
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return problem(at.mark, path, f"a map of keys is wanted{_shown(at)}", "write `key: value` below it")

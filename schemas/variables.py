@@ -17,7 +17,7 @@ Scope = dict[str, dict[str, Node]]
 
 
 def substitute(node: Node, scope: Scope, path: str = "") -> Node:
-    """The tree with variables put in; `scope` maps `vars`, `matrix` and `repeat` to their values. Raises RecipeError."""
+    """The tree with variables put in; `scope` holds those of `vars`, `matrix` and `repeat`. Raises RecipeError."""
     if node.is_map:
         return node.with_value({k: substitute(v, scope, join(path, k)) for k, v in node.value.items()})
     if node.is_list:
