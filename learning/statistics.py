@@ -31,7 +31,8 @@ class Difference:
     high: float
     n: int
     p_value: float
-    detectable: float
+    detectable: float | None
+    """None for a single problem."""
 
 
 def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int) -> Estimate | None:
@@ -74,14 +75,14 @@ def paired_difference(
     if len(gain_P) == 0:
         return None
     low, high = bootstrap_interval(gain_P, confidence, num_bootstrap, seed)
-    n, spread = len(gain_P), float(gain_P.std(ddof=1)) if len(gain_P) > 1 else float("nan")
+    n = len(gain_P)
     return Difference(
         float(gain_P.mean()),
         low,
         high,
         n,
         sign_flip_p(gain_P, num_bootstrap, seed),
-        detectable_difference(spread, n, confidence=confidence),
+        detectable_difference(float(gain_P.std(ddof=1)), n, confidence=confidence) if n > 1 else None,
     )
 
 

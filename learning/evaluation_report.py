@@ -1,0 +1,64 @@
+"""The files of an evaluation: results.json, samples.parquet and table.md; equal results give equal bytes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SAMPLES = pa.schema(
+    [
+        ("model", pa.string()),
+        ("id", pa.string()),
+        ("family", pa.string()),
+        ("sample", pa.int32()),
+        ("prompt", pa.string()),
+        ("answer", pa.string()),
+        ("completion", pa.string()),
+        ("truncated", pa.bool_()),
+        ("score", pa.float64()),
+    ]
+)
+
+
+def write_report(folder: Path, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+    """Write the three files."""
+    text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "table.md").write_text(markdown(results), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(samples, schema=SAMPLES), folder / "samples.parquet", compression="zstd")
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table, the comparisons and the gates for a reader."""
+    level = f"{100 * results['confidence']:g} %"
+    families = list(dict.fromkeys(line["family"] for line in results["table"]))
+    parts = []
+    for metric in dict.fromkeys(line["metric"] for line in results["table"]):
+        lines = [line for line in results["table"] if line["metric"] == metric]
+        cells = {(x["model"], x["family"]): f"{x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in lines}
+        sizes = {x["family"]: x["n"] for x in lines}
+        head = [f"{metric}, {level} interval", *(f"{family} (n={sizes.get(family, 0)})" for family in families)]
+        rows = [[m, *(cells.get((m, f), "") for f in families)] for m in dict.fromkeys(x["model"] for x in lines)]
+        parts.append(grid(head, rows))
+    if results["comparisons"]:
+        head = ["difference on the same problems", "family", "metric", f"gain, {level} interval", "p", "detectable"]
+        parts.append(grid(head, [comparison(line) for line in results["comparisons"]]))
+    for gate in results["gates"]:
+        parts.append(f"- gate {'passed' if gate['passed'] else 'FAILED'}: {gate['text']}\n")
+    return "\n".join(parts)
+
+
+def comparison(line: dict[str, Any]) -> list[str]:
+    """Cells of one comparison."""
+    gain = f"{line['value']:+.3f} [{line['low']:+.3f}, {line['high']:+.3f}]"
+    detectable = "" if line["detectable"] is None else f"{line['detectable']:.3f}"
+    pair = f"{line['model']} − {line['against']}"
+    return [pair, line["family"], line["metric"], gain, f"{line['p_value']:.2g}", detectable]
+
+
+def grid(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

@@ -1,0 +1,128 @@
+"""kind: evaluate — several models on the same held-out problems: a table with intervals, paired differences, gates."""
+
+from typing import Any
+
+import numpy as np
+
+from learning.engines.load import make_engine
+from learning.engines.protocol import Sampling
+from learning.evaluation import ALL, Scores, check_gates, comparisons, gates, table
+from learning.evaluation_report import write_report
+from learning.lookup import bind
+from learning.policy import load_policy, set_determinism
+from learning.rows import read_rows
+from learning.sampling import Sample, sample_rows, weighted_scores
+from schemas.errors import StepError
+from schemas.stages.evaluate import Evaluate
+from tasks.context import Context, Result
+
+Row = dict[str, Any]
+SHOWN_PER_FAMILY = 4
+
+
+def run(stage: Evaluate, context: Context) -> Result:
+    """Sample every model on every problem, score, and report; flows acts on the gates."""
+    set_determinism(context.seed, context.num_threads)
+    ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
+    names = list(ports)
+    check_gates(stage, names)
+    problems, repeated = gather(stage, context)
+    samples, scores = {}, {}
+    for index, (name, port) in enumerate(ports.items()):
+        samples[name] = sample(stage, context, problems, port, done=index * len(problems), models=len(ports))
+        scores[name] = score(stage, context, problems, samples[name])
+    measured = Scores(scores, [row["family"] for row in problems])
+    results = {
+        "confidence": stage.confidence,
+        "problems": len(problems),
+        "repeated": repeated,
+        "table": table(stage, measured, context.seed),
+        "comparisons": comparisons(stage, measured, context.seed),
+    }
+    results["gates"] = gates(stage, names, results["table"], results["comparisons"])
+    write_report(context.output("report"), results, sample_rows_of(problems, samples, scores))
+    return Result(flat(results, scores, names[-1]), results | {"samples": shown(problems, samples, scores)})
+
+
+def gather(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
+    """Held-out problems, each once, at most `limit` of each source; how many came twice."""
+    sources = [bind(use, f"tasks.{i}", context.inputs)() for i, use in enumerate(stage.tasks)]
+    if stage.prompts is not None:
+        sources.append(read_rows(context.input("prompts"), "prompts"))
+    found = [row for source in sources for row in source[: stage.limit]]
+    if not found:
+        raise StepError("evaluate: no problems to evaluate on")
+    unique = {row["id"]: row for row in reversed(found)}
+    return list(reversed(unique.values())), len(found) - len(unique)
+
+
+def sample(
+    stage: Evaluate, context: Context, problems: list[Row], port: str, *, done: int, models: int
+) -> list[list[Sample]]:
+    """Completions of one model; all models draw the same random numbers for a problem."""
+    policy = load_policy(context.input(port), device=context.device)
+    return sample_rows(
+        make_engine(stage.engine, policy),
+        policy.tokenizer,
+        problems,
+        n=stage.num_generations,
+        seed=context.seed,
+        sampling=Sampling(stage.temperature, stage.max_completion_length),
+        on_progress=lambda here: context.progress(done + here, models * len(problems)),
+    )
+
+
+def score(stage: Evaluate, context: Context, problems: list[Row], samples: list[list[Sample]]) -> np.ndarray:
+    """Scores (P, N), NaN where a reward could say nothing."""
+    rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
+    rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
+    texts = [one.text for group in samples for one in group]
+    found = weighted_scores(rewards, [use.weight for use in stage.rewards], rows, texts)
+    return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
+
+
+def flat(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
+    """Metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
+    found: dict[str, float | int] = {"problems": results["problems"]}
+    for line in results["table"]:
+        name = f"{line['metric']}.{line['model']}"
+        found[name if line["family"] == ALL else f"{name}.{line['family']}"] = line["value"]
+        if line["family"] == ALL and line["model"] == last:
+            found[line["metric"]] = line["value"]
+    found["unscorable"] = int(sum(np.isnan(score_PN).sum() for score_PN in scores.values()))
+    found["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
+    return found
+
+
+def sample_rows_of(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+    """Every sample of every model, one row each."""
+    return [
+        {
+            "model": model,
+            "id": row["id"],
+            "family": row["family"],
+            "sample": n,
+            "prompt": row["prompt"][-1]["content"],
+            "answer": row["answer"],
+            "completion": one.text,
+            "truncated": one.finish == "length",
+            "score": None if np.isnan(scores[model][p, n]) else float(scores[model][p, n]),
+        }
+        for model, groups in samples.items()
+        for p, (row, group) in enumerate(zip(problems, groups, strict=True))
+        for n, one in enumerate(group)
+    ]
+
+
+def shown(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+    """A few problems with every model's first completion, side by side."""
+    picked: list[Row] = []
+    count: dict[str, int] = {}
+    for p, row in enumerate(problems):
+        count[row["family"]] = count.get(row["family"], 0) + 1
+        if count[row["family"]] <= SHOWN_PER_FAMILY:
+            said = {model: groups[p][0].text for model, groups in samples.items()}
+            marks = {model: None if np.isnan(s[p, 0]) else float(s[p, 0]) for model, s in scores.items()}
+            shared = {"family": row["family"], "prompt": row["prompt"][-1]["content"], "answer": row["answer"]}
+            picked.append(shared | {"completions": said, "scores": marks})
+    return picked
