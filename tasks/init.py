@@ -1,0 +1,96 @@
+"""kind: init — a tokenizer and a randomly initialised model from a configuration."""
+
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from learning.lookup import bind
+from learning.policy import Policy, save_policy, set_determinism
+from schemas.errors import StepError
+from schemas.nearest import suggest
+from schemas.stages.init import Init
+from tasks.context import Context, Result
+
+LEGACY = {"rope_theta", "rope_scaling"}
+"""Arguments that every configuration still takes although none names them."""
+
+
+def run(stage: Init, context: Context) -> Result:
+    """Build the tokenizer, then a model of its vocabulary with seeded weights, in float32."""
+    set_determinism(context.seed, context.num_threads)
+    tokenizer = bind(stage.tokenizer, "tokenizer", context.inputs)()
+    tokenizer.model_max_length = stage.max_length
+    model = make_model(make_config(stage.config, tokenizer, stage.max_length))
+    save_policy(Policy(model, tokenizer, stage.max_length), context.output("model"))
+    counts = {"parameters": model.num_parameters(), "vocabulary": len(tokenizer)}
+    return Result({**counts, "max_length": stage.max_length})
+
+
+def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
+    """The configuration that `given` names, with the tokenizer's vocabulary and without dropout.
+
+    Raises StepError for an unknown model_type or argument, for dropout, and for what the tokenizer decides.
+    """
+    arguments = dict(given)
+    known = sorted(c.model_type for c in MODEL_FOR_CAUSAL_LM_MAPPING)
+    model_type = arguments.pop("model_type", None)
+    if model_type not in known:
+        raise StepError(
+            f"config.model_type: {model_type!r} is no causal language model; {suggest(str(model_type), known, 'one')}"
+        )
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    names = sorted({*default.to_dict(), *kind.attribute_map, *LEGACY})
+    for name in arguments:
+        if name not in names:
+            raise StepError(f"config.{name}: {model_type} has no such argument; {suggest(name, names, 'arguments')}")
+    dropouts = {n: 0.0 for n in default.to_dict() if "drop" in n and isinstance(getattr(default, n), float)}
+    for name in dropouts:
+        if arguments.get(name):
+            raise StepError(
+                f"config.{name}: dropout is not supported, the trained model must be the sampled one; remove it"
+            )
+    if arguments.setdefault("max_position_embeddings", max_length) < max_length:
+        raise StepError(
+            f"config.max_position_embeddings: less than max_length, {max_length}; raise one or lower the other"
+        )
+    return build(kind, {**arguments, **dropouts, **of_tokenizer(tokenizer, arguments)}, names)
+
+
+def of_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Vocabulary and special ids; raises StepError when the recipe says otherwise."""
+    decided = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
+    for name, value in decided.items():
+        if arguments.get(name, value) != value:
+            raise StepError(f"config.{name}: the tokenizer says {value}, not {arguments[name]}; remove it")
+    return decided
+
+
+def build(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
+    """The configuration; raises StepError for values it refuses."""
+    taken = {name: value for name, value in arguments.items() if name in names}
+    try:
+        return kind(**taken)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise StepError(f"config: {kind.model_type} refuses these values: {error}") from error
+
+
+def make_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
+    try:
+        return AutoModelForCausalLM.from_config(config).float().eval()
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise StepError(f"config: no {config.model_type} model can be made of these sizes: {error}") from error

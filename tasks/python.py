@@ -1,0 +1,60 @@
+"""kind: python — a function of the user's own."""
+
+import traceback
+from dataclasses import replace
+from typing import Any
+
+from learning.lookup import bind
+from learning.rows import SCHEMAS, read_table
+from schemas.errors import PosttrainError, StepError
+from schemas.stages.python import Python
+from tasks.context import Context, Result
+
+
+def run(stage: Python, context: Context) -> Result:
+    """Call the function, then check that it wrote what it declares; what it returns are the step's metrics."""
+    function = bind(stage.function, "function", context.inputs)
+    short = {port.removeprefix("inputs."): folder for port, folder in context.inputs.items()}
+    try:
+        returned = function(replace(context, inputs={**short, **context.inputs}))
+    except PosttrainError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{at.filename}:{at.lineno}"
+        raise StepError(f"function {stage.function.use}: {type(error).__name__}: {error} ({where})") from error
+    for name, artifact_type in stage.produces.items():
+        check_output(stage, context, name, artifact_type)
+    return as_result(stage, returned)
+
+
+def check_output(stage: Python, context: Context, name: str, artifact_type: str) -> None:
+    """Raise StepError when an output is missing or is not of its type."""
+    folder = context.output(name)
+    if not any(folder.iterdir()):
+        advice = f"write files to context.output({name!r})"
+        raise StepError(f"function {stage.function.use}: output {name!r} is empty; {advice}")
+    if artifact_type in SCHEMAS:
+        if not (folder / "rows.parquet").is_file():
+            raise StepError(
+                f"function {stage.function.use}: output {name!r} has no rows.parquet; use learning.rows.write_rows"
+            )
+        read_table(folder, artifact_type)
+    models = {"policy": "config.json", "reward_model": "config.json", "adapter": "adapter_config.json"}
+    if artifact_type in models and not (folder / models[artifact_type]).is_file():
+        raise StepError(
+            f"function {stage.function.use}: output {name!r} is no {artifact_type}: no {models[artifact_type]}"
+        )
+
+
+def as_result(stage: Python, returned: Any) -> Result:
+    """A Result, a dictionary of metrics, or nothing; raises StepError for anything else."""
+    if isinstance(returned, Result):
+        return returned
+    metrics = {} if returned is None else returned
+    plain = (int, float, bool, str, type(None))
+    if not isinstance(metrics, dict) or any(not isinstance(value, plain) for value in metrics.values()):
+        raise StepError(
+            f"function {stage.function.use}: must return None, a Result or a dictionary of numbers and texts"
+        )
+    return Result({str(name): value for name, value in metrics.items()})

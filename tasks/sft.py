@@ -1,0 +1,169 @@
+"""kind: sft — supervised fine-tuning on completions."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from learning.checkpoint import (
+    load_latest,
+    load_optimizer_state,
+    load_weights,
+    optimizer_state,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from learning.crossentropy import Loss, loss_for
+from learning.epochs import Epochs
+from learning.examples import Example, Examples, encode_rows
+from learning.lora import save_adapter, with_adapter
+from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.policy import Policy, load_policy, save_policy, set_determinism
+from learning.rows import read_rows
+from schemas.stages.sft import Sft
+from tasks.context import Context, Result
+
+TOLD = ("curve", "window", "tokens")
+"""What a loop remembers beside weights, optimiser and random states."""
+
+
+@dataclass
+class Loop:
+    """What a stage holds while it runs; `curve`, `window` and `tokens` are what it has told so far."""
+
+    stage: Sft
+    context: Context
+    policy: Policy
+    examples: Examples
+    epochs: Epochs
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    total_steps: int
+    curve: list[dict[str, float]] = field(default_factory=list)
+    window: list[dict[str, float]] = field(default_factory=list)
+    tokens: int = 0
+
+
+def run(stage: Sft, context: Context) -> Result:
+    """Train `stage.model` on `stage.data`; continues from the step's own checkpoints."""
+    loop = prepare(stage, context)
+    for step in range(resume(loop), loop.total_steps):
+        learn(loop, step)
+        if (step + 1) % stage.save_steps == 0 and step + 1 < loop.total_steps:
+            save(loop, step + 1)
+    return publish(loop)
+
+
+def prepare(stage: Sft, context: Context) -> Loop:
+    """Load the policy, encode the rows, cut them into steps."""
+    set_determinism(context.seed, context.num_threads)
+    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    limit = min(stage.max_length, policy.max_length)
+    examples = encode_rows(policy.tokenizer, read_rows(context.input("data"), "chat"), limit)
+    epochs = Epochs(
+        [len(example.ids) for example in examples.kept],
+        per_pass=stage.per_device_train_batch_size,
+        passes=stage.gradient_accumulation_steps,
+        seed=context.seed,
+        budget=limit if stage.packing else None,
+    )
+    total = stage.max_steps if stage.max_steps > 0 else math.ceil(stage.num_train_epochs * epochs.steps_per_epoch)
+    if stage.use_peft:
+        policy = with_adapter(policy, stage)
+    loss = loss_for(policy.model, examples.kept, packing=stage.packing)
+    return Loop(stage, context, policy, examples, epochs, loss, make_optimizer(policy.model, stage), total)
+
+
+def learn(loop: Loop, step: int) -> None:
+    """One optimiser step: the mean over the learned tokens of all its forward passes, then tell how it went."""
+    began, stage = time.perf_counter(), loop.stage
+    passes = [[loop.examples.kept[row] for row in rows] for rows in loop.epochs.at(step)]
+    rate = learning_rate_at(stage, step, loop.total_steps)
+    for group in loop.optimizer.param_groups:
+        group["lr"] = rate
+    loop.optimizer.zero_grad(set_to_none=True)
+    loss = backward(loop, passes)
+    norm = clip_gradients(loop.policy.model, stage.max_grad_norm)
+    loop.optimizer.step()
+    tokens = sum(len(example.ids) for examples in passes for example in examples)
+    seconds = time.perf_counter() - began
+    tell(loop, step, {"loss": loss, "learning_rate": rate, "grad_norm": norm, "tokens": tokens, "seconds": seconds})
+
+
+def backward(loop: Loop, passes: Sequence[Sequence[Example]]) -> float:
+    """Add up the gradient; returns the mean loss. The denominator is that of the whole step, not of each pass."""
+    learned = sum(example.num_learned for examples in passes for example in examples)
+    total = 0.0
+    for examples in passes:
+        loss = loop.loss(loop.policy.model, examples) / max(learned, 1)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def tell(loop: Loop, step: int, point: dict[str, float]) -> None:
+    """Count, tell progress, and add to the curves."""
+    loop.tokens += int(point["tokens"])
+    loop.window = [*loop.window, point]
+    if (step + 1) % loop.stage.logging_steps == 0 or step + 1 == loop.total_steps:
+        means = {name: sum(p[name] for p in loop.window) / len(loop.window) for name in point}
+        speed = means.pop("tokens") / means.pop("seconds")
+        loop.curve.append({"step": step + 1, **means, "tokens_per_second": speed})
+        loop.window = []
+        loop.context.log(**loop.curve[-1])
+    speed = point["tokens"] / point["seconds"]
+    loop.context.progress(step + 1, loop.total_steps, loss=point["loss"], tokens_per_second=speed)
+
+
+def trained(loop: Loop) -> dict[str, torch.Tensor]:
+    """The parameters that change, by name; tied ones once."""
+    return {name: p for name, p in loop.policy.model.named_parameters() if p.requires_grad}
+
+
+def save(loop: Loop, step: int) -> None:
+    """Leave a checkpoint from which a killed step continues, to the same bits; the data's order follows the step."""
+    optimizer_tensors, groups = optimizer_state(loop.optimizer)
+    rng_tensors, rng_rest = rng_state()
+    parts = {"model": trained(loop), "optimizer": optimizer_tensors, "rng": rng_tensors}
+    tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+    told = {name: getattr(loop, name) for name in TOLD}
+    save_checkpoint(loop.context.checkpoints, step, tensors, {"optimizer": groups, "rng": rng_rest, **told})
+
+
+def resume(loop: Loop) -> int:
+    """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
+    found = load_latest(loop.context.checkpoints)
+    if found is None:
+        return 0
+    step, tensors, state = found
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
+    load_weights(trained(loop), parts["model"])
+    load_optimizer_state(loop.optimizer, parts["optimizer"], state["optimizer"])
+    set_rng_state(parts["rng"], state["rng"])
+    for name in TOLD:
+        setattr(loop, name, state[name])
+    for point in loop.curve:
+        loop.context.log(**point)
+    return step
+
+
+def publish(loop: Loop) -> Result:
+    """Write the trained model."""
+    write = save_adapter if loop.stage.use_peft else save_policy
+    metrics = {
+        "loss": loop.curve[-1]["loss"],
+        "steps": loop.total_steps,
+        "tokens": loop.tokens,
+        "rows": len(loop.examples.kept),
+        "dropped_rows": loop.examples.dropped,
+        "unknown_tokens": loop.examples.unknown,
+        "trained_parameters": sum(parameter.numel() for parameter in trained(loop).values()),
+    }
+    write(loop.policy, loop.context.output("model"))
+    return Result(metrics)
