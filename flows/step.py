@@ -1,0 +1,183 @@
+"""One step, on the worker's side: lock, look again, check, run the task, digest, publish.
+
+A spec is plain JSON: {root, run, recipe, attempt, step, inputs, folders, whole_process}. `inputs` maps a port to
+{kind, key, output, step} or {source, digest}.
+"""
+
+import importlib
+import json
+import os
+import resource
+import secrets
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from flows.capture import captured
+from flows.contracts import CARRIERS, INDEPENDENT
+from flows.difference import first_difference
+from flows.environment import with_environment
+from flows.lock import locked
+from lineage.contract import disagreement, fingerprint
+from lineage.layout import Layout
+from lineage.provenance import commit, versions
+from lineage.sources import find_source
+from lineage.store import Store
+from schemas.errors import PosttrainError, StepError
+from schemas.manifest import Contract, InputRecord, Manifest
+from schemas.plan import Step
+from schemas.stages.union import Stage
+from tasks.context import Context, Result
+
+Received = list[tuple[InputRecord, Path]]
+
+
+def run_step(spec: dict[str, Any]) -> dict[str, Any]:
+    """Make the artifact of a step, or find that it is there; returns its manifest. Raises StepError.
+
+    A failed or killed try leaves its checkpoints and its log in the step's work folder.
+    """
+    step, layout = Step.model_validate(spec["step"]), Layout(Path(spec["root"]))
+    store, work = Store(layout), layout.work(step.key)
+    tell = _teller(layout, step, spec["attempt"])
+    with locked(work, on_wait=lambda: tell({"waiting": True})):
+        manifest = store.find(step.kind, step.key)
+        if manifest is None:
+            tell({"started": os.getpid()})
+            _claim_checkpoints(work / "checkpoints", step)
+            manifest = store.publish(*_make(spec, step, layout, work, tell))
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest.model_dump(mode="json")
+
+
+def progress_file(layout: Layout, key: str, attempt: str) -> Path:
+    """Where a try tells how it goes, one JSON object per line."""
+    return layout.work(key) / f"progress-{attempt}.jsonl"
+
+
+def _teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any]], None]:
+    file = progress_file(layout, step.key, attempt)
+
+    def tell(event: dict[str, Any]) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as stream:
+            stream.write(json.dumps(event) + "\n")
+
+    return tell
+
+
+def _make(
+    spec: dict[str, Any], step: Step, layout: Layout, work: Path, tell: Callable[[dict[str, Any]], None]
+) -> tuple[Path, Manifest]:
+    """Run the task into an unpublished folder; returns it with the manifest that it will have."""
+    for leftover in work.glob("tmp-*"):
+        shutil.rmtree(leftover)
+    folder = work / f"tmp-{secrets.token_hex(4)}"
+    folder.mkdir()
+    received = _received(spec, step, layout)
+    _check_contracts(step, received)
+    context = Context(
+        inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
+        seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
+        device="cuda" if step.resources.num_gpus else "cpu", on_progress=tell,
+    )  # fmt: skip
+    started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
+    with captured(work / "step.log", spec["whole_process"]):
+        result = _run_task(step, context, [Path(f) for f in spec["folders"]])
+    seconds = time.monotonic() - wall
+    outputs = Store(layout).describe(folder, dict(step.outputs))
+    (work / "step.log").rename(folder / "step.log")
+    head, dirty = commit(Path(__file__).resolve().parent.parent)
+    return folder, Manifest(
+        key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
+        seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
+        contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
+        versions=versions(), started=started.isoformat(), seconds=seconds, cpu_seconds=_cpu_seconds() - cpu,
+        gpu_seconds=seconds * step.resources.num_gpus,
+        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )  # fmt: skip
+
+
+def _run_task(step: Step, context: Context, folders: list[Path]) -> Result:
+    sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
+    try:
+        task = importlib.import_module(f"tasks.{step.kind}")
+        stage = TypeAdapter(Stage).validate_python(with_environment(step.settings))
+        return task.run(stage, context)
+    except PosttrainError as error:
+        traceback.print_exc()
+        raise StepError(f"{step.name}: {error}") from error
+    except Exception as error:
+        traceback.print_exc()
+        raise StepError(f"{step.name}: {type(error).__name__}: {error}") from error
+
+
+def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
+    """Every input with its folder, checked to be there."""
+    store, found = Store(layout), []
+    for given in step.inputs:
+        chosen = spec["inputs"][given.port]
+        if given.source is not None:
+            source = find_source(given.source, layout, [Path(f) for f in spec["folders"]])
+            if source.digest != given.digest:
+                raise StepError(f"{step.name}: {given.source} changed since the plan was made; run the recipe again")
+            record = InputRecord(port=given.port, source=given.source, digest=source.digest, type=given.type)
+            found.append((record, source.folder))
+            continue
+        manifest = store.find(chosen["kind"], chosen["key"])
+        if manifest is None:
+            raise StepError(f"{step.name}: input {given.port}: the artifact of {chosen['step']} is missing or damaged")
+        output = manifest.outputs[chosen["output"]]
+        record = InputRecord(
+            port=given.port, step=chosen["step"], key=chosen["key"], output=chosen["output"], digest=output.digest,
+            type=output.type,
+        )  # fmt: skip
+        found.append((record, store.folder(manifest) / "outputs" / chosen["output"]))
+    return found
+
+
+def _check_contracts(step: Step, received: Received) -> None:
+    if step.kind in INDEPENDENT:
+        return
+    models = [(r, fingerprint(path)) for r, path in received if r.type in CARRIERS]
+    known = [(r, contract) for r, contract in models if contract is not None]
+    for record, contract in known[1:]:
+        if (problem := disagreement(known[0][1], contract)) is not None:
+            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))
+            raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
+
+
+def _contract(folder: Path, step: Step) -> Contract | None:
+    """Of the first output that is a model."""
+    names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
+    found = (fingerprint(folder / "outputs" / name) for name in names)
+    return next((contract for contract in found if contract is not None), None)
+
+
+def _claim_checkpoints(folder: Path, step: Step) -> None:
+    """Refuse checkpoints that another key left; mark new ones with this key."""
+    folder.mkdir(exist_ok=True)
+    owner = folder / "key.json"
+    if owner.is_file():
+        left = json.loads(owner.read_text())
+        if left["key"] != step.key:
+            what = first_difference(left["identity"], step.identity)
+            raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
+    elif any(folder.iterdir()):
+        raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")
+    else:
+        temporary = folder.parent / "key.json.tmp"
+        temporary.write_text(json.dumps({"key": step.key, "identity": step.identity}))
+        temporary.replace(owner)
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
