@@ -49,9 +49,11 @@ def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluati
         port = f"decontaminate.against.{i}"
         options = ", ".join(f"{name}={value}" for name, value in sorted(use.options.items()))
         found.append(Evaluation(f"{use.use}({options})", bind(use, port, context.inputs)()))
-    for i, reference in enumerate(settings.against_prompts):
-        folder = context.input(f"decontaminate.against_prompts.{i}")
-        found.append(Evaluation(reference, read_rows(folder, "prompts")))
+    for i in range(len(settings.against_prompts)):
+        problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
+        # Named by what it holds: the stage's name is not in the key, so it must not be in the artifact.
+        families = ", ".join(sorted({row["family"] or "no family" for row in problems})[:3])
+        found.append(Evaluation(f"against_prompts.{i}({families})", problems))
     return found
 
 

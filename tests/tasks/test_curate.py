@@ -50,11 +50,11 @@ def test_a_planted_evaluation_problem_is_found_dropped_and_reported_by_id(curate
     rows.insert(30, chat_row("leaked", "Tell me a riddle.", f"Here is one: {problem}"))
     result, kept, dropped, folder = curate(rows, "chat", evaluation)
     assert kept == [f"row-{i}" for i in range(40)]
-    assert dropped["planted"] == ("contaminated", "held_out: problem eval-7, overlap 1.00")
-    assert dropped["leaked"] == ("contaminated", "held_out: problem eval-7, overlap 1.00")
+    assert dropped["planted"] == ("contaminated", "against_prompts.0(sum): problem eval-7, overlap 1.00")
+    assert dropped["leaked"] == ("contaminated", "against_prompts.0(sum): problem eval-7, overlap 1.00")
     assert result.metrics["dropped.contaminated"] == 2
     report = json.loads((folder / "outputs/report/report.json").read_text())
-    assert report["evaluations"] == [{"name": "held_out", "problems": 2, "rows_dropped": 2}]
+    assert report["evaluations"] == [{"name": "against_prompts.0(sum)", "problems": 2, "rows_dropped": 2}]
     assert "eval-7" in (folder / "outputs/report/report.md").read_text()
 
 
@@ -86,7 +86,7 @@ def test_rows_that_share_only_the_template_of_an_evaluation_stay(curate):
     rows = [prompt_row(w, template.format(w)) for w in ("ant", "bee", "cow", "elk")]
     _, kept, dropped, _ = curate(rows, evaluation=evaluation)
     assert kept == ["ant", "bee", "elk"]
-    assert dropped["cow"][1] == "held_out: problem ecow, overlap 1.00"
+    assert dropped["cow"][1] == "against_prompts.0(sum): problem ecow, overlap 1.00"
 
 
 def test_overlap_is_the_share_of_the_problems_distinct_ngrams(curate):
@@ -95,7 +95,7 @@ def test_overlap_is_the_share_of_the_problems_distinct_ngrams(curate):
     rows = [prompt_row("two", " ".join(words[:9])), prompt_row("three", " ".join(words[:10]))]
     _, kept, dropped, _ = curate(rows, evaluation=evaluation)
     assert kept == ["two"]
-    assert dropped["three"] == ("contaminated", "held_out: problem e, overlap 0.75")
+    assert dropped["three"] == ("contaminated", "against_prompts.0(sum): problem e, overlap 0.75")
 
 
 def test_generated_evaluations_are_made_again_from_their_slots(curate):
