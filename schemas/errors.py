@@ -29,7 +29,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}:{self.column}"
-        return f"{where}: {self.path}: {self.message}" + (f"\n    {self.advice}" if self.advice else "")
+        path = f"{self.path}: " if self.path else ""
+        return f"{where}: {path}{self.message}" + (f"\n    {self.advice}" if self.advice else "")
 
 
 class RecipeError(PosttrainError):

@@ -1,13 +1,13 @@
 """A step as the checks see it: its validated stage, its functions, its references resolved to steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from schemas.errors import Problem, RecipeError
-from schemas.expand import Unit
+from schemas.expand import Unit, preset_names
 from schemas.names import Names, resolve
 from schemas.nearest import suggest
 from schemas.plan import Until
@@ -83,7 +83,7 @@ def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> S
     try:
         stage = kind.model_validate(node.plain())
     except ValidationError as error:
-        problems += problems_of(error, node, unit.path, kind)
+        problems += _with_preset_advice(problems_of(error, node, unit.path, kind), node)
         return None
     wrong = list(coerced(node, stage.model_dump(by_alias=True), unit.path))
     slots, more = bind_slots(stage, node, unit.path, folders)
@@ -110,6 +110,15 @@ def resolved(info: StepInfo, where: str, reference: Any, problems: list[Problem]
         return None
     kind = reference.outside or reference.accepts[0] if found.source else ""
     return Port(where, str(reference), reference.accepts, found.steps, found.output, found.source, kind, mark)
+
+
+def _with_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
+    """An rl stage without an algorithm lacks several slots: say once how to fill them all."""
+    if node.get("kind") is None or node.value["kind"].value != "rl" or node.get("algorithm") is not None:
+        return found
+    slots = ("`advantage`", "`ratio`", "`surrogate`", "`weigh`")
+    advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(preset_names())})"
+    return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
 
 
 def _kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:

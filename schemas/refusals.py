@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from schemas.errors import Problem
 from schemas.graph import StepInfo
+from schemas.merges import merge_problems
 from schemas.nearest import suggest
-from schemas.signatures import public_functions
 from schemas.slots import Slot
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
@@ -13,8 +13,6 @@ from schemas.stages.merge import Merge
 from schemas.stages.rl import Rl
 from schemas.tree import join, problem
 from schemas.validation import follow
-
-MERGING = "learning.merging"
 
 
 def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
@@ -33,7 +31,7 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
         elif isinstance(info.stage, Evaluate):
             refused += _gates(info, info.stage)
         elif isinstance(info.stage, Merge):
-            refused += _merge(info, info.stage)
+            refused += merge_problems(info, info.stage)
     return refused, list(dict.fromkeys(warned))
 
 
@@ -88,7 +86,7 @@ def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
 
 
 def _gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
-    metrics = [m.use.rpartition(":")[2].rpartition(".")[2] for m in stage.metrics]
+    metrics = [_label(m) for m in info.dump()["metrics"]]
     models = list(stage.models) or ["model"]
     for index, gate in enumerate(stage.gate):
         here = f"gate.{index}"
@@ -103,10 +101,7 @@ def _gates(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
             yield _at(info, f"{here}.against", f"`{gate.against}` is compared with itself", "name another model")
 
 
-def _merge(info: StepInfo, stage: Merge) -> Iterator[Problem]:
-    methods = public_functions(MERGING, ())
-    if methods and stage.merge_method not in methods:
-        advice = suggest(stage.merge_method, methods, "methods")
-        yield _at(info, "merge_method", f"no method `{stage.merge_method}`", advice)
-    if bool(stage.models) == bool(stage.slices):
-        yield _at(info, "", "give exactly one of `models` and `slices`", "as in mergekit")
+def _label(metric: dict[str, object]) -> str:
+    """A metric's name in tables and gates: function and options, as `pass_at_4`."""
+    name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
+    return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])

@@ -134,6 +134,12 @@ class MetricUse(Use):
     takes = ("correct_PN",)
 
 
+class MergeMethodUse(Use):
+    """Makes one tensor of the same tensor of several models."""
+
+    home = "learning.merging"
+
+
 class FunctionUse(Use):
     """Any function of the user's own, by import path."""
 

@@ -139,6 +139,8 @@ def _problem(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], 
         ours = canonical(word, known)
         advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
         return problem(at.where, path, f"unknown key `{word}`", advice)
+    if kind == "too_short":
+        return problem(at.mark, path, "this is empty", "at least one entry is wanted")
     if kind == "value_error":
         return problem(at.where, path, said.removeprefix("Value error, "))
     if kind == "literal_error":
