@@ -14,8 +14,8 @@ from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
 from tasks.context import Context, Result
 
-MEMORY = "4GiB"
-"""What DuckDB may hold before it spills to disk, unless `resources.memory` says otherwise."""
+MEMORY = "2GiB"
+"""What DuckDB may hold, beside the rows themselves, before it spills to disk."""
 BATCH = 10_000
 
 
@@ -26,8 +26,8 @@ def run(stage: Curate, context: Context) -> Result:
     are of no known type, and when decontamination takes more than `max_dropped`.
     """
     with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill:
-        settings = {"num_threads": context.num_threads, "memory_limit": stage.resources.memory or MEMORY}
-        with curation(context.input("data"), spill=Path(spill), **settings) as rows:
+        settings = {"num_threads": context.num_threads, "memory_limit": MEMORY, "spill": Path(spill)}
+        with curation(context.input("data"), **settings) as rows:
             evaluations = find_evaluations(stage.decontaminate, context) if stage.decontaminate else []
             drop_malformed(rows)
             drop_by_length(rows, stage.min_length, stage.max_length)
@@ -47,8 +47,8 @@ def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluati
     found = []
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
-        options = ", ".join(f"{name}={value}" for name, value in sorted(use.options.items()))
-        found.append(Evaluation(f"{use.use}({options})", bind(use, port, context.inputs)()))
+        plain = [f"{name}={value}" for name, value in sorted(use.options.items()) if not isinstance(value, dict | list)]
+        found.append(Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)()))
     for i in range(len(settings.against_prompts)):
         problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
         # Named by what it holds: the stage's name is not in the key, so it must not be in the artifact.
