@@ -1,0 +1,194 @@
+"""Ways to merge models. The `merge_method` of a recipe is the name of a function here.
+
+A method makes one tensor out of the same tensor of K models. What stands before the star is supplied by name: `tensors`
+(K tensors of one shape and precision), `base` (the base model's; a method that takes it gets the other models in
+`tensors`) and `seed` (of this tensor). What stands after the star are mergekit's parameters: a `list` holds one value
+per model of `tensors`, anything else is one value for the tensor. `lambda` is written `lambda_`. The result has the
+precision of `tensors`; the arithmetic is one precision wider.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learning.blocks import blocks, blockwise, kth_magnitude
+from schemas.errors import StepError
+
+PARALLEL = 0.9995
+"""Cosine beyond which two directions count as one, and the arc as its chord."""
+Keep = Callable[[int, Tensor], Tensor]
+"""(model, its block of differences) → the block with the dropped ones zero."""
+
+
+def linear(tensors: list[Tensor], *, weight: list, normalize: bool = True) -> Tensor:
+    """Weighted average: Σ wᵏ θᵏ, over Σ wᵏ where `normalize` is set (model soups, Wortsman et al. 2022)."""
+    scale = 1.0 / _divisor(weight) if normalize else 1.0
+    return blockwise(lambda *parts_K: _weighted(list(parts_K), [w * scale for w in weight]), tensors)
+
+
+def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
+    """Along the arc from the base (t = 0) to the one other model (t = 1) (Shoemake 1985).
+
+    With the angle φ between the flattened tensors: sin((1−t)φ)/sin φ · base + sin(tφ)/sin φ · other; a straight line
+    where |cos φ| > 0.9995 or one of them is zero.
+    """
+    if len(tensors) != 1:
+        raise StepError(f"merge_method slerp: wants base_model and one other model, got {len(tensors)} others")
+    dot = squared_base = squared_other = 0.0
+    for _, (start, end) in blocks([base, tensors[0]]):
+        a, b = start.numpy(), end.numpy()
+        dot += float(np.sum(a * b, dtype=np.float64))
+        squared_base += float(np.sum(a * a, dtype=np.float64))
+        squared_other += float(np.sum(b * b, dtype=np.float64))
+    norms = math.sqrt(squared_base) * math.sqrt(squared_other)
+    cosine = max(-1.0, min(1.0, dot / norms)) if norms > 0 else 1.0
+    if abs(cosine) > PARALLEL:
+        return blockwise(lambda start, end: _weighted([start, end], [1 - t, t]), [base, tensors[0]])
+    angle = math.acos(cosine)
+    weights = [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)]
+    return blockwise(lambda start, end: _weighted([start, end], weights), [base, tensors[0]])
+
+
+def task_arithmetic(
+    tensors: list[Tensor], base: Tensor, *, weight: list, normalize: bool = False, lambda_: float = 1.0
+) -> Tensor:
+    """Base plus the weighted sum of differences to it: base + λ Σ wᵏ(θᵏ − base) (Ilharco et al. 2022)."""
+    return _sum_of_differences(tensors, base, weight, lambda k, delta: delta, normalize, lambda_)
+
+
+def ties(
+    tensors: list[Tensor],
+    base: Tensor,
+    *,
+    weight: list,
+    density: list | None = None,
+    normalize: bool = True,
+    lambda_: float = 1.0,
+) -> Tensor:
+    """Trim, elect sign, disjoint mean (TIES, Yadav et al. 2023).
+
+    Of each model's n differences the ⌊density·n⌋ largest by magnitude stay, and so do those equal to the smallest of
+    them: the result does not hang on the order of entries. The sign of an entry is that of Σ wᵏ δᵏ (+ for zero); models
+    of that sign are averaged with their weights (`normalize`) or summed.
+    """
+    thresholds = [_threshold(x, base, d) for x, d in zip(tensors, _densities(density, len(tensors)), strict=True)]
+
+    def keep(k: int, delta: Tensor) -> Tensor:
+        return delta if thresholds[k] <= 0 else delta * (delta.abs() >= thresholds[k])
+
+    return _disjoint_mean(tensors, base, weight, keep, normalize, lambda_)
+
+
+def dare_linear(
+    tensors: list[Tensor],
+    base: Tensor,
+    seed: int,
+    *,
+    weight: list,
+    density: list | None = None,
+    normalize: bool = False,
+    rescale: bool = True,
+    lambda_: float = 1.0,
+) -> Tensor:
+    """Task arithmetic on differences dropped at random, the kept share `density` divided by it (Yu et al. 2023)."""
+    keep = _random_keep(_densities(density, len(tensors)), seed, rescale)
+    return _sum_of_differences(tensors, base, weight, keep, normalize, lambda_)
+
+
+def dare_ties(
+    tensors: list[Tensor],
+    base: Tensor,
+    seed: int,
+    *,
+    weight: list,
+    density: list | None = None,
+    normalize: bool = False,
+    rescale: bool = True,
+    lambda_: float = 1.0,
+) -> Tensor:
+    """TIES with DARE's random drop in the place of the trim (Yu et al. 2023)."""
+    keep = _random_keep(_densities(density, len(tensors)), seed, rescale)
+    return _disjoint_mean(tensors, base, weight, keep, normalize, lambda_)
+
+
+def passthrough(tensors: list[Tensor], *, scale: list | None = None) -> Tensor:
+    """The tensor of the only model, times `scale`: for stacking layers of several models with `slices`."""
+    if len(tensors) != 1:
+        raise StepError(f"merge_method passthrough: wants one model per slice, got {len(tensors)}")
+    return tensors[0] if scale is None else blockwise(lambda block: block * scale[0], tensors)
+
+
+def _weighted(parts_K: list[Tensor], weights_K: list[float]) -> Tensor:
+    total = parts_K[0] * weights_K[0]
+    for part, weight in zip(parts_K[1:], weights_K[1:], strict=True):
+        total.add_(part, alpha=weight)
+    return total
+
+
+def _divisor(weight: list) -> float:
+    total = sum(weight)
+    if abs(total) < 1e-8:
+        raise StepError("merge: the weights sum to zero; set other weights, or normalize: false")
+    return total
+
+
+def _densities(density: list | None, num_models: int) -> list[float]:
+    densities = [1.0] * num_models if density is None else density
+    for value in densities:
+        if not 0 < value <= 1:
+            raise StepError(f"merge: density must be above 0 and at most 1, got {value}")
+    return densities
+
+
+def _threshold(tensor: Tensor, base: Tensor, density: float) -> float:
+    """Magnitude from which differences stay; 0 keeps all, infinity none."""
+    k = int(density * tensor.numel())
+    if k >= tensor.numel():
+        return 0.0
+    return kth_magnitude(tensor, base, k) if k else math.inf
+
+
+def _random_keep(densities: list[float], seed: int, rescale: bool) -> Keep:
+    """Keep each difference with its model's density; each model draws from a generator of its own."""
+    generators = [torch.Generator().manual_seed((seed + 0x9E3779B97F4A7C15 * k) % 2**63) for k in range(len(densities))]
+
+    def keep(k: int, delta: Tensor) -> Tensor:
+        kept = torch.rand(delta.shape, generator=generators[k]) < densities[k]
+        return delta * kept / (densities[k] if rescale else 1.0)
+
+    return keep
+
+
+def _sum_of_differences(
+    tensors: list[Tensor], base: Tensor, weight: list, keep: Keep, normalize: bool, lambda_: float
+) -> Tensor:
+    scale = lambda_ / (_divisor(weight) if normalize else 1.0)
+
+    def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
+        total = origin.clone()
+        for k, part in enumerate(parts_K):
+            total.add_(keep(k, part - origin), alpha=weight[k] * scale)
+        return total
+
+    return blockwise(rule, [base, *tensors])
+
+
+def _disjoint_mean(
+    tensors: list[Tensor], base: Tensor, weight: list, keep: Keep, normalize: bool, lambda_: float
+) -> Tensor:
+    def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
+        deltas_K = [keep(k, part - origin).mul_(weight[k]) for k, part in enumerate(parts_K)]
+        elected = torch.where(sum(deltas_K[1:], deltas_K[0]) >= 0, 1.0, -1.0).to(origin.dtype)
+        total, mass = torch.zeros_like(origin), torch.zeros_like(origin)
+        for k, delta in enumerate(deltas_K):
+            agrees = delta * elected > 0
+            total.add_(delta.mul_(agrees))
+            mass.add_(agrees, alpha=weight[k])
+        if normalize:
+            total.div_(mass.masked_fill_(mass.abs() < 1e-8, 1.0))
+        return origin.add(total, alpha=lambda_)
+
+    return blockwise(rule, [base, *tensors])

@@ -1,0 +1,136 @@
+"""The weights of a model folder, tensor by tensor: plain reads and writes of safetensors, nothing mapped, nothing kept.
+
+A mapped file would count every page it touched as the process's own memory; read by position, a tensor is gone as soon
+as it is dropped.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from schemas.errors import StepError
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+LARGEST_HEADER = 100 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: file, first byte, bytes, shape, precision."""
+
+    file: Path
+    start: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Weights:
+    """Tensors of a model folder: `model.safetensors`, or the files that `model.safetensors.index.json` lists."""
+
+    def __init__(self, folder: Path):
+        """Read config and headers; raises StepError when the folder holds no model in safetensors."""
+        if not (folder / "config.json").is_file():
+            raise StepError(f"{folder.name}: no model here, config.json is missing")
+        self.folder = folder
+        self.config: dict = json.loads((folder / "config.json").read_text())
+        self.entries: dict[str, Entry] = {}
+        for file in _files(folder):
+            self.entries.update(_entries(file))
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return bool(self.config.get("tie_word_embeddings", False))
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in memory of its own."""
+        entry = self.entries[name]
+        out = torch.empty(entry.shape, dtype=entry.dtype)
+        if entry.size:
+            view = memoryview(out.view(-1).view(torch.uint8).numpy())
+            with entry.file.open("rb", buffering=0) as handle:
+                handle.seek(entry.start)
+                while len(view):
+                    if not (got := handle.readinto(view)):
+                        raise StepError(f"{entry.file.name}: ends within tensor {name}")
+                    view = view[got:]
+        return out
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        return [folder / Path(name).name for name in listed]
+    if not (folder / "model.safetensors").is_file():
+        raise StepError(f"{folder.name}: no model.safetensors here; save the model as safetensors first")
+    return [folder / "model.safetensors"]
+
+
+def _entries(file: Path) -> dict[str, Entry]:
+    """Parse and check a header; raises StepError for a file that is not safetensors."""
+    broken = StepError(f"{file.name}: not a safetensors file, or cut short")
+    if not file.is_file():
+        raise StepError(f"{file.name}: listed in the index but missing")
+    total = file.stat().st_size
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        if total < 8 or length > min(LARGEST_HEADER, total - 8):
+            raise broken
+        try:
+            header = json.loads(handle.read(length))
+        except ValueError as error:
+            raise broken from error
+    header.pop("__metadata__", None)
+    found = {}
+    for name, item in header.items():
+        start, end = item["data_offsets"]
+        if item["dtype"] not in DTYPES:
+            raise StepError(f"{file.name}: tensor {name} has precision {item['dtype']}, which cannot be merged")
+        dtype, shape = DTYPES[item["dtype"]], tuple(item["shape"])
+        if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > total or start < 0:
+            raise broken
+        found[name] = Entry(file, 8 + length + start, end - start, shape, dtype)
+    return found
+
+
+class WeightsWriter:
+    """Writes one safetensors file whose shapes are known beforehand, tensor by tensor, in the order announced."""
+
+    def __init__(self, file: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]):
+        self._left, header, end = list(shapes.items()), {"__metadata__": {"format": "pt"}}, 0
+        for name, (shape, dtype) in shapes.items():
+            start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._handle = os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "wb", buffering=0)
+        self._handle.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Append the next tensor; raises ValueError when it is not the one announced."""
+        announced, (shape, dtype) = self._left.pop(0)
+        if (name, tuple(tensor.shape), tensor.dtype) != (announced, shape, dtype):
+            raise ValueError(f"expected {announced} {shape} {dtype}, got {name} {tuple(tensor.shape)} {tensor.dtype}")
+        view = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        while len(view):
+            view = view[self._handle.write(view) :]
+
+    def __enter__(self) -> "WeightsWriter":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        """Finish; raises ValueError when an announced tensor was not written."""
+        self._handle.close()
+        if kind is None and self._left:
+            raise ValueError(f"not written: {self._left[0][0]}")

@@ -1,0 +1,105 @@
+"""kind: merge — one model out of several, tensor by tensor, in memory bounded by the largest tensor."""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from learning.merge_document import Slice, Target, refuse_left_over, targets
+from learning.merge_sources import refuse_misfits, slices_of, write_beside
+from learning.merge_tensor import Method, merged, read, shape_of
+from learning.policy import load_policy, save_policy
+from learning.weights import Weights, WeightsWriter
+from schemas.stages.merge import Merge
+from tasks.context import Context, Result
+
+HALF = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+"""Names of precisions in a config."""
+
+
+def run(stage: Merge, context: Context) -> Result:
+    """Output `model`. Metrics: `models`, `tensors` and `parameters`.
+
+    Raises StepError when the models do not fit together, naming the tensor and both shapes, and for parameters that the
+    method does not have.
+    """
+    method = Method(stage.merge_method)
+    with tempfile.TemporaryDirectory(dir=context.folder, prefix="folded-") as folded:
+        slices, template = open_models(stage, context, Path(folded))
+        refuse_misfits(slices, template)
+        wanted = list(targets(slices, template))
+        refuse_unknown(stage, method, slices, wanted)
+        dtype, out_dtype = precisions(stage, template)
+        shapes = {t.name: (shape_of(t), _kept(t, out_dtype)) for t in wanted}
+        folder = context.output("model")
+        options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed}
+        with WeightsWriter(folder / "model.safetensors", shapes) as writer:
+            for done, (target, tensors) in enumerate(read_ahead(wanted), start=1):
+                writer.write(target.name, merged(target, tensors, method, stage.parameters, **options))
+                context.progress(done, len(wanted))
+        write_beside(slices, template, HALF[out_dtype], folder)
+        parameters = sum(torch.Size(shape).numel() for shape, _ in shapes.values())
+        models = {source.weights.folder for piece in slices for source in piece.sources}
+        return Result({"models": len(models), "tensors": len(shapes), "parameters": parameters})
+
+
+def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slice], Weights]:
+    """Open every model once, adapters folded into their base; the template is the base model, else the first."""
+    opened: dict[Path, Weights] = {}
+
+    def weights_at(port: str) -> Weights:
+        folder = context.input(port)
+        if folder not in opened:
+            opened[folder] = Weights(fold(folder, folded / str(len(opened))))
+        return opened[folder]
+
+    slices = slices_of(stage, weights_at)
+    return slices, weights_at("base_model") if stage.base_model else slices[0].sources[0].weights
+
+
+def fold(folder: Path, into: Path) -> Path:
+    """A folder with whole weights: the model itself, or an adapter folded into its base."""
+    if not (folder / "adapter_config.json").is_file():
+        return folder
+    entries = Weights(folder / "base").entries.values()
+    dtype = next((HALF[entry.dtype] for entry in entries if entry.dtype in HALF), "float32")
+    save_policy(load_policy(folder, dtype=dtype), into)
+    return into
+
+
+def refuse_unknown(stage: Merge, method: Method, slices: list[Slice], wanted: list[Target]) -> None:
+    """Refuse parameters that the method does not have, and tensors that nothing would become of."""
+    sources = [source for piece in slices for source in piece.sources]
+    levels = [stage.parameters, *(piece.parameters for piece in slices), *(source.parameters for source in sources)]
+    method.refuse_unknown(levels)
+    if stage.models:
+        for source in sources:
+            refuse_left_over({target.name for target in wanted}, source)
+
+
+def precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, torch.dtype]:
+    """Precision of the arithmetic's operands and of the result."""
+    own = next((entry.dtype for entry in template.entries.values() if entry.dtype in HALF), torch.float32)
+    dtype = getattr(torch, stage.dtype) if stage.dtype else own
+    return dtype, getattr(torch, stage.out_dtype) if stage.out_dtype else dtype
+
+
+def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
+    """Precision of a tensor in the result: integers stay what they are."""
+    entry = target.slice.sources[0].weights.entries.get(target.source_names[0])
+    return out_dtype if entry is None or entry.dtype in HALF else entry.dtype
+
+
+def read_ahead(wanted: list[Target]) -> Iterator[tuple[Target, list[Tensor]]]:
+    """Every target with its tensors; while one is computed the next is read."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(read, wanted[0])
+        for i, target in enumerate(wanted):
+            tensors = following.result()
+            if i + 1 < len(wanted):
+                following = pool.submit(read, wanted[i + 1])
+            yield target, tensors
+            del tensors
