@@ -1,11 +1,12 @@
 """The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
 
 import json
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lineage.digests import content_digest, digest_file, dvc_digest, folder_digests
+from lineage.digests import content_digest, digest_file, digest_of, dvc_digest, folder_digests
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
 from schemas.errors import StepError
@@ -22,9 +23,21 @@ class Store:
         self.objects = Objects(layout.dvc_cache)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """The manifest of a published step, None when it has not been published."""
-        manifest = self._read(self.layout.artifact(kind, key) / MANIFEST)
-        return manifest if manifest and manifest.key == key else None
+        """The manifest of a published step whose files are all there with their sizes, else None."""
+        try:
+            manifest = self._read(self.layout.artifact(kind, key) / MANIFEST)
+        except StepError:
+            return None
+        return manifest if manifest and manifest.key == key and self._is_whole(manifest) else None
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        for name, output in manifest.outputs.items():
+            folder = self.output_folder(manifest.kind, manifest.key, name)
+            for file in output.files:
+                path = folder / file.path
+                if not path.is_file() or path.stat().st_size != file.size:
+                    return False
+        return True
 
     def manifests(self) -> Iterator[Manifest]:
         """All manifests, oldest first."""
@@ -51,7 +64,10 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: cached, flushed, manifest last, one rename; an equal, faster step wins."""
+        """Make an artifact of a folder: cached, flushed, manifest last, one rename; an equal, faster step wins.
+
+        A damaged artifact of the same key is moved aside, next to `folder`.
+        """
         for name, output in manifest.outputs.items():
             self.objects.put_output(folder / "outputs" / name, output)
         sync_tree(folder)
@@ -60,6 +76,8 @@ class Store:
         sync(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists() and self.find(manifest.kind, manifest.key) is None:
+            final.rename(folder.with_name(f"damaged-{secrets.token_hex(4)}"))
         try:
             folder.rename(final)
         except OSError:
@@ -73,7 +91,7 @@ class Store:
 
     def verify(self, manifest: Manifest) -> list[str]:
         """Hash every file of an artifact and its cached objects again; one line per difference."""
-        wrong = []
+        wrong = [f"{self.folder(manifest) / MANIFEST}: {what}" for what in _record_problems(manifest)]
         for name, output in manifest.outputs.items():
             folder = self.output_folder(manifest.kind, manifest.key, name)
             here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
@@ -111,6 +129,14 @@ class Store:
             return None
         except (ValueError, json.JSONDecodeError) as error:
             raise StepError(f"{path}: not a manifest: {error}; remove the folder to make the artifact again") from error
+
+
+def _record_problems(manifest: Manifest) -> Iterator[str]:
+    if digest_of(manifest.identity) != manifest.key:
+        yield "the identity does not give the key"
+    for name, output in manifest.outputs.items():
+        if (content_digest(output.files), dvc_digest(output.files)) != (output.digest, output.dvc):
+            yield f"the digest of output {name} does not fit its files"
 
 
 def _differences(path: Path, expected: FileDigest) -> list[str]:

@@ -1,0 +1,202 @@
+"""A plan carried out, in plain Python: what may start, what is there already, what is skipped, blocked, tried again.
+
+Who runs a step is the executor's business (`flows.inprocess`, `flows.workers`); who else watches is the reporter's.
+"""
+
+import operator
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from flows.states import FINISHED, StepState
+from flows.step import progress_file
+from flows.tail import Tail
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.errors import StepError
+from schemas.manifest import Manifest
+from schemas.plan import Plan, Step, Until
+
+COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
+POLL = 0.1
+"""Seconds between looks at a running step."""
+
+
+class Reporter(Protocol):
+    """Hears what happens; called from several threads."""
+
+    def event(self, event: dict[str, Any]) -> None:
+        """{"type": "step" | "progress" | "log" | "run", ...}."""
+
+
+class Handle(Protocol):
+    """A submitted step."""
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended, after at most that long."""
+
+    def result(self) -> dict[str, Any]:
+        """The manifest of the ended step. Raises StepError."""
+
+    def kill(self) -> None:
+        """End it now, with everything it started."""
+
+
+class Executor(Protocol):
+    """Runs steps somewhere."""
+
+    def check(self, steps: list[Step]) -> None:
+        """Raises PlanError when a step can never run here."""
+
+    def submit(self, spec: dict[str, Any]) -> Handle:
+        """Start a step (see `flows.step`), or queue it until its resources are free."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class Execution:
+    """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
+
+    def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str):
+        self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
+        self.store = Store(layout)
+        self.states: dict[str, StepState] = {}
+        self.stop = threading.Event()
+        self.folders = [str(f) for f in dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root))]
+
+    def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:
+        """Do a step, unless it is there, skipped or blocked; never raises for what the step does."""
+        begun = time.monotonic()
+        try:
+            state = self._settled(step) or self._found(step) or self._tried(step, on_line)
+        except StepError as error:
+            state = StepState(step.name, "failed", str(error), seconds=time.monotonic() - begun)
+        self.states[step.name] = state
+        self.reporter.event(state.event())
+        return state
+
+    def _settled(self, step: Step) -> StepState | None:
+        """The state of a step that will not run: its loop ended, or something before it stands in the way."""
+        if self.stop.is_set():
+            return StepState(step.name, "cancelled", "the run was stopped")
+        for name in step.needs:
+            before = self.states[name]
+            if before.stops:
+                what = f"the gate of {name} failed: {before.gate}" if before.gate else f"{name} {before.state}"
+                return StepState(step.name, "blocked", what)
+        for until in step.unless:
+            if self.states[until.step].state == "skipped" or self._holds(until):
+                return StepState(step.name, "skipped", f"{until.step}: {until.metric} {until.op} {until.value}")
+        if any(given.steps and self._chosen(given.steps) is None for given in step.inputs):
+            return StepState(step.name, "skipped", "what it reads was skipped")
+        return None
+
+    def _holds(self, until: Until) -> bool:
+        manifest = self.states[until.step].manifest
+        value = manifest.metrics.get(until.metric) if manifest else None
+        if not isinstance(value, int | float):
+            known = ", ".join(manifest.metrics) if manifest else ""
+            raise StepError(f"until: {until.step} has no number `{until.metric}`; it has: {known or 'none'}")
+        return COMPARE[until.op](value, until.value)
+
+    def _chosen(self, candidates: tuple[str, ...]) -> Manifest | None:
+        found = (self.states[name] for name in candidates)
+        return next((s.manifest for s in found if s.state in FINISHED), None)
+
+    def _found(self, step: Step) -> StepState | None:
+        manifest = self.store.find(step.kind, step.key)
+        return StepState(step.name, "cached", f"made by run {manifest.run}", manifest) if manifest else None
+
+    def _tried(self, step: Step, on_line: Callable[[str], None]) -> StepState:
+        begun, error = time.monotonic(), ""
+        for attempt in range(step.retries + 1):
+            if error:
+                self.reporter.event({"type": "retry", "step": step.name, "attempt": attempt + 1, "reason": error})
+            try:
+                manifest = self._once(step, on_line)
+            except StepError as failure:
+                error = str(failure)
+                if self.stop.is_set():
+                    return StepState(step.name, "cancelled", "stopped; `posttrain resume` goes on from its checkpoints")
+                continue
+            shared = manifest.run != self.run
+            state, why = ("cached", f"made by run {manifest.run} meanwhile") if shared else ("done", "")
+            return StepState(step.name, state, why, manifest, time.monotonic() - begun)
+        return StepState(step.name, "failed", error, seconds=time.monotonic() - begun)
+
+    def _once(self, step: Step, on_line: Callable[[str], None]) -> Manifest:
+        """One try, watched until it ends, exceeds its time limit or the run is stopped."""
+        if self.executor is None:
+            raise StepError(f"{step.name}: its artifact disappeared while the run was going on; run again")
+        spec = self._spec(step)
+        log = Tail(self.layout.work(step.key) / "step.log", at_end=True)
+        progress = Tail(progress_file(self.layout, step.key, spec["attempt"]))
+        with closing(progress), closing(log):
+            handle = self.executor.submit(spec)
+            self._watch(step, handle, progress, log, on_line)
+        return Manifest.model_validate(handle.result())
+
+    def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> None:
+        ended, started = False, None
+        while not ended:
+            ended = handle.wait(POLL)
+            for event in progress.events():
+                started = time.monotonic() if "started" in event else started
+                self._told(step, event)
+            for line in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
+                on_line(line)
+                self.reporter.event({"type": "log", "step": step.name, "line": line})
+            late = step.timeout is not None and started is not None and time.monotonic() - started > step.timeout
+            if not ended and (late or self.stop.is_set()):
+                handle.kill()
+                why = f"exceeded its time limit of {step.timeout:g} s" if late else "stopped"
+                raise StepError(f"{step.name}: {why}, its process was ended")
+
+    def _told(self, step: Step, event: dict[str, Any]) -> None:
+        if "started" in event or "waiting" in event:
+            why = {} if "started" in event else {"reason": "another run is doing this step; waiting for it"}
+            self.reporter.event({"type": "step", "step": step.name, "state": "running", **why})
+        else:
+            at = event.pop("step", None)
+            self.reporter.event({"type": "progress", "step": step.name, "at": at, **event})
+
+    def _spec(self, step: Step) -> dict[str, Any]:
+        inputs: dict[str, Any] = {}
+        for given in step.inputs:
+            made = self._chosen(given.steps) if given.steps else None
+            if made is not None:
+                inputs[given.port] = {"kind": made.kind, "key": made.key, "output": given.output, "step": made.step}
+            else:
+                inputs[given.port] = {"source": given.source, "digest": given.digest}
+        return {
+            "root": str(self.layout.root), "run": self.run, "recipe": self.plan.recipe, "folders": self.folders,
+            "attempt": secrets.token_hex(4), "step": step.model_dump(mode="json"), "inputs": inputs,
+            "whole_process": False,
+        }  # fmt: skip
+
+
+def execute(execution: Execution) -> dict[str, StepState]:
+    """Perform every step as soon as what it needs has ended; independent ones at the same time."""
+    waiting = list(execution.plan.steps)
+    names = {step.name for step in waiting}
+    running: dict[Future[StepState], Step] = {}
+    with ThreadPoolExecutor(max_workers=max(1, len(waiting)), thread_name_prefix="step") as pool:
+        try:
+            while waiting or running:
+                for step in [s for s in waiting if all(n in execution.states for n in s.needs if n in names)]:
+                    waiting.remove(step)
+                    running[pool.submit(execution.perform, step)] = step
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    running.pop(future)
+                    future.result()
+        except BaseException:
+            execution.stop.set()
+            raise
+    return execution.states

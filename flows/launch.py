@@ -1,0 +1,138 @@
+"""Simple functions for callers: a recipe to a plan, a plan to a finished run."""
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from flows.compile import compile_recipe, only
+from flows.execute import Execution, Executor, Reporter, execute
+from flows.explain import explain_plan
+from flows.runlog import RunLog, new_run, write_plan
+from flows.states import StepState, exit_code
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.plan import Plan
+from schemas.recipe import load_recipe
+
+ExecutorName = Literal["ray", "inprocess"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: str
+    states: dict[str, StepState]
+
+    @property
+    def exit_code(self) -> int:
+        """0 ok, 1 a step failed, 2 a gate failed, 130 stopped."""
+        return exit_code(self.states)
+
+
+def plan_recipe(
+    path: Path | str,
+    layout: Layout,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    to: Sequence[str] = (),
+) -> Plan:
+    """Compile a recipe, or the part of it that leads `to` some stages. Raises RecipeError or PlanError."""
+    return only(compile_recipe(load_recipe(path, profile=profile, overrides=tuple(overrides)), layout), to)
+
+
+def run_plan(
+    plan: Plan,
+    layout: Layout,
+    *,
+    executor: ExecutorName = "ray",
+    prefect: bool = True,
+    reporter: Reporter | None = None,
+    run: str | None = None,
+) -> Outcome:
+    """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
+
+    Ctrl-C or SIGTERM ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before anything
+    starts when a step asks for more than there is.
+    """
+    run = run or new_run()
+    write_plan(layout, run, plan)
+    log = RunLog(layout, run, reporter)
+    verdicts = explain_plan(plan, layout)
+    log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
+    for name, (hit, why) in verdicts.items():
+        log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+    store = Store(layout)
+    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
+    used_prefect = prefect and executor == "ray" and bool(missing)
+    with _server(layout, used_prefect), _executor(executor if missing else None, layout) as hands:
+        if hands is not None:
+            hands.check(missing)
+        execution = Execution(plan, layout, hands, log, run)
+        with _stopped_by_signals(execution.stop):
+            states = _carried_out(execution, used_prefect)
+    outcome = Outcome(run, states)
+    log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code})
+    return outcome
+
+
+def _carried_out(execution: Execution, prefect: bool) -> dict[str, StepState]:
+    if not prefect:
+        return execute(execution)
+    from flows.pipeline import run_flow
+
+    return run_flow(execution)
+
+
+@contextmanager
+def _server(layout: Layout, wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    from flows.servers import prefect_server
+
+    with prefect_server(layout):
+        yield
+
+
+@contextmanager
+def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | None]:
+    if name is None:
+        yield None
+        return
+    if name == "ray":
+        from flows.workers import RayWorkers
+
+        hands: Executor = RayWorkers(layout)
+    else:
+        from flows.inprocess import InProcess
+
+        hands = InProcess()
+    try:
+        yield hands
+    finally:
+        hands.close()
+
+
+@contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set `stop`; only the main thread can hear them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
