@@ -52,16 +52,11 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"], *found["unexpected_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
-        model = _folded(model, folder)
+        from learning.adapters import fold  # peft takes long to import, and few need it
+
+        model = fold(model, folder)
     longest = min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
     return Policy(model.to(device).eval(), tokenizer, longest)
-
-
-def _folded(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The base with an adapter's updates added to its weights."""
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
 
 
 def save_policy(policy: Policy, folder: Path) -> None:

@@ -92,5 +92,5 @@ def make_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
     try:
         return AutoModelForCausalLM.from_config(config).float().eval()
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise StepError(f"config: no {config.model_type} model can be made of these sizes: {error}") from error

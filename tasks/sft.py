@@ -3,10 +3,11 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from learning.adapters import attach, write_adapters
 from learning.checkpoint import (
     load_latest,
     load_optimizer_state,
@@ -19,7 +20,6 @@ from learning.checkpoint import (
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
-from learning.lora import save_adapter, with_adapter
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, save_policy, set_determinism
 from learning.rows import read_rows
@@ -72,7 +72,7 @@ def prepare(stage: Sft, context: Context) -> Loop:
     )
     total = stage.max_steps if stage.max_steps > 0 else math.ceil(stage.num_train_epochs * epochs.steps_per_epoch)
     if stage.use_peft:
-        policy = with_adapter(policy, stage)
+        policy = replace(policy, model=attach(policy.model, stage))
     loss = loss_for(policy.model, examples.kept, packing=stage.packing)
     return Loop(stage, context, policy, examples, epochs, loss, make_optimizer(policy.model, stage), total)
 
@@ -154,8 +154,8 @@ def resume(loop: Loop) -> int:
 
 
 def publish(loop: Loop) -> Result:
-    """Write the trained model."""
-    write = save_adapter if loop.stage.use_peft else save_policy
+    """Write the trained model; adapters with the base they belong to, so that their folder stands alone."""
+    folder = loop.context.output("model")
     metrics = {
         "loss": loop.curve[-1]["loss"],
         "steps": loop.total_steps,
@@ -165,5 +165,10 @@ def publish(loop: Loop) -> Result:
         "unknown_tokens": loop.examples.unknown,
         "trained_parameters": sum(parameter.numel() for parameter in trained(loop).values()),
     }
-    write(loop.policy, loop.context.output("model"))
+    if loop.stage.use_peft:
+        write_adapters(loop.policy.model, folder)
+        loop.policy.tokenizer.save_pretrained(folder)
+        save_policy(replace(loop.policy, model=loop.policy.model.unload()), folder / "base")
+    else:
+        save_policy(loop.policy, folder)
     return Result(metrics)

@@ -1,0 +1,242 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learning.chat import decode, encode_prompt
+from learning.engines.protocol import Request, Sampling
+from learning.engines.torch import Engine
+from learning.examples import encode_rows
+from learning.policy import load_policy
+from learning.rows import read_rows, write_rows
+from schemas.errors import StepError
+from schemas.stages.sft import Sft
+from tasks.context import Context
+from tasks.sft import run
+
+
+def stage(**more):
+    base = {"kind": "sft", "model": "m", "data": "d", "max_steps": 6, "save_steps": 2, "logging_steps": 2}
+    more = {"per_device_train_batch_size": 4, "learning_rate": 5e-3, **more}
+    return Sft.model_validate({**base, **more})
+
+
+def row(question, answer):
+    rest = {"id": question, "answer": answer, "family": "sums", "metadata": "{}"}
+    prompt = [{"role": "user", "content": question}]
+    return {**rest, "prompt": prompt, "completion": [{"role": "assistant", "content": answer}]}
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [row(f"{a}+{b}=", f"{a + b}" + "." * (a % 3 * 4)) for a in range(5) for b in range(3)]
+    write_rows(folder, "chat", rows)
+    return {"model": tiny_policy_folder, "data": folder}
+
+
+@pytest.fixture
+def at(inputs, tmp_path):
+    """A context in a folder of its own; the same name shares checkpoints."""
+
+    def make(name, attempt=0, on_progress=lambda event: None):
+        folder = tmp_path / f"{name}-{attempt}"
+        folder.mkdir()
+        return Context(inputs, folder, tmp_path / f"{name}-checkpoints", seed=3, on_progress=on_progress)
+
+    return make
+
+
+def files(context):
+    outputs = context.folder / "outputs"
+    return {str(p.relative_to(outputs)): p.read_bytes() for p in sorted(outputs.rglob("*")) if p.is_file()}
+
+
+def curve(context):
+    lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in {"time", "tokens_per_second"}} for line in lines]
+
+
+def model_of(context):
+    return load_policy(context.folder / "outputs" / "model").model
+
+
+class Stopped(Exception):
+    """What a test throws to interrupt a stage."""
+
+
+def stop_at(step):
+    def on_progress(event):
+        if event["step"] == step and "total" in event:
+            raise Stopped
+
+    return on_progress
+
+
+VARIANTS = {
+    "full": {},
+    "packing": {"packing": True, "max_length": 40, "per_device_train_batch_size": 1},
+    "lora": {"use_peft": True, "lora_dropout": 0.3},
+}
+
+
+@pytest.mark.parametrize("more", VARIANTS.values(), ids=VARIANTS)
+def test_trap_24_a_continued_run_is_bit_identical(at, more):
+    more = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "max_steps": 7, **more}
+    whole = at("whole")
+    result = run(stage(**more), whole)
+    for attempt, step in enumerate((5, 3, 7)):
+        with pytest.raises(Stopped):
+            run(stage(**more), at("broken", attempt, stop_at(step)))
+        if attempt == 0:  # the latest checkpoint is damaged: the one before it is used
+            latest = sorted(whole.folder.parent.glob("broken-checkpoints/step-*"))[-1] / "tensors.safetensors"
+            data = bytearray(latest.read_bytes())
+            data[-1] ^= 1
+            latest.write_bytes(bytes(data))
+    last = at("broken", 3)
+    assert run(stage(**more), last) == result
+    assert files(last) == files(whole)
+    assert curve(last) == curve(whole)
+
+
+def test_equal_inputs_give_equal_bytes_and_another_seed_does_not(at):
+    one, two = at("one"), at("two")
+    assert run(stage(), one) == run(stage(), two)
+    assert files(one) == files(two)
+    other = replace(at("other"), seed=4)
+    run(stage(), other)
+    assert files(other)["model/model.safetensors"] != files(one)["model/model.safetensors"]
+
+
+def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at):
+    """One step over all 15 rows, however they are cut; AdamW would amplify any difference in the gradient's sign."""
+    cuts = {
+        "whole": {"per_device_train_batch_size": 15},
+        "accumulated": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
+        "packed": {
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 8,
+            "packing": True,
+            "max_length": 32,
+        },
+    }
+    found = {}
+    for name, cut in cuts.items():
+        context = at(name)
+        run(stage(max_steps=1, **cut), context)
+        found[name] = (model_of(context), curve(context)[0])
+    for name in ("accumulated", "packed"):
+        assert found[name][1]["loss"] == pytest.approx(found["whole"][1]["loss"], abs=1e-6)
+        assert found[name][1]["grad_norm"] == pytest.approx(found["whole"][1]["grad_norm"], rel=1e-5)
+        pairs = zip(found[name][0].parameters(), found["whole"][0].parameters(), strict=True)
+        assert sum(float((a - b).detach().abs().sum()) for a, b in pairs) < 1e-2 * 21888 * 5e-3
+
+
+def test_the_first_step_is_adamw_by_hand(at, inputs):
+    """Step 1 of Adam moves every weight by learning_rate · g / (|g| + ε)."""
+    context = at("a")
+    run(stage(max_steps=1, per_device_train_batch_size=15, max_grad_norm=None, weight_decay=0.1), context)
+    before, tokenizer = load_policy(inputs["model"]).model, load_policy(inputs["model"]).tokenizer
+    examples = encode_rows(tokenizer, read_rows(inputs["data"], "chat"), 128).kept
+    total = sum(e.num_learned for e in examples)
+    loss = 0.0
+    for e in examples:
+        labels = torch.tensor([[-100] * e.num_given + e.ids[e.num_given :]])
+        loss = loss + before(input_ids=torch.tensor([e.ids]), labels=labels).loss * e.num_learned / total
+    loss.backward()
+    assert curve(context)[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    for old, new in zip(before.parameters(), model_of(context).parameters(), strict=True):
+        # where the gradient is far above rounding, its sign and size are beyond doubt
+        sure = old.grad.abs() > 1e-5
+        decayed = old * (1 - 5e-3 * 0.1) if old.ndim >= 2 else old
+        wanted = decayed - 5e-3 * old.grad / (old.grad.abs() + 1e-8)
+        torch.testing.assert_close(new[sure].detach(), wanted[sure].detach(), atol=2e-5, rtol=1e-4)
+
+
+def test_adapters_train_and_their_base_does_not(at, inputs):
+    context = at("lora")
+    result = run(stage(use_peft=True, lora_r=4, max_steps=4), context)
+    out = context.folder / "outputs" / "model"
+    assert (
+        load_file(out / "base" / "model.safetensors").keys() == load_file(inputs["model"] / "model.safetensors").keys()
+    )
+    assert files_of(out / "base") == files_of(inputs["model"])
+    adapter = load_file(out / "adapter_model.safetensors")
+    assert sum(t.numel() for t in adapter.values()) == result.metrics["trained_parameters"] < 21888
+    assert all(float(t.abs().max()) > 0 for name, t in adapter.items() if "lora_B" in name)
+    assert str(inputs["model"]) not in (out / "adapter_config.json").read_text()
+
+
+def test_a_folded_adapter_has_the_logits_of_an_unfolded_one(at):
+    context = at("lora")
+    run(stage(use_peft=True, max_steps=4), context)
+    out = context.folder / "outputs" / "model"
+    base, folded = load_policy(out / "base").model, load_policy(out)
+    adapter = load_file(out / "adapter_model.safetensors")
+    ids = torch.arange(6, 40)[None]
+    with torch.no_grad():
+        plain, merged = base(ids).logits, folded.model(ids).logits
+        for name, module in base.named_modules():
+            if f"base_model.model.{name}.lora_A.weight" in adapter:
+                down, up = (adapter[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+                module.register_forward_hook(lambda m, x, y, down=down, up=up: y + 32 / 16 * (x[0] @ down.T) @ up.T)
+        torch.testing.assert_close(merged, base(ids).logits, atol=1e-5, rtol=0)
+    assert float((merged - plain).abs().max()) > 0.1
+    assert folded.max_length == 128
+
+
+def test_adapters_on_adapters_start_from_the_folded_model(at, inputs):
+    first = at("first")
+    run(stage(use_peft=True, max_steps=4), first)
+    second_inputs = {**inputs, "model": first.folder / "outputs" / "model"}
+    second = Context(second_inputs, first.folder.parent / "second", first.folder.parent / "c2", seed=3)
+    second.folder.mkdir()
+    run(stage(use_peft=True, max_steps=1), second)
+    base = load_policy(second.folder / "outputs" / "model" / "base").model
+    pairs = zip(base.parameters(), model_of(first).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_epochs_steps_and_dropped_rows_are_counted(at):
+    result = run(stage(max_steps=-1, num_train_epochs=1.5, max_length=12, per_device_train_batch_size=2), at("a"))
+    # 15 rows: <user>a+b=<eos><assistant>c<eos> is 9 tokens, and 4 or 8 more for a = 1, 4 and 2
+    rows = 15 - 9
+    assert (result.metrics["rows"], result.metrics["dropped_rows"]) == (rows, 9)
+    assert result.metrics["steps"] == math.ceil(1.5 * rows / 2)
+    assert result.metrics["tokens"] == 9 * 2 * result.metrics["steps"]
+
+
+def test_the_learning_rate_follows_its_schedule(at):
+    context = at("a")
+    run(stage(max_steps=8, warmup_ratio=0.25, lr_scheduler_type="linear", logging_steps=1), context)
+    rates = [point["learning_rate"] / 5e-3 for point in curve(context)]
+    assert rates == pytest.approx([1 / 2, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_nothing_to_train_on_is_said(at):
+    with pytest.raises(StepError, match=r"all 15 rows are longer than 5 tokens \(the shortest has 9\)"):
+        run(stage(max_length=5), at("a"))
+
+
+def test_layers_that_do_not_exist_are_refused(at):
+    with pytest.raises(StepError, match=r"lora_target_modules: .*attention_qkv"):
+        run(stage(use_peft=True, lora_target_modules=["attention_qkv"]), at("a"))
+
+
+def test_a_tiny_model_learns_its_rows_by_heart_and_stops(at, inputs):
+    context = at("a")
+    result = run(stage(max_steps=150, per_device_train_batch_size=15, learning_rate=1e-2, save_steps=1000), context)
+    assert result.metrics["loss"] < 0.02
+    policy = load_policy(context.folder / "outputs" / "model")
+    prompts = [encode_prompt(policy.tokenizer, row(q, "")["prompt"]) for q in ("3+2=", "1+1=", "4+0=")]
+    sampled = Engine(policy).generate([Request(ids, 1, 0) for ids in prompts], Sampling(0.0, 16))
+    assert [decode(policy.tokenizer, g[0].token_ids) for g in sampled] == ["5", "2....", "4...."]
+    assert {g[0].finish for g in sampled} == {"stop"}
+
+
+def files_of(folder):
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
