@@ -4,11 +4,12 @@ Exit codes: 0 ok, 1 a step failed, 2 a gate failed, 3 usage or validation. Heavy
 that need them, so that `--help` and `validate` answer at once.
 """
 
+import enum
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,9 +26,19 @@ app = typer.Typer(
 console = Console()
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe YAML.")]
-Profile = Annotated[Optional[str], typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]  # noqa: UP045 — typer reads Optional
+Profile = Annotated[str | None, typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]
 Overrides = Annotated[list[str], typer.Option("--set", metavar="stages.x.y=v", help="Override a key; repeatable.")]
 To = Annotated[list[str], typer.Option("--to", metavar="STAGE", help="Only this stage and what it needs; repeatable.")]
+
+
+class ExecutorChoice(enum.StrEnum):
+    """Where steps run."""
+
+    ray = "ray"
+    inprocess = "inprocess"
+
+
+Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debugging: no Prefect, no Ray.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -61,11 +72,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
-    from flows.authoring import compiled, plan_table
+    from flows.authoring import plan_table
+    from flows.launch import plan_recipe
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = compiled(recipe, layout, profile, overrides, to)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to)
     if as_json:
         print(made.model_dump_json(indent=2))
     else:
@@ -78,31 +90,32 @@ def run(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
     to: To = [],  # noqa: B006
-    executor: Annotated[str, typer.Option(help="`ray`, or `inprocess` for debugging: no Prefect, no Ray.")] = "ray",
+    executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
-    from flows.authoring import compiled
+    from flows.launch import plan_recipe
     from flows.runs import start
     from lineage.layout import Layout
 
     layout = Layout.find()
-    raise typer.Exit(start(compiled(recipe, layout, profile, overrides, to), layout, executor, console))
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to)
+    raise typer.Exit(start(made, layout, executor.value, console))
 
 
 @app.command()
 def resume(
-    run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None,  # noqa: UP045
-    executor: Annotated[str, typer.Option(help="`ray` or `inprocess`.")] = "ray",
+    run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None,
+    executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Go on with a run that was interrupted or failed, exactly as it was planned."""
     from flows.runs import resume_run
     from lineage.layout import Layout
 
-    raise typer.Exit(resume_run(run, Layout.find(), executor, console))
+    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console))
 
 
 @app.command()
-def status(run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None) -> None:  # noqa: UP045
+def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
     """Show the state of every step of a run."""
     from flows.runs import status_table
     from lineage.layout import Layout
@@ -113,7 +126,7 @@ def status(run: Annotated[Optional[str], typer.Argument(help="A run; default: th
 @app.command()
 def logs(
     step: Annotated[str, typer.Argument(help="A step of the run.")],
-    run: Annotated[Optional[str], typer.Option(help="A run; default: the latest.")] = None,  # noqa: UP045
+    run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
 ) -> None:
     """Print what a step wrote."""
     from flows.runs import step_log
@@ -130,15 +143,17 @@ def why(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Say why a step would run again, field by field, or which run it comes from."""
-    from flows.authoring import compiled, why_text
+    from flows.authoring import why_text
+    from flows.launch import plan_recipe
     from lineage.layout import Layout
 
     layout = Layout.find()
-    console.print(why_text(compiled(recipe, layout, profile, overrides, []), step, layout), highlight=False)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
+    console.print(why_text(made, step, layout), highlight=False)
 
 
 @app.command()
-def report(run: Annotated[Optional[str], typer.Argument(help="A run; default: the latest.")] = None) -> None:  # noqa: UP045
+def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
     """Write the run's HTML report again and print its path."""
     from flows.runs import rebuild_report
     from lineage.layout import Layout
@@ -149,10 +164,8 @@ def report(run: Annotated[Optional[str], typer.Argument(help="A run; default: th
 @app.command()
 def lineage(
     target: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(
-            help="A step, key, digest, run, artifact folder, row id or outside source; default: everything."
-        ),
+        str | None,
+        typer.Argument(help="A step, key, digest, run, artifact folder, row id or source; default: all."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file again and compare.")] = False,
     as_json: AsJson = False,

@@ -1,0 +1,104 @@
+"""For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
+
+from pathlib import Path
+
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from flows.difference import differences
+from flows.explain import explain_plan
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.errors import PlanError
+from schemas.nearest import suggest
+from schemas.plan import Plan, Step
+
+STARTER = """\
+# A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
+schema_version: 1
+name: {stem}
+seed: 7
+stages:
+  base:
+    kind: init
+    config: {{model_type: qwen3, hidden_size: 96, num_hidden_layers: 4, num_attention_heads: 4, head_dim: 24}}
+    max_length: 64
+  lessons:
+    kind: synthesize
+    problems: [{{use: reasoning_gym, family: spell_backward, split: train, size: 2000, style: short}}]
+    teacher: answer
+  clean:
+    kind: curate
+    data: lessons
+  cold_start:
+    kind: sft
+    model: base
+    data: clean
+    learning_rate: 2e-3
+    max_steps: 200
+    max_length: 64
+  report:
+    kind: evaluate
+    models: {{base: base, cold_start: cold_start}}
+    tasks: [{{use: reasoning_gym, family: spell_backward, split: test, size: 400, style: short}}]
+    max_completion_length: 16
+"""
+
+
+def plan_table(plan: Plan, layout: Layout) -> Table:
+    """One row per step: HIT or MISS and why, what it reads, what it needs, how long it took when it last ran."""
+    verdicts = explain_plan(plan, layout)
+    took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
+    hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
+    cost = sum(took.get(name, 0.0) for name, (verdict, _) in verdicts.items() if verdict == "MISS")
+    caption = f"{hits} of {len(plan.steps)} steps are there; the others took {cost:.0f} s when they last ran"
+    table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
+    for column in ("step", "kind", "", "why", "reads", "cores", "last"):
+        table.add_column(column, overflow="fold")
+    for step in plan.steps:
+        verdict, why = verdicts[step.name]
+        seconds = f"{took[step.name]:.1f} s" if step.name in took else ""
+        mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
+        table.add_row(step.name, step.kind, mark, why, _reads(step), f"{step.resources.num_cpus:g}", seconds)
+    return table
+
+
+def _reads(step: Step) -> str:
+    return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in step.inputs))
+
+
+def why_text(plan: Plan, name: str, layout: Layout) -> str:
+    """Everything that differs between a step and when it last ran; raises PlanError for a step that is not there."""
+    names = [step.name for step in plan.steps]
+    if name not in names:
+        raise PlanError(f"no step `{name}` in {plan.recipe}; {suggest(name, names, 'steps')}")
+    step = plan.step(name)
+    verdict, why = explain_plan(plan, layout)[name]
+    if verdict == "HIT":
+        return f"{name}: HIT, {why} (key {step.key[:16]})"
+    before = [m for m in Store(layout).manifests() if m.recipe == plan.recipe and m.step == name]
+    lines = [f"  {line}" for line in differences(before[-1].identity, step.identity)] if before else []
+    return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
+
+
+def recipe_list(folder: Path) -> Table:
+    """Recipes of a folder with their first words."""
+    table = Table("recipe", "stages", "description")
+    for path in sorted(folder.glob("*.yaml")):
+        content = yaml.safe_load(path.read_text())
+        if isinstance(content, dict) and "stages" in content:
+            table.add_row(str(path), str(len(content["stages"])), content.get("description", ""))
+    return table
+
+
+def write_starter(path: Path) -> None:
+    """Write a small recipe; raises PlanError when the file is there already or its name cannot name a recipe."""
+    stem = path.stem.replace(" ", "_")
+    try:
+        with path.open("x") as stream:
+            stream.write(STARTER.format(name=path, stem=stem))
+    except FileExistsError as error:
+        raise PlanError(f"{path} is there already; give another name: posttrain init other.yaml") from error
+    except OSError as error:
+        raise PlanError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,156 @@
+"""What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.launch import ExecutorName, Outcome, run_plan
+from flows.runlog import events, read_plan, runs
+from flows.states import FINISHED
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.errors import PlanError
+from schemas.manifest import Manifest
+from schemas.nearest import suggest
+from schemas.plan import Plan
+
+MARKS = {
+    "done": "[green]done[/]",
+    "cached": "[green]cached[/]",
+    "failed": "[red]failed[/]",
+    "running": "[cyan]running[/]",
+}
+
+
+def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
+    """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
+    from flows.progress import TerminalReporter
+
+    with TerminalReporter(plan, console) as reporter:
+        outcome = run_plan(plan, layout, executor=executor, reporter=reporter, run=run)
+    report = project(outcome, plan, layout, console)
+    for table in result_tables(outcome):
+        console.print(table)
+    for state in outcome.states.values():
+        if state.state == "failed":
+            console.print(f"[red]failed[/] {state.step}: {state.reason}", highlight=False)
+        if state.gate:
+            console.print(f"[red]gate[/] {state.step}: {state.gate}", highlight=False)
+    if outcome.exit_code not in (0, 2):
+        console.print(f"finished artifacts stay; go on with: posttrain resume {outcome.run}", highlight=False)
+    console.print(f"run {outcome.run}, report {os.path.relpath(report)}", highlight=False)
+    return outcome.exit_code
+
+
+def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
+    """Bring DVC's files, MLflow and the report up to what the run left; returns the report's path.
+
+    These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
+    """
+    from lineage.report import write_report
+
+    from lineage.dvcfiles import project_dvc
+    from lineage.tracking import project_run
+
+    states = {name: state.event() for name, state in outcome.states.items()}
+    manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
+    for what, projection in (
+        ("DVC", lambda: project_dvc(layout, plan)),
+        ("MLflow", lambda: project_run(layout, outcome.run, plan, states)),
+    ):
+        try:
+            projection()
+        except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
+            console.print(f"[yellow]{what} was not brought up to date[/]: {error}", highlight=False)
+    return write_report(plan, states, manifests, layout, outcome.run)
+
+
+def result_tables(outcome: Outcome) -> Iterable[Table]:
+    """The tables of all evaluations of a run: model by problem family, each number with its interval."""
+    for name, state in outcome.states.items():
+        rows: list[dict[str, Any]] = state.manifest.details.get("table", []) if state.manifest else []
+        if state.manifest is None or state.manifest.kind != "evaluate" or not rows:
+            continue
+        table = Table(title=f"{name}: held-out problems", title_justify="left")
+        families = list(dict.fromkeys(row["family"] for row in rows))
+        for column in ("model", "metric", *families):
+            table.add_column(column)
+        for model, metric in dict.fromkeys((row["model"], row["metric"]) for row in rows):
+            cells = {r["family"]: r for r in rows if (r["model"], r["metric"]) == (model, metric)}
+            table.add_row(model, metric, *(_cell(cells.get(family)) for family in families))
+        yield table
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row else ""
+
+
+def chosen_run(run: str | None, layout: Layout) -> str:
+    """A run by its name or the start of it, the latest by default; raises PlanError when there is none."""
+    names = runs(layout)
+    if not names:
+        raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
+    found = [name for name in names if name.startswith(run or "")]
+    if not found:
+        raise PlanError(f"no run `{run}`; {suggest(run or '', names, 'runs')}")
+    return found[0]
+
+
+def resume_run(run: str | None, layout: Layout, executor: ExecutorName, console: Console) -> int:
+    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint."""
+    name = chosen_run(run, layout)
+    return start(read_plan(layout, name), layout, executor, console, name)
+
+
+def status_table(run: str | None, layout: Layout) -> Table:
+    """State, time and key of every step of a run."""
+    name = chosen_run(run, layout)
+    plan = read_plan(layout, name)
+    last: dict[str, dict[str, Any]] = {}
+    state = "ended without a word: killed; go on with posttrain resume"
+    for event in events(layout, name):
+        if event["type"] == "step":
+            last[event["step"]] = event
+        if event["type"] == "run":
+            state = "running or killed" if event["state"] == "started" else f"exit code {event['exit_code']}"
+    table = Table(title=f"Run {name} of {plan.recipe}: {state}", title_justify="left")
+    for column in ("step", "state", "seconds", "key", "why"):
+        table.add_column(column)
+    for step in plan.steps:
+        event = last.get(step.name, {"state": "queued"})
+        seconds = f"{event['seconds']:.1f}" if event.get("seconds") else ""
+        mark = MARKS.get(event["state"], event["state"])
+        table.add_row(step.name, mark, seconds, step.key[:16], event.get("reason", ""))
+    return table
+
+
+def step_log(step: str, run: str | None, layout: Layout) -> str:
+    """What a step wrote, finished or not; raises PlanError when it has not started."""
+    plan = read_plan(layout, chosen_run(run, layout))
+    names = [s.name for s in plan.steps]
+    if step not in names:
+        raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
+    found = plan.step(step)
+    for folder in (layout.artifact(found.kind, found.key), layout.work(found.key)):
+        if (folder / "step.log").is_file():
+            return (folder / "step.log").read_text(errors="replace")
+    raise PlanError(f"{step} has not started in that run")
+
+
+def rebuild_report(run: str | None, layout: Layout) -> Path:
+    """Write the report of a run again from its plan, its events and the manifests."""
+    from lineage.report import write_report
+
+    name = chosen_run(run, layout)
+    plan, store = read_plan(layout, name), Store(layout)
+    states = {e["step"]: e for e in events(layout, name) if e["type"] == "step"}
+    manifests: dict[str, Manifest] = {}
+    for step in plan.steps:
+        found = store.find(step.kind, step.key)
+        if found is not None and states.get(step.name, {}).get("state") in FINISHED:
+            manifests[step.name] = found
+    return write_report(plan, states, manifests, layout, name)
