@@ -1,12 +1,10 @@
-"""Preference pairs as token ids: encoding, the split by prompt, and the batches of every step."""
+"""Preference pairs as token ids: encoding, the split by prompt, and groups that fit into one forward."""
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from learning.chat import encode_completion, encode_prompt
@@ -58,19 +56,6 @@ def split_by_prompt(pairs: list[Pair], fraction: float) -> tuple[list[Pair], lis
         [pair for pair in pairs if tuple(pair.prompt) not in held_out],
         [pair for pair in pairs if tuple(pair.prompt) in held_out],
     )
-
-
-def total_steps(num_pairs: int, batch_size: int, epochs: float, max_steps: int) -> int:
-    """Optimiser steps: `max_steps`, or with -1 enough for `epochs` passes."""
-    return max_steps if max_steps >= 0 else math.ceil(epochs * math.ceil(num_pairs / batch_size))
-
-
-def batch_at(step: int, num_pairs: int, batch_size: int, seed: int) -> list[int]:
-    """Indices of a step's pairs (0-based step): each pass in an order of its own, drawn from the seed and the pass."""
-    per_epoch = math.ceil(num_pairs / batch_size)
-    epoch, place = divmod(step, per_epoch)
-    order = np.random.default_rng([seed, epoch]).permutation(num_pairs)
-    return order[place * batch_size : (place + 1) * batch_size].tolist()
 
 
 def by_tokens(pairs: list[Pair], max_tokens: int) -> list[list[Pair]]:

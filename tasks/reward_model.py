@@ -1,6 +1,7 @@
 """kind: reward_model — a scalar head trained on preferences, and how good it is on prompts it has not seen."""
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 
 from learning.checkpoint import load_latest, load_optimizer_state, optimizer_state, save_checkpoint
+from learning.epochs import Epochs
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import load_policy, set_determinism
-from learning.preference_batches import Pair, batch_at, by_tokens, encode_pairs, split_by_prompt, total_steps
+from learning.preference_batches import Pair, by_tokens, encode_pairs, split_by_prompt
 from learning.reward_model import RewardModel, Scale, make_reward_model
 from learning.reward_modelling import bradley_terry_loss, correct, held_out_quality
 from learning.rows import read_rows
@@ -33,6 +35,7 @@ class Loop:
     optimizer: torch.optim.Optimizer
     train: list[Pair]
     held_out: list[Pair]
+    order: Epochs
     too_long: int
     steps: int
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -59,17 +62,17 @@ def prepare(stage: Stage, context: Context) -> Loop:
         raise StepError(f"reward_model: margin is on, but {without} of {len(rows)} pairs have no margin")
     pairs = encode_pairs(policy.tokenizer, rows, judge.policy.max_length)
     train, held_out = split_by_prompt(pairs, stage.validation_fraction)
-    steps = total_steps(len(train), stage.per_device_train_batch_size, stage.num_train_epochs, stage.max_steps)
+    sizes = [pair.size for pair in train]
+    order = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
+    steps = stage.max_steps if stage.max_steps >= 0 else math.ceil(stage.num_train_epochs * order.steps_per_epoch)
     optimizer = make_optimizer(judge.policy.model, stage)
-    return Loop(stage, context, judge, optimizer, train, held_out, len(rows) - len(pairs), steps)
+    return Loop(stage, context, judge, optimizer, train, held_out, order, len(rows) - len(pairs), steps)
 
 
 def learn(loop: Loop, step: int) -> None:
     """One optimiser step on one batch of pairs."""
     stage, began = loop.stage, time.perf_counter()
-    batch = [
-        loop.train[i] for i in batch_at(step, len(loop.train), stage.per_device_train_batch_size, loop.context.seed)
-    ]
+    batch = [loop.train[i] for i in loop.order.at(step)[0]]
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, loop.steps)
     loop.optimizer.zero_grad(set_to_none=True)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from learning.preference_batches import Pair, batch_at, by_tokens, split_by_prompt, total_steps
+from learning.preference_batches import Pair, by_tokens, split_by_prompt
 from learning.reward_model import load_reward_model, make_reward_model
 from learning.reward_modelling import bradley_terry_loss, calibration, correct, held_out_quality, length_bias
 from learning.rewards.models import learned, loaded
@@ -137,13 +137,10 @@ def test_a_prompt_is_wholly_held_out_or_not_at_all():
         split_by_prompt([pair(0, [1]), pair(1, [1])], 0.5)
 
 
-def test_each_pass_sees_every_pair_once_in_a_new_order():
-    steps = total_steps(10, 4, epochs=2, max_steps=-1)
-    assert steps == 6
-    passes = [[i for place in range(3) for i in batch_at(3 * e + place, 10, 4, seed=0)] for e in range(2)]
-    assert [sorted(p) for p in passes] == [list(range(10))] * 2
-    assert passes[0] != passes[1]
-    assert [len(g) for g in by_tokens([pair(i, [0]) for i in range(5)], max_tokens=8)] == [2, 2, 1]
+def test_pairs_are_grouped_by_their_tokens_in_their_order():
+    groups = by_tokens([pair(i, [0]) for i in range(5)], max_tokens=8)
+    assert [[p.id for p in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [len(g) for g in by_tokens([pair(i, [0]) for i in range(2)], max_tokens=1)] == [1, 1]
 
 
 def test_learned_rewards_are_those_of_the_model_on_each_scale(tiny_policy, tmp_path):

@@ -130,3 +130,9 @@ def test_pairs_that_are_too_long_are_dropped_and_counted(train):
 def test_a_margin_that_is_not_there_is_asked_for(train):
     with pytest.raises(StepError, match="margin is on, but 20 of 20 pairs have no margin"):
         train("none", separable(20, margin=None), margin=True)
+
+
+def test_passes_over_the_data_give_the_number_of_steps(train):
+    result, _ = train("passes", separable(40), max_steps=-1, num_train_epochs=1.5, per_device_train_batch_size=10)
+    assert result.metrics["pairs"] == 32
+    assert result.metrics["steps"] == 6  # 4 steps to a pass
