@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.algorithm import Algorithm, supply
+from learning.algorithm import Algorithm
 from learning.batch import Batch, single_turn
 from learning.engines.protocol import EngineProtocol, Request, Sampling
 from learning.lookup import Bound
@@ -83,5 +83,5 @@ def gate(algorithm: Algorithm, batch: Batch, step: int) -> Batch:
     batch = batch.take(batch.paths["scorable"].nonzero()[:, 0].tolist())
     if algorithm.filter is None or not batch.num_paths:
         return batch
-    have = {"scores_P": raw_scores(batch), "group_P": batch.paths["group"], "batch": batch}
-    return batch.take(supply(algorithm.filter, step, have).nonzero()[:, 0].tolist())
+    keep_P = algorithm.filter.at(step)(raw_scores(batch), batch.paths["group"])
+    return batch.take(keep_P.nonzero()[:, 0].tolist())
