@@ -46,7 +46,7 @@ def load_latest(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any] | None
             content = json.loads((candidate / "state.json").read_text())
             if content["sha256"] == _digest(candidate / "tensors.safetensors"):
                 return content["step"], load_file(candidate / "tensors.safetensors"), content["state"]
-        except (OSError, SafetensorError, json.JSONDecodeError, KeyError):
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             continue
     return None
 

@@ -44,12 +44,17 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
-            base, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, **kwargs
+            base,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+            **kwargs,
         )
         tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
-    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"], *found["unexpected_keys"]], key=str):
+    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
         from learning.adapters import fold  # peft takes long to import, and few need it
