@@ -4,6 +4,7 @@ A spec is plain JSON: {root, run, recipe, attempt, step, inputs, folders, whole_
 {kind, key, output, step} or {source, digest}.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -67,7 +68,7 @@ def _teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any
 
     def tell(event: dict[str, Any]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as stream:
+        with contextlib.suppress(FileNotFoundError), file.open("a") as stream:  # its holder may just have removed it
             stream.write(json.dumps(event) + "\n")
 
     return tell

@@ -193,9 +193,11 @@ stages:
 
 
 def spec_of(plan, layout, step="c"):
-    found = plan.step(step)
-    return {"root": str(layout.root), "run": "r", "recipe": plan.recipe,
-            "folders": [str(Path(plan.file).parent)], "attempt": str(os.getpid()), "step": found.model_dump(mode="json"), "inputs": {}, "whole_process": False}  # fmt: skip
+    return {
+        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
+        "attempt": str(os.getpid()), "step": plan.step(step).model_dump(mode="json"), "inputs": {},
+        "whole_process": False,
+    }  # fmt: skip
 
 
 def test_two_processes_at_once_do_a_step_once(lab):

@@ -1,0 +1,143 @@
+"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory really comes back.
+
+Without RAY_ADDRESS a cluster of this machine is started on 127.0.0.1 and ended with the run; with it, that cluster is
+used (its nodes must see the same checkout).
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from flows.closure import HOUSE
+from flows.worker_main import work
+from lineage.layout import Layout
+from schemas.errors import PlanError, StepError
+from schemas.plan import Step
+
+QUIET = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONHASHSEED": "0",
+}
+LONGEST_TEMPORARY = 40
+"""Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
+UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+OBJECT_STORE = 100 * 2**20
+"""Bytes; specs and manifests are all that passes through."""
+
+
+class RayWorkers:
+    """The executor on Ray."""
+
+    def __init__(self, layout: Layout):
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        paths = [str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        import ray
+
+        self.ray = ray
+        self.temporary: Path | None = None
+        if address := os.environ.get("RAY_ADDRESS"):
+            environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
+            ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=environment)
+        else:
+            self.temporary = _temporary(layout)
+            ray.init(
+                address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, log_to_driver=False,
+                logging_level="error", object_store_memory=OBJECT_STORE, _temp_dir=str(self.temporary),
+            )  # fmt: skip
+        self.work = ray.remote(max_calls=1, max_retries=0)(work)
+
+    def check(self, steps: list[Step]) -> None:
+        """Raises PlanError naming every step that no node can ever take."""
+        nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+        wrong = []
+        for step in steps:
+            wanted = {"CPU": step.resources.num_cpus, "GPU": step.resources.num_gpus, "memory": memory_of(step)}
+            if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+                asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
+                wrong.append(f"{step.name}: no node has {asked} (resources)")
+        if wrong:
+            most = {name: max(n.get(name, 0) for n in nodes) for name in ("CPU", "GPU", "memory")}
+            has = ", ".join(f"{name} {amount:g}" for name, amount in most.items())
+            raise PlanError(
+                "\n".join([*wrong, f"the largest node has {has}; lower `resources` or use a larger cluster"])
+            )
+
+    def submit(self, spec: dict[str, Any]) -> "Submitted":
+        """Queue a step until a node has its resources."""
+        step = Step.model_validate(spec["step"])
+        options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
+        if (memory := memory_of(step)) > 0:
+            options["memory"] = memory
+        pid_file = Path(spec["root"]) / ".posttrain" / "work" / step.key / f"pid-{spec['attempt']}"
+        return Submitted(self.ray, self.work.options(**options).remote({**spec, "whole_process": True}), pid_file)
+
+    def close(self) -> None:
+        """End the cluster that was started here and remove its files."""
+        self.ray.shutdown()
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+class Submitted:
+    """A step on Ray."""
+
+    def __init__(self, ray: Any, reference: Any, pid_file: Path):
+        self.ray, self.reference, self.pid_file = ray, reference, pid_file
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended, after at most that long."""
+        return bool(self.ray.wait([self.reference], timeout=seconds)[0])
+
+    def result(self) -> dict[str, Any]:
+        """The manifest of the ended step. Raises StepError, also when its process died."""
+        try:
+            answer = self.ray.get(self.reference)
+        except self.ray.exceptions.RayError as error:
+            first = str(error).strip().splitlines()[0]
+            raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
+        if "error" in answer:
+            raise StepError(answer["error"])
+        return answer["manifest"]
+
+    def kill(self) -> None:
+        """End the worker process, and where it runs on this machine everything that it started."""
+        group = self._process_group()
+        self.ray.cancel(self.reference, force=True)
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            self.ray.get(self.reference, timeout=10)
+
+    def _process_group(self) -> int | None:
+        if not self.pid_file.is_file():
+            return None
+        host, _, pid = self.pid_file.read_text().partition(" ")
+        return int(pid) if host == socket.gethostname() else None
+
+
+def memory_of(step: Step) -> int:
+    """Bytes that a step reserves."""
+    if step.resources.memory is None:
+        return 0
+    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", step.resources.memory).groups()
+    return int(float(number) * UNITS[unit])
+
+
+def _temporary(layout: Layout) -> Path:
+    """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
+    inside = layout.state / "ray"
+    inside.mkdir(parents=True, exist_ok=True)
+    short = len(str(inside)) + 9 <= LONGEST_TEMPORARY
+    return Path(tempfile.mkdtemp(prefix="r", dir=inside if short else None))

@@ -1,0 +1,70 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.launch import plan_recipe, run_plan
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+LAB = """
+import os, subprocess, time
+from pathlib import Path
+
+def who(context, *, mark: int = 0):
+    (context.output("result") / "pid.txt").write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
+    return {"pid": os.getpid()}
+
+def hang(context, *, told: str):
+    child = subprocess.Popen(["sleep", "600"])
+    Path(told).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+"""
+
+
+def make(tmp_path, text):
+    name = f"raylab_{os.getpid()}"
+    (tmp_path / f"{name}.py").write_text(LAB)
+    (tmp_path / "recipe.yaml").write_text(text.replace("lab:", f"{name}:"))
+    layout = Layout(tmp_path / "root")
+    layout.root.mkdir(exist_ok=True)
+    return plan_recipe(tmp_path / "recipe.yaml", layout), layout
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_fresh_process_each_and_a_time_limit_ends_it_with_its_children(tmp_path):
+    told = tmp_path / "told"
+    text = f"""
+name: r
+stages:
+  a: {{kind: python, function: {{use: "lab:who", mark: 1}}}}
+  b: {{kind: python, function: {{use: "lab:who", mark: 2}}, after: [a]}}
+  c: {{kind: python, timeout: 2, after: [b], function: {{use: "lab:hang", told: "{told}"}}}}
+"""
+    plan, layout = make(tmp_path, text)
+    begun = time.monotonic()
+    outcome = run_plan(plan, layout, prefect=False)
+    pids = [outcome.states[n].manifest.metrics["pid"] for n in "ab"]
+    assert len({*pids, os.getpid()}) == 3
+    assert outcome.states["c"].state == "failed"
+    assert "time limit of 2 s" in outcome.states["c"].reason
+    deadline = time.monotonic() + 10
+    killed = [int(p) for p in told.read_text().split()]
+    while any(alive(p) for p in killed) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(p) for p in killed)
+    assert time.monotonic() - begun < 120
+    too_much, _ = make(
+        tmp_path, 'name: x\nstages:\n  a: {kind: python, resources: {num_cpus: 4096}, function: "lab:who"}\n'
+    )
+    with pytest.raises(PlanError, match="a: no node has CPU 4096"):
+        run_plan(too_much, layout, prefect=False)
