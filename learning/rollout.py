@@ -20,11 +20,9 @@ from schemas.schedules import Number, value_at
 
 def prompts_of_step(num_prompts: int, num_groups: int, seed: int, step: int) -> list[int]:
     """Indices of the prompts of a step: epochs of shuffled prompts, laid end to end."""
-    chosen = []
-    for position in range(step * num_groups, (step + 1) * num_groups):
-        epoch, place = divmod(position, num_prompts)
-        chosen.append(int(np.random.default_rng([seed, epoch]).permutation(num_prompts)[place]))
-    return chosen
+    places = [divmod(i, num_prompts) for i in range(step * num_groups, (step + 1) * num_groups)]
+    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(num_prompts) for epoch, _ in places}
+    return [int(orders[epoch][place]) for epoch, place in places]
 
 
 def group_seed(seed: int, step: int, group: int) -> int:
