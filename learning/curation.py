@@ -93,10 +93,14 @@ def type_of(folder: Path) -> str:
 def curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) -> Iterator[Curation]:
     """Open the rows in `folder` in DuckDB in memory; what passes `memory_limit` goes to the folder `spill`.
 
-    Raises StepError when the rows have columns missing or of another type.
+    Raises StepError when columns are missing or of another type, or when text is not UTF-8.
     """
     artifact_type = type_of(folder)
     table = read_table(folder, artifact_type)
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise StepError(f"{folder / FILE}: damaged rows, or text that is not UTF-8: {error}") from error
     table = table.append_column("row", pa.array(range(len(table)), pa.int64()))
     settings = {
         "threads": num_threads,

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -216,6 +217,17 @@ def test_rows_of_no_known_type_are_refused(tmp_path):
     context = Context({"data": folder}, tmp_path, tmp_path, seed=0)
     with pytest.raises(StepError, match="columns id are no known rows"):
         run(Curate(kind="curate", data="rows"), context)
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table = pq.read_table(_plain(tmp_path))
+    offsets = pa.array([0, 3], pa.int32()).buffers()[1]
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"a\xff\xfe")])
+    pq.write_table(table.set_column(2, "answer", broken), folder / "rows.parquet")
+    with pytest.raises(StepError, match="damaged rows, or text that is not UTF-8"):
+        run(Curate(kind="curate", data="rows"), Context({"data": folder}, tmp_path, tmp_path, seed=0))
 
 
 def _plain(tmp_path: Path) -> Path:
