@@ -25,7 +25,14 @@ HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
 
 
 def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
-    """Write dvc.yaml for a recipe and return its stages; needs no run. Raises PlanError for a recipe with a loop.
+    """Write dvc.yaml for a recipe and return its stages. Raises PlanError for a recipe with a loop."""
+    text, stages = pipeline_text(layout, plan)
+    write_if_changed(layout.root / "dvc.yaml", text)
+    return stages
+
+
+def pipeline_text(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
+    """dvc.yaml of a recipe and the stages in it; needs no run. Raises PlanError for a recipe with a loop.
 
     The plan may be a part of the recipe: stages written before stay while the recipe still has them.
     """
@@ -37,8 +44,7 @@ def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
     curves = f"data/runs/{plan.recipe}/curves.csv"
     plots = [{curves: {"template": "curves", "x": "step", "y": "value", "title": f"Curves of {plan.recipe}"}}]
     text = yaml.safe_dump({"stages": stages, "plots": plots}, sort_keys=False, width=120, allow_unicode=True)
-    write_if_changed(layout.root / "dvc.yaml", HEADER.format(file=recipe.file) + text)
-    return stages
+    return HEADER.format(file=recipe.file) + text, stages
 
 
 def project_dvc(layout: Layout, plan: Plan) -> None:
@@ -121,7 +127,10 @@ class Recipe:
         if source.steps:
             return f"data/runs/{self.recipe}/{source.steps[0]}/{source.output}"
         scheme, _, path = (source.source or "").partition(":")
-        return os.path.relpath(self.root / path, self.root) if scheme == "path" else None
+        if scheme != "path":
+            return None
+        places = (self.root / Path(self.file).parent / path, self.root / path)
+        return os.path.relpath(next((p for p in places if p.is_dir()), places[0]), self.root)
 
     def _files(self, step: Step) -> list[str]:
         """Files besides the recipe's own that its text stands on: what it extends, and the preset of its algorithm."""
@@ -137,10 +146,16 @@ class Recipe:
         stage = self._stage(step)
         if not stage:
             return []
-        default = _value(self.source, f"defaults.{step.kind}")
-        names = _variables(self.source.get("vars", {}), json.dumps([stage, default]))
-        own = [f"stages.{step.stage}", *([f"defaults.{step.kind}"] if default is not None else []), *names]
+        own = [f"stages.{step.stage}", f"defaults.{step.kind}", *(self._evaluations() if step.kind == "curate" else [])]
+        own = [name for name in own if _value(self.source, name) is not None]
+        text = json.dumps([_value(self.source, name) for name in own])
+        own += _variables(self.source.get("vars", {}), text)
         return [*own, "seed"] if "seed" in self.source else own
+
+    def _evaluations(self) -> list[str]:
+        """The problems of every evaluation: a curation keeps the training rows clear of them."""
+        stages = self.source.get("stages", {}).items()
+        return [f"stages.{name}.tasks" for name, stage in stages if (stage or {}).get("kind") == "evaluate"]
 
     def _stage(self, step: Step) -> dict[str, Any]:
         return self.source.get("stages", {}).get(step.stage) or {}

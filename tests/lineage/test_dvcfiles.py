@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lineage.dvcfiles import project_dvc, write_pipeline
+from flows.compile import compile_recipe
+from lineage.dvcfiles import pipeline_text, project_dvc, write_pipeline
+from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Until
+from schemas.recipe import load_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -44,6 +47,15 @@ def test_the_pipeline_needs_no_run_and_is_the_same_each_time(small_run):
     assert stages["tuned"]["deps"] == ["data/runs/small/base/policy", "data/runs/small/lessons_clean/data"]
     assert stages["tuned"]["params"] == [{"recipes/small.yaml": ["stages.tuned", "vars.rate", "seed"]}]
     assert not (root / "dvc.lock").exists()
+
+
+def test_the_shipped_pipeline_is_what_the_shipped_recipe_says(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    layout = Layout(REPOSITORY)
+    plan = compile_recipe(load_recipe(Path("recipes/quickstart.yaml")), layout)
+    text, stages = pipeline_text(layout, plan)
+    assert (REPOSITORY / "dvc.yaml").read_text() == text
+    assert "stages.report.tasks" in stages["lessons_clean"]["params"][0]["recipes/quickstart.yaml"]
 
 
 def test_a_part_of_a_plan_keeps_the_other_stages(small_run):
