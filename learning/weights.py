@@ -127,6 +127,7 @@ class WeightsWriter:
             view = view[self._handle.write(view) :]
 
     def __enter__(self) -> "WeightsWriter":
+        """Itself."""
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:

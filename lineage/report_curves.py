@@ -1,0 +1,54 @@
+"""Curves of a step out of its metrics.jsonl, as small charts."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+SHOWN = ("reward", "loss", "entropy", "accuracy", "kl", "learning_rate")
+"""Series that get a chart, in this order."""
+WIDTH, HEIGHT, PAD = 260, 96, 6
+POINTS = 240
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One series: the chart's path, its range, and where it began and ended."""
+
+    name: str
+    path: str
+    low: float
+    high: float
+    first: float
+    last: float
+    steps: int
+
+
+def curves(file: Path) -> list[Curve]:
+    """Charts of the series in a metrics file; none when there is no file."""
+    if not file.is_file():
+        return []
+    series: dict[str, list[tuple[float, float]]] = {}
+    for line in file.read_text().splitlines():
+        point = json.loads(line)
+        for name in SHOWN:
+            value = point.get(name)
+            if isinstance(value, int | float) and math.isfinite(value):
+                series.setdefault(name, []).append((point["step"], value))
+    return [_curve(name, series[name]) for name in SHOWN if len(series.get(name, [])) > 1]
+
+
+def _curve(name: str, points: list[tuple[float, float]]) -> Curve:
+    """Average down to at most POINTS points and scale into the chart."""
+    size = math.ceil(len(points) / POINTS)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    means = [(sum(x for x, _ in g) / len(g), sum(y for _, y in g) / len(g)) for g in groups]
+    xs, ys = [x for x, _ in means], [y for _, y in means]
+    low, high = min(ys), max(ys)
+    across, up = max(xs) - min(xs) or 1.0, high - low or 1.0
+    places = [
+        (PAD + (x - min(xs)) / across * (WIDTH - 2 * PAD), HEIGHT - PAD - (y - low) / up * (HEIGHT - 2 * PAD))
+        for x, y in means
+    ]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    return Curve(name, path, low, high, points[0][1], points[-1][1], len(points))
