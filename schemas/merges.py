@@ -15,14 +15,18 @@ from schemas.validation import follow
 WITHOUT_EFFECT = {"int8_mask"}
 
 
+def methods() -> list[str]:
+    """Every merge method: functions whose first parameter is the tensors; others in the module only help."""
+    return [n for n in names(MergeMethodUse) if signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
+
+
 def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
     """Everything about a merge that its method's signature can tell."""
     if bool(stage.models) == bool(stage.slices):
         said = "give exactly one of `models` and `slices`"
         yield problem(info.node.where, info.path, said, "`models` merges whole models, `slices` runs of layers")
-    methods = [n for n in names(MergeMethodUse) if signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
-    if stage.merge_method not in methods:
-        advice = suggest(stage.merge_method, methods, "methods")
+    if stage.merge_method not in methods():
+        advice = suggest(stage.merge_method, methods(), "methods")
         yield _at(info, "merge_method", f"no method `{stage.merge_method}`", advice)
         return
     method = signature(MergeMethodUse, stage.merge_method)

@@ -121,7 +121,7 @@ def options_model(found: Signature) -> type[BaseModel]:
         kind = Optional[option.type] if nullable else option.type  # noqa: UP045 — computed
         fields[name] = (kind, ... if option.required else option.default)
     config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False, validate_default=True)
-    return create_model("Options", __config__=config, **fields)
+    return create_model(f"{found.module}.{found.name}", __config__=config, **fields)
 
 
 def _find(module: str, name: str, folders: tuple[Path, ...], hops: int, is_class: bool) -> Signature:
@@ -188,7 +188,8 @@ def _is_function(read: Module, name: str) -> bool:
 def _fits(slot: type[Use], name: str) -> bool:
     """Whether a function is meant for the slot: helpers in the same module take something else."""
     try:
-        return slot.takes is None or _find(*address(slot, name), (), 0, is_class=False).supplied == slot.takes
+        found = _find(*address(slot, name), (), 0, is_class=False)
+        return slot.takes is None or (found.supplied == slot.takes and bool(slot.takes or found.options))
     except (SignatureError, ModuleError, KeyError):
         return False
 

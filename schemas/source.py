@@ -16,7 +16,7 @@ from schemas.tree import Mark, Node, join, refuse
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
-MAX_NODES = 100_000
+MAX_NODES = 50_000
 _LOADER = getattr(yaml, "CLoader", yaml.Loader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INT = re.compile(r"[-+]?[0-9]{1,300}")

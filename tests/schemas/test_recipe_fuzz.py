@@ -11,10 +11,13 @@ from schemas.recipe import load_recipe
 GOOD = sorted((Path(__file__).parent.parent / "recipes" / "good").glob("*.yaml"))
 MUTATIONS = 2000
 WORDS = [
-    "null", "true", "-1", "1e-4", "1e999", "[]", "{}", "''", "yes", "~", "0x1f", "base", "rounds.tune", "previous.tune",
-    "${vars.size}", "${vars.nope}", "${matrix.lr}", "${env:HOME}", "${", "$${", "hub:a/b", "path:.", "kind: rl", "*a", "&a 1",
-    "!!int 3", "{use: clipped}", "{linear: {from: 1, to: 0, steps: 3}}", "[[[[1]]]]", "9" * 400, "é", "use", "repeat",
-    "answers.exact", "os:system", "schemas.tree:merge", "..", "a.b.c", "tuned@lr=0.001", "extends: parent.yaml", "<<: [1]",
+    "null", "true", "-1", "1e-4", "1e999", "[]", "{}", "''", "yes", "~", "0x1f", "base", "rounds.tune",
+    "previous.tune",
+    "${vars.size}", "${vars.nope}", "${matrix.lr}", "${env:HOME}", "${", "$${", "hub:a/b", "path:.", "kind: rl", 
+    "*a", "&a 1",    "!!int 3", "{use: clipped}", "{linear: {from: 1, to: 0, steps: 3}}", "[[[[1]]]]",
+    "9" * 400, "é", "use", "repeat",
+    "answers.exact", "os:system", "schemas.tree:merge", "..", "a.b.c", "tuned@lr=0.001", 
+    "extends: parent.yaml", "<<: [1]",
 ]  # fmt: skip
 
 
