@@ -1,0 +1,229 @@
+"""The two sides of benchmarks/grpo_step.py: one model, one reward, one batch, set up like for like."""
+
+import random
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+WORKLOADS = {"short": {"prompt": 8, "completion": 64}, "long": {"prompt": 256, "completion": 32}}
+GROUPS, GENERATIONS, VOCABULARY = 16, 8, 128
+ALPHABET = [chr(c) for c in range(32, 127)] + [chr(c) for c in range(192, 192 + VOCABULARY - 95)]
+LR, EPSILON = 1e-4, 1e-4
+
+
+def letters(rows: list[dict[str, Any]], completions: list[str]) -> list[float]:
+    """Reward: share of vowels."""
+    return [sum(c in "aeiou" for c in text) / max(len(text), 1) for text in completions]
+
+
+def make_model(folder: Path) -> None:
+    """A Qwen2-shaped model with a tokenizer of one id per character."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    plain = Tokenizer(models.WordLevel({c: i for i, c in enumerate(ALPHABET)} | {"<eos>": VOCABULARY}, unk_token=" "))
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    plain.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<eos>", pad_token=ALPHABET[0])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.model_max_length = 512
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=VOCABULARY,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def texts(length: int, count: int) -> list[str]:
+    """Random prompts of `length` characters."""
+    source = random.Random(length)
+    return ["".join(source.choices(ALPHABET[33:90], k=length)) for _ in range(count)]
+
+
+def our_stage(work: dict[str, int], steps: int) -> Any:
+    """The rl stage that is like for like."""
+    from schemas.stages.rl import Rl
+
+    algorithm = {
+        "advantage": ["center", {"use": "scale", "epsilon": EPSILON}],
+        "ratio": "token",
+        "surrogate": {"use": "clipped", "epsilon": 0.2},
+        "weigh": "token_mean",
+    }
+    sizes = {
+        "generation_batch_size": GROUPS * GENERATIONS,
+        "num_generations": GENERATIONS,
+        "max_completion_length": work["completion"],
+        "max_steps": steps,
+    }
+    ports = {"kind": "rl", "model": "model", "prompts": "prompts", "rewards": ["grpo_sides:letters"]}
+    return Rl.model_validate({**ports, **algorithm, **sizes, "learning_rate": LR})
+
+
+def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
+    """Seconds of each step of the rl task, everything included."""
+    from learning.rows import write_rows
+    from tasks.context import Context
+    from tasks.rl import run
+
+    ends: list[float] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        prompts = Path(scratch, "prompts")
+        prompts.mkdir()
+        messages = [[{"role": "user", "content": text}] for text in texts(work["prompt"], GROUPS * steps)]
+        rest = {"answer": "", "family": "letters", "metadata": "{}"}
+        write_rows(prompts, "prompts", [{"id": str(i), "prompt": m, **rest} for i, m in enumerate(messages)])
+        context = Context(
+            {"model": folder, "prompts": prompts},
+            Path(scratch, "out"),
+            Path(scratch, "checkpoints"),
+            seed=0,
+            num_threads=threads,
+            on_progress=lambda event: ends.append(time.perf_counter()) if "total" in event else None,
+        )
+        context.folder.mkdir()
+        ends.append(time.perf_counter())
+        run(our_stage(work, steps), context)
+    return [b - a for a, b in pairwise(ends)]
+
+
+def trl_trainer(folder: Path, scratch: str, work: dict[str, int], steps: int, callbacks: list[Any]) -> Any:
+    """GRPOTrainer set up like for like."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    config = GRPOConfig(
+        output_dir=scratch,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=GROUPS * GENERATIONS,
+        num_generations=GENERATIONS,
+        max_completion_length=work["completion"],
+        max_steps=steps,
+        loss_type="dapo",
+        scale_rewards="group",
+        beta=0.0,
+        num_iterations=1,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+    )
+    return GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        reward_funcs=lambda completions, **rest: letters([], completions),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": texts(work["prompt"], GROUPS * steps)}),
+        callbacks=callbacks,
+    )
+
+
+def run_trl(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
+    """Seconds of each step of GRPOTrainer."""
+    import torch
+    from transformers import TrainerCallback
+
+    torch.set_num_threads(threads)
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            ends.append(time.perf_counter())
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            ends.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as scratch:
+        trl_trainer(folder, scratch, work, steps, [Clock()]).train()
+    return [b - a for a, b in pairwise(ends)]
+
+
+def ragged() -> tuple[list[list[int]], list[list[Any]], Any]:
+    """Prompts, groups of completions sampled by some other policy, and an advantage per completion."""
+    import torch
+
+    from learning.engines.protocol import Generation
+
+    torch.manual_seed(0)
+    lengths = torch.randint(1, 40, (4, GENERATIONS)).tolist()
+    prompts = [torch.randint(1, VOCABULARY, (n,)).tolist() for n in (8, 30, 17, 3)]
+
+    def completion(n: int) -> Generation:
+        behaviour = 0.3 * torch.randn(n) - 4.85
+        return Generation(torch.randint(1, VOCABULARY, (n,)).tolist(), behaviour.tolist(), "stop")
+
+    groups = [[completion(n) for n in group] for group in lengths]
+    return prompts, groups, torch.randn(4 * GENERATIONS)
+
+
+def our_gradient(folder: Path) -> list[Any]:
+    """Gradient of each parameter on the ragged batch."""
+    from transformers import AutoModelForCausalLM
+
+    from learning.algorithm import bind_algorithm
+    from learning.batch import single_turn
+    from learning.policy_loss import micro_loss, with_dropped, with_weights
+
+    prompts, groups, advantage_P = ragged()
+    algorithm = bind_algorithm(our_stage(WORKLOADS["short"], 1), {})
+    batch = with_dropped(single_turn(prompts, groups), False)
+    batch = with_weights(algorithm, batch.with_tokens(advantage=advantage_P[batch.path_T].double()), 0, 40)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    micro_loss(algorithm, model, batch, step=0, temperature=1.0)[0].backward()
+    return [p.grad for p in model.parameters()]
+
+
+def trl_gradient(folder: Path) -> list[Any]:
+    """The same, of GRPOTrainer's loss on the batch padded as it pads."""
+    import torch
+
+    prompts, groups, advantage_P = ragged()
+    flat = [(p, g) for p, group in zip(prompts, groups, strict=True) for g in group]
+    wide, long = max(len(p) for p, _ in flat), max(len(g.token_ids) for _, g in flat)
+
+    def right(row: list[Any]) -> list[Any]:
+        return row + [0] * (long - len(row))
+
+    mask = torch.tensor([right([1] * len(g.token_ids)) for _, g in flat])
+    inputs = {
+        "prompt_ids": torch.tensor([[0] * (wide - len(p)) + p for p, _ in flat]),
+        "prompt_mask": torch.tensor([[0] * (wide - len(p)) + [1] * len(p) for p, _ in flat]),
+        "completion_ids": torch.tensor([right(g.token_ids) for _, g in flat]),
+        "completion_mask": mask,
+        "advantages": advantage_P,
+        "old_per_token_logps": torch.tensor([right(g.logprobs) for _, g in flat]),
+        "num_items_in_batch": mask.sum(),
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = trl_trainer(folder, scratch, WORKLOADS["short"], 1, [])
+        trainer.current_gradient_accumulation_steps = 1
+        trainer._compute_loss(trainer.model, inputs).backward()
+    return [p.grad for p in trainer.model.parameters()]
+
+
+def gradient_gap(folder: Path) -> float:
+    """Largest difference between the two sides' gradients on one ragged, off-policy batch, over the largest entry."""
+    pairs = list(zip(our_gradient(folder), trl_gradient(folder), strict=True))
+    return max(float((a - b).abs().max()) for a, b in pairs) / max(float(a.abs().max()) for a, _ in pairs)
