@@ -142,10 +142,8 @@ def test_nothing_is_loaded_and_nothing_breaks_out(page):
 
 
 def test_the_graph_goes_from_left_to_right():
-    plan = Plan(
-        recipe="r", file="r", steps=(step("a", "x"), step("b", "x"), step("c", "x", "a", "b"), step("d", "x", "c", "a")),
-        resolved={},
-    )  # fmt: skip
+    steps = (step("a", "x"), step("b", "x"), step("c", "x", "a", "b"), step("d", "x", "c", "a"))
+    plan = Plan(recipe="r", file="r", steps=steps, resolved={})
     picture = draw(plan, {"a": "done"})
     at = {node.name: node for node in picture.nodes}
     assert at["a"].x == at["b"].x < at["c"].x < at["d"].x
@@ -153,6 +151,7 @@ def test_the_graph_goes_from_left_to_right():
     assert len(picture.edges) == 4
     assert (at["a"].state, at["b"].state) == ("done", "pending")
     assert len({(node.x, node.y) for node in picture.nodes}) == 4
+    assert [edge.count("C") for edge in picture.edges] == [1, 1, 1, 2]  # a → d keeps clear of c
 
 
 def test_long_curves_are_averaged_and_keep_their_ends(tmp_path):
