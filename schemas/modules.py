@@ -15,9 +15,9 @@ class ModuleError(Exception):
     """The module cannot be found or read; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
-    """The top level of a module."""
+    """The top level of a module; equal texts are read once, so that identity is equality."""
 
     name: str
     file: Path

@@ -6,7 +6,7 @@ The star is the border: parameters before it are supplied by the loop, those aft
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
@@ -39,15 +39,15 @@ class Option:
     is_literal: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Signature:
-    """A function that a recipe can name."""
+    """A function that a recipe can name; read once per text of its module, so that identity is equality."""
 
     module: str
     name: str
     doc: str
     supplied: tuple[str, ...]
-    options: dict[str, Option] = field(hash=False)
+    options: dict[str, Option]
 
     @property
     def summary(self) -> str:
@@ -136,6 +136,7 @@ def _find(module: str, name: str, folders: tuple[Path, ...], hops: int, is_class
     raise KeyError(name)
 
 
+@lru_cache(maxsize=1024)
 def _constructor(read: Module, name: str) -> Signature:
     kind = read.classes[name]
     made = next((n for n in kind.body if isinstance(n, Function) and n.name == "__init__"), None)
@@ -145,6 +146,7 @@ def _constructor(read: Module, name: str) -> Signature:
     return Signature(read.name, name, ast.get_docstring(kind) or found.doc, found.supplied, found.options)
 
 
+@lru_cache(maxsize=1024)
 def _read(read: Module, function: Function, skip: int) -> Signature:
     spec = function.args
     if spec.kwarg is not None:
