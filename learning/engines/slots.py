@@ -43,14 +43,14 @@ class Slots(Cache):
         self.num_columns = num_columns
         self.bias_SL = torch.full((num_slots, num_columns), float("-inf"), device=device)
         """0 where a slot holds a token, −inf elsewhere: added to the attention scores."""
-        self.at_B = torch.zeros(0, dtype=torch.long)
+        self.row_B = self.position_B = torch.zeros(0, dtype=torch.long, device=device)
         self.columns = 0
 
     def aim(self, position_B: Tensor) -> Tensor:
         """Rows 0..B−1 take a token at these positions; returns what attention adds to their scores (B, 1, 1, L)."""
         rows = len(position_B)
-        self.at_B = torch.arange(rows, device=position_B.device) * self.num_columns + position_B
-        self.bias_SL.view(-1)[self.at_B] = 0.0
+        self.row_B, self.position_B = torch.arange(rows, device=position_B.device), position_B
+        self.bias_SL[self.row_B, position_B] = 0.0
         self.columns = int(position_B.max()) + 1
         return self.bias_SL[:rows, None, None, : self.columns]
 
@@ -59,9 +59,12 @@ class Slots(Cache):
         if len(self.slabs) <= layer_idx:
             self.slabs.append((self._slab(key_states), self._slab(value_states)))
         held = []
-        for slab_SLHD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
-            slab_SLHD.flatten(0, 1).index_copy_(0, self.at_B, new_BHTD[:, :, 0])
-            held.append(slab_SLHD[: len(self.at_B), : self.columns].transpose(1, 2))
+        rows, heads, _, width = key_states.shape
+        head_H = torch.arange(heads, device=key_states.device)
+        at_X = ((self.row_B[:, None] * heads + head_H) * self.num_columns + self.position_B[:, None]).flatten()
+        for slab_SHLD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
+            slab_SHLD.view(-1, width).index_copy_(0, at_X, new_BHTD.reshape(-1, width))
+            held.append(slab_SHLD[:rows, :, : self.columns])
         return held[0], held[1]
 
     def place(self, slots_X: Tensor, prefix: Prefix | None, source_X: Tensor, lengths_X: Tensor) -> None:
@@ -73,19 +76,19 @@ class Slots(Cache):
         for layer, pair in enumerate(prefix.pairs):
             if len(self.slabs) <= layer:
                 self.slabs.append((self._slab(pair[0]), self._slab(pair[1])))
-            for slab_SLHD, states_RHTD in zip(self.slabs[layer], pair, strict=True):
-                slab_SLHD[slots_X, : states_RHTD.shape[2]] = states_RHTD[source_X].transpose(1, 2)
+            for slab_SHLD, states_RHTD in zip(self.slabs[layer], pair, strict=True):
+                slab_SHLD[slots_X, :, : states_RHTD.shape[2]] = states_RHTD[source_X]
 
     def move(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy rows, so that those in use lie together."""
         self.bias_SL[to_X] = self.bias_SL[from_X]
         for pair in self.slabs:
-            for slab_SLHD in pair:
-                slab_SLHD[to_X, : self.columns] = slab_SLHD[from_X, : self.columns]
+            for slab_SHLD in pair:
+                slab_SHLD[to_X, :, : self.columns] = slab_SHLD[from_X, :, : self.columns]
 
     def _slab(self, like_BHTD: Tensor) -> Tensor:
         heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
-        return like_BHTD.new_zeros(len(self.bias_SL), self.num_columns, heads, width)
+        return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)
 
 
 def slot_attention(

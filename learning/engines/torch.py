@@ -22,6 +22,8 @@ from schemas.errors import StepError
 
 PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
+FIXED_POINT = 2.0**52
+"""Probability 1 as a whole number."""
 SLACK = 8
 """One slot in so many may lie empty before slots are refilled or closed up."""
 
@@ -64,6 +66,18 @@ class Engine:
                     f"{sampling.max_new_tokens} do not fit the model's {self.policy.max_length}; "
                     "lower max_completion_length or drop long prompts (and empty ones) in a curate stage"
                 )
+
+
+def draw(logp_BV: Tensor, uniform_B1: Tensor) -> Tensor:
+    """Tokens (B,) by inverting the distribution at numbers in [0, 1); never one of probability 0.
+
+    The sums are of whole numbers, so they do not depend on the order in which a device adds.
+    """
+    cdf_BV = (logp_BV.double().exp() * FIXED_POINT).long().cumsum(-1)
+    total_B1 = cdf_BV[:, -1:]
+    target_B1 = torch.minimum((uniform_B1 * total_B1).long(), total_B1 - 1)
+    # Broken weights give no distribution: any token will do, its log-probability says what happened.
+    return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp(max=logp_BV.shape[1] - 1)
 
 
 @dataclass
@@ -212,10 +226,8 @@ class Running:
         logits_BV = logits_BV.float()
         logp_BV = (logits_BV / temperature if temperature > 0 else logits_BV).log_softmax(-1)
         if temperature > 0:
-            cdf_BV = logp_BV.double().exp().cumsum(-1)
             uniform_B1 = self.uniform_SK[: len(logits_BV)].gather(1, self.count_B[:, None])
-            token_B = torch.searchsorted(cdf_BV, uniform_B1 * cdf_BV[:, -1:], right=True)[:, 0]
-            token_B = token_B.clamp(max=logits_BV.shape[1] - 1)
+            token_B = draw(logp_BV, uniform_B1)
         else:
             token_B = logits_BV.argmax(-1)
         return token_B, logp_BV.gather(1, token_B[:, None])[:, 0]

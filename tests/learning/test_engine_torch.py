@@ -7,7 +7,7 @@ from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.engines.torch import Engine, draw
 from learning.policy import Policy
 from schemas.errors import StepError
 
@@ -138,3 +138,10 @@ def test_what_does_not_fit_is_refused(tiny_policy):
     with pytest.raises(StepError, match="do not fit the model's 128; lower max_completion_length"):
         Engine(tiny_policy).generate([Request([5] * 100, 1, 0)], Sampling(1.0, 29))
     assert Engine(tiny_policy).generate([], Sampling()) == []
+
+
+def test_draw_inverts_the_distribution_and_never_takes_the_impossible():
+    logp = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]]).log().expand(6, 5)
+    uniform = torch.tensor([0.0, 0.1, 0.2499999, 0.25, 0.9, 1 - 2.0**-53], dtype=torch.float64)[:, None]
+    assert draw(logp, uniform).tolist() == [1, 1, 1, 3, 3, 3]
+    assert 0 <= int(draw(torch.full((1, 5), float("nan")), uniform[:1])) < 5
