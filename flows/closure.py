@@ -129,16 +129,13 @@ def read_source(source: bytes, name: str) -> tuple[str, tuple[tuple[str, str, in
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str, int]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and _is_type_checking(child.test):
-            for other in child.orelse:
-                yield from _imports(other)
-        elif isinstance(child, ast.Import):
-            yield from ((alias.name, "", 0) for alias in child.names)
-        elif isinstance(child, ast.ImportFrom):
-            yield from ((child.module or "", alias.name, child.level) for alias in child.names)
-        else:
-            yield from _imports(child)
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, "", 0) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from ((node.module or "", alias.name, node.level) for alias in node.names)
+    hidden = isinstance(node, ast.If) and _is_type_checking(node.test)
+    for child in node.orelse if hidden else ast.iter_child_nodes(node):
+        yield from _imports(child)
 
 
 def _is_type_checking(test: ast.expr) -> bool:

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +71,10 @@ def run_plan(
     store = Store(layout)
     missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
     used_prefect = prefect and executor == "ray" and bool(missing)
-    with _server(layout, used_prefect), _executor(executor if missing else None, layout) as hands:
+    with _server(layout, used_prefect) as ready, _executor(executor if missing else None, layout) as hands:
         if hands is not None:
             hands.check(missing)
+        ready()
         execution = Execution(plan, layout, hands, log, run)
         with _stopped_by_signals(execution.stop):
             states = _carried_out(execution, used_prefect)
@@ -91,14 +92,14 @@ def _carried_out(execution: Execution, prefect: bool) -> dict[str, StepState]:
 
 
 @contextmanager
-def _server(layout: Layout, wanted: bool) -> Iterator[None]:
+def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[], None]]:
     if not wanted:
-        yield
+        yield lambda: None
         return
     from flows.servers import prefect_server
 
-    with prefect_server(layout):
-        yield
+    with prefect_server(layout) as ready:
+        yield ready
 
 
 @contextmanager

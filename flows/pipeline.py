@@ -8,6 +8,8 @@ from typing import Any
 from prefect import allow_failure, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -35,7 +37,11 @@ def run_flow(execution: Execution) -> dict[str, StepState]:
             future.wait()
         return _flow_state(execution)
 
-    pipeline(plan.file, plan.profile, return_state=True)
+    try:
+        pipeline(plan.file, plan.profile, return_state=True)
+    finally:
+        APILogHandler().flush()
+        EventsWorker.drain_all()
     return execution.states
 
 

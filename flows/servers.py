@@ -13,8 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -33,6 +32,7 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_LOGGING_SETTINGS_PATH": str(home / "logging.yml"),
         "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
@@ -43,22 +43,17 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def prefect_server(layout: Layout) -> Iterator[str]:
-    """The API's address, set for this process as PREFECT_API_URL while it lasts."""
+def prefect_server(layout: Layout) -> Iterator[Callable[[], None]]:
+    """Set this process's PREFECT_API_URL; yields a function that waits until the server, which boots meanwhile, answers."""
     os.environ.update(prefect_environment(layout))
     found = os.environ.get("PREFECT_API_URL") or running_server(layout)
     process = None
     if found is None:
         process, found = start_server(layout)
-    before = os.environ.get("PREFECT_API_URL")
     os.environ["PREFECT_API_URL"] = found
     try:
-        if process is not None:
-            _wait_until_healthy(process, found, layout)
-        yield found
+        yield lambda: _wait_until_healthy(process, found, layout)
     finally:
-        if before is None:
-            os.environ.pop("PREFECT_API_URL", None)
         if process is not None:
             stop_server(process, layout)
 
@@ -108,15 +103,16 @@ def stop_server(process: subprocess.Popen[bytes], layout: Layout) -> None:
             return
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, layout: Layout) -> None:
+def _wait_until_healthy(process: subprocess.Popen[bytes] | None, url: str, layout: Layout) -> None:
     limit = time.monotonic() + START_LIMIT
     log = layout.state / "prefect" / "server.log"
     while not is_healthy(url):
-        if process.poll() is not None or time.monotonic() > limit:
-            raise PlanError(f"Prefect's server did not start; see {log}, or run with --executor inprocess")
+        if process is None or process.poll() is not None or time.monotonic() > limit:
+            raise PlanError(f"Prefect's server at {url} does not answer; see {log}, or run with --executor inprocess")
         time.sleep(0.2)
-    target: Path = layout.state / "prefect" / "server.json"
-    target.write_text(json.dumps({"url": url, "pid": process.pid}))
+    if process is not None:
+        record = layout.state / "prefect" / "server.json"
+        record.write_text(json.dumps({"url": url, "pid": process.pid}))
 
 
 def _free_port() -> int:

@@ -39,6 +39,8 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     name = f"shownlab_{os.getpid()}"
     (tmp_path / f"{name}.py").write_text(LAB)
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("lab:", f"{name}:"))
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    monkeypatch.delenv("PREFECT_API_URL")
     layout = Layout(tmp_path / "root")
     layout.root.mkdir()
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
@@ -58,7 +60,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
                     break
             seen["runs"] = {r["name"]: r["state_name"] for r in runs}
             seen["flows"] = [(r["name"], r["state_type"]) for r in ask(url, "/flow_runs/filter", {})]
-            seen["logs"] = ask(url, "/logs/filter", {})
+            seen["logs"] = [line["message"] for line in ask(url, "/logs/filter", {})]
 
     monkeypatch.setattr(pipeline_module, "run_flow", spied)
     outcome = run_plan(plan, layout)
@@ -70,5 +72,6 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     }
     assert seen["runs"] == {"a": "Cached", "b": "Completed", "c": "Failed", "d": "Blocked"}
     assert seen["flows"] == [(outcome.run, "FAILED")]
+    assert "the value is 1" in seen["logs"]
     assert not is_healthy(seen["url"])
     assert not (layout.state / "prefect" / "server.json").exists()

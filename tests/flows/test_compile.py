@@ -1,0 +1,102 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flows.closure as closure_module
+from flows.closure import Closure, read_source
+from flows.compile import compile_recipe, only
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.recipe import load_recipe
+
+HOUSE = Path(__file__).resolve().parents[2]
+MODELS = """
+name: models
+stages:
+  one: {kind: init, tokenizer: {use: characters%s}}
+  two: {kind: init, tokenizer: {use: characters%s}}
+  data: {kind: synthesize, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}], teacher: {use: answer}}
+  tuned: {kind: sft, model: two, data: data, max_steps: 1}
+  merged:
+    kind: merge
+    merge_method: linear
+    models: [{model: one, parameters: {weight: 1}}, {model: tuned, parameters: {weight: 1}}]
+"""
+
+
+def compiled(tmp_path, text):
+    (tmp_path / "recipe.yaml").write_text(text)
+    return compile_recipe(load_recipe(tmp_path / "recipe.yaml"), Layout(tmp_path))
+
+
+def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
+    recipe = load_recipe(HOUSE / "recipes/quickstart.yaml")
+    before = {s.name: s.key for s in compile_recipe(recipe, Layout(tmp_path)).steps}
+    original = closure_module.read_module
+
+    def edited(file, mtime, size):
+        digest, imports = original(file, mtime, size)
+        return ("0" * 64 if file.name == "surrogates.py" else digest), imports
+
+    monkeypatch.setattr(closure_module, "read_module", edited)
+    after = compile_recipe(recipe, Layout(tmp_path))
+    changed = {name for name in before if after.step(name).key != before[name]}
+    assert {"rl_1", "rl_2", "merged", "report"} == changed
+    assert all("learning.surrogates" not in s.code for s in after.steps if s.kind != "rl")
+
+
+def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
+    one = b'"""Doc."""\nimport os\n\ndef f(x):\n    """Say."""\n    return x + 1\n'
+    same = b"# other\nimport os\ndef f(x):\n\n    return (x + 1)  # why\n"
+    assert read_source(one, "a")[0] == read_source(same, "b")[0]
+    assert read_source(one, "a")[0] != read_source(one.replace(b"+ 1", b"+ 2"), "a")[0]
+    hints = (
+        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.surrogates\nelse:\n    import json\n"
+    )
+    assert [name for name, _, _ in read_source(hints, "c")[1]] == ["typing", "json"]
+
+
+def test_closure_follows_modules_beside_the_recipe_but_not_packages_of_others(tmp_path):
+    (tmp_path / "lab_pkg").mkdir()
+    (tmp_path / "lab_pkg/__init__.py").write_text("import numpy\n")
+    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nfrom learning.rows import read_rows\n")
+    (tmp_path / "lab_pkg/two.py").write_text("X = 1\n")
+    found = Closure([tmp_path]).of_modules(["lab_pkg.one"])
+    assert [m for m in found if m.startswith(("lab", "numpy"))] == ["lab_pkg.one", "lab_pkg.two"]
+    assert "learning.rows" in found
+    with pytest.raises(PlanError, match=r"no module `lab_pkg\.none`"):
+        Closure([tmp_path]).of_modules(["lab_pkg.none"])
+
+
+def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):
+    compiled(tmp_path, MODELS % ("", ""))
+    with pytest.raises(PlanError, match=r"merged: models.0.model \(one\) and models.1.model \(tuned\).*alphabet"):
+        compiled(tmp_path, MODELS % ("", ', alphabet: "abc0123456789"'))
+
+
+def test_only_keeps_what_a_stage_needs(tmp_path):
+    plan = compiled(tmp_path, MODELS % ("", ""))
+    assert {s.name for s in only(plan, ["tuned"]).steps} == {"two", "data", "tuned"}
+    with pytest.raises(PlanError, match="did you mean `tuned`"):
+        only(plan, ["tunde"])
+
+
+def test_a_changed_source_folder_changes_the_key(tmp_path):
+    text = 'name: p\nstages:\n  e: {kind: curate, data: "path:./rows"}\n'
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/rows.parquet").write_bytes(b"1")
+    first = compiled(tmp_path, text).steps[0].key
+    assert compiled(tmp_path, text).steps[0].key == first
+    (tmp_path / "rows/rows.parquet").write_bytes(b"2")
+    assert compiled(tmp_path, text).steps[0].key != first
+    with pytest.raises(PlanError, match="no such folder"):
+        compiled(tmp_path, text.replace("./rows", "./gone"))
+
+
+def test_planning_imports_nothing_heavy():
+    heavy = "('torch', 'ray', 'prefect', 'mlflow', 'dvc')"
+    code = f"import sys, flows.compile, flows.explain, flows.launch; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
