@@ -6,7 +6,7 @@ Wherever an option is a `Number`, a recipe may write a constant or one schedule:
 
 import math
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.base import Schema
 
@@ -45,6 +45,14 @@ class Piecewise(Schema):
     """Constant between the named steps; the first must be 0."""
 
     piecewise: dict[int, float] = Field(min_length=1)
+
+    @field_validator("piecewise")
+    @classmethod
+    def starts_at_0(cls, value: dict[int, float]) -> dict[int, float]:
+        """Every step must have a value."""
+        if min(value) != 0:
+            raise ValueError("the first step of a piecewise schedule must be 0")
+        return value
 
     def at(self, step: int) -> float:
         """Value at `step` (0-based)."""
