@@ -13,7 +13,7 @@ class Input(Schema):
     port: str
     """Dotted path of the field: `model`, `models.base`, `rewards.1.model`."""
     steps: tuple[str, ...] = ()
-    """Names of the steps it may come from: one, or after a loop its iterations, latest first; the first that ran is used."""
+    """Names of the steps it may come from: one, or a loop's iterations, latest first; the first that ran is used."""
     output: str | None = None
     """Named output of that step."""
     source: str | None = None

@@ -35,5 +35,5 @@ class BaseStage(Schema):
     """Seconds after which the step's process is killed."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Named outputs and their artifact types, the default first; `types` maps own port paths to the types they receive."""
+        """Named outputs and their types, the default first; `types` maps own port paths to the types they receive."""
         raise NotImplementedError

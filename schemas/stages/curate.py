@@ -12,7 +12,7 @@ from schemas.use import ProblemsUse, RowFilterUse
 
 
 class FuzzyDedup(Schema):
-    """MinHash over character n-grams (Broder 1997): rows whose estimated Jaccard similarity passes the threshold count as one."""
+    """MinHash over character n-grams (Broder 1997): rows that are similar enough (Jaccard) count as one."""
 
     threshold: float = Field(default=0.9, gt=0, le=1)
     """Jaccard similarity from which two rows are near-duplicates."""
@@ -38,7 +38,7 @@ class Decontaminate(Schema):
 
 
 class Curate(BaseStage):
-    """Schema check, exact and fuzzy deduplication, quality filters, decontamination; with a report of every dropped row."""
+    """Schema check, exact and fuzzy deduplication, quality filters, decontamination; reports every dropped row."""
 
     kind: Literal["curate"]
     data: RowsRef

@@ -12,7 +12,7 @@ from schemas.use import EngineUse, MetricUse, ProblemsUse, RewardUse
 
 
 class Gate(Schema):
-    """A condition on the results. With `min_delta` the paired difference of two models is tested on the same problems."""
+    """A condition on the results; `min_delta` tests the paired difference of two models on the same problems."""
 
     metric: str = "accuracy"
     """Name of a metric of this stage."""

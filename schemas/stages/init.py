@@ -14,7 +14,7 @@ class Init(BaseStage):
 
     kind: Literal["init"]
     config: dict[str, Any] = Field(default={"model_type": "qwen3"})
-    """Any Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids come from the tokenizer."""
+    """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's."""
     tokenizer: TokenizerUse = TokenizerUse(use="characters")
     """Tokenizer and chat template."""
     max_length: int = Field(default=256, ge=8)

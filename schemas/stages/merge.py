@@ -16,7 +16,7 @@ class MergeInput(Schema):
     model: PolicyRef
     """A stage of this recipe, or a model from outside."""
     parameters: dict[str, Any] = {}
-    """Per-model parameters (`weight`, `density`, ...): a number, a gradient over the layers, or a list of {filter, value}."""
+    """Per model (`weight`, `density`, ...): a number, a gradient over the layers, or a list of {filter, value}."""
 
 
 class MergeSource(Schema):

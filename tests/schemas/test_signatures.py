@@ -23,7 +23,11 @@ def brief(rows, completions, *, kind: Kind = "a", limit: int = LIMIT, rate: Numb
     More.
     """
 '''
-SHAPES = 'from typing import Literal\nKind = Literal["a", "b"]\ndef helper(rows, completions, *, x: int = 1):\n    "Taken over."\n'
+SHAPES = """from typing import Literal
+Kind = Literal["a", "b"]
+def helper(rows, completions, *, x: int = 1):
+    "Taken over."
+"""
 
 
 @pytest.fixture
