@@ -111,13 +111,12 @@ def stop_at(step):
 
 
 def test_trap_24_a_continued_run_is_bit_identical(at):
-    whole, broken = at("whole"), at("broken", on_progress=stop_at(5))
+    whole = at("whole")
     result = run(stage(log_trajectories=0.6), whole)
-    for attempt, step in ((0, 5), (1, 3)):
-        context = broken if attempt == 0 else at("broken", 1, stop_at(6))
+    for attempt, step in enumerate((1, 3, 5, 6)):
         with pytest.raises(Stopped):
-            run(stage(log_trajectories=0.6), context)
-    last = at("broken", 2)
+            run(stage(log_trajectories=0.6), at("broken", attempt, stop_at(step)))
+    last = at("broken", 4)
     again = run(stage(log_trajectories=0.6), last)
     assert files(last) == files(whole)
     assert curve(last) == curve(whole)
@@ -201,5 +200,5 @@ def test_nothing_to_learn_leaves_the_weights(at, inputs):
 
 
 def test_prompts_too_long_are_refused(at):
-    with pytest.raises(StepError, match="leaves no room|lower that length"):
+    with pytest.raises(StepError, match="lower that length"):
         run(stage(max_completion_length=10_000), at("long"))
