@@ -44,7 +44,7 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
 
 @contextlib.contextmanager
 def prefect_server(layout: Layout) -> Iterator[Callable[[], None]]:
-    """Set this process's PREFECT_API_URL; yields a function that waits until the server, which boots meanwhile, answers."""
+    """Set this process's PREFECT_API_URL; yields a function that waits until its server, booting meanwhile, answers."""
     os.environ.update(prefect_environment(layout))
     found = os.environ.get("PREFECT_API_URL") or running_server(layout)
     process = None

@@ -17,7 +17,10 @@ name: models
 stages:
   one: {kind: init, tokenizer: {use: characters%s}}
   two: {kind: init, tokenizer: {use: characters%s}}
-  data: {kind: synthesize, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}], teacher: {use: answer}}
+  data:
+    kind: synthesize
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 10}]
+    teacher: {use: answer}
   tuned: {kind: sft, model: two, data: data, max_steps: 1}
   merged:
     kind: merge

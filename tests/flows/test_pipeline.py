@@ -4,7 +4,7 @@ import urllib.request
 
 import pytest
 
-import flows.pipeline as pipeline_module
+import flows.launch
 from flows.launch import plan_recipe, run_plan
 from flows.servers import is_healthy
 from lineage.layout import Layout
@@ -46,11 +46,11 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
     run_plan(plan_recipe(tmp_path / "recipe.yaml", layout, to=["a"]), layout, executor="inprocess", prefect=False)
     seen = {}
-    original = pipeline_module.run_flow
+    original = flows.launch._carried_out  # Prefect reads its environment when it is imported, so not before the run
 
-    def spied(execution):
+    def spied(execution, prefect):
         try:
-            return original(execution)
+            return original(execution, prefect)
         finally:
             url = os.environ["PREFECT_API_URL"]
             seen["url"] = url
@@ -62,7 +62,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
             seen["flows"] = [(r["name"], r["state_type"]) for r in ask(url, "/flow_runs/filter", {})]
             seen["logs"] = [line["message"] for line in ask(url, "/logs/filter", {})]
 
-    monkeypatch.setattr(pipeline_module, "run_flow", spied)
+    monkeypatch.setattr(flows.launch, "_carried_out", spied)
     outcome = run_plan(plan, layout)
     assert {n: s.state for n, s in outcome.states.items()} == {
         "a": "cached",

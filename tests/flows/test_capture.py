@@ -1,0 +1,26 @@
+import subprocess
+import sys
+import threading
+
+from flows.capture import captured
+
+
+def test_only_the_steps_thread_is_captured(tmp_path, capsys):
+    with captured(tmp_path / "log", whole_process=False):
+        print("mine")
+        print("error", file=sys.stderr)
+        other = threading.Thread(target=print, args=("others",))
+        other.start()
+        other.join()
+    print("after")
+    assert (tmp_path / "log").read_text() == "mine\nerror\n"
+    assert capsys.readouterr().out == "others\nafter\n"
+
+
+def test_a_whole_process_is_captured_with_its_children(tmp_path, capfd):
+    with captured(tmp_path / "log", whole_process=True):
+        print("mine")
+        subprocess.run(["echo", "child"], check=True)
+    print("after")
+    assert (tmp_path / "log").read_text() == "mine\nchild\n"
+    assert capfd.readouterr().out == "after\n"
