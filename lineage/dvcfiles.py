@@ -17,8 +17,9 @@ from lineage.digests import digest_file, dvc_digest, folder_digests
 from lineage.layout import Layout
 from lineage.materialise import materialise, runs_folder, write_curves, write_if_changed
 from lineage.records import Record, read_record
-from schemas.errors import PlanError
+from schemas.errors import PlanError, RecipeError
 from schemas.plan import Input, Plan, Step
+from schemas.recipe import load_recipe
 
 Entry = dict[str, Any]
 HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
@@ -50,9 +51,11 @@ def pipeline_text(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
 def project_dvc(layout: Layout, plan: Plan) -> None:
     """Bring data/runs/<recipe>, dvc.yaml and dvc.lock up to what has been made of a plan.
 
-    Only for a plan of the recipe as it stands in its file: no profile, no overrides. Inside `dvc repro` DVC itself
-    writes the lock.
+    Only for the recipe that dvc.yaml shows (the first that is run, where there is none), and only as it stands in its
+    file: a plan with a profile or overrides, or with a loop, changes nothing. Inside `dvc repro` DVC writes the lock.
     """
+    if not shown_by_dvc(layout, plan):
+        return
     folder = runs_folder(layout, plan.recipe)
     found = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
     records = {name: record for name, record in found.items() if record is not None}
@@ -70,6 +73,22 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     ordered = {name: locked[name] for name in stages if name in locked}
     text = yaml.safe_dump({"schema": "2.0", "stages": ordered}, sort_keys=False, width=120, allow_unicode=True)
     write_if_changed(layout.root / "dvc.lock", text)
+
+
+def shown_by_dvc(layout: Layout, plan: Plan) -> bool:
+    """Whether dvc.yaml is about this very plan."""
+    path = (layout.root / plan.file).resolve()
+    if not path.is_relative_to(layout.root) or not path.is_file() or any(step.unless for step in plan.steps):
+        return False
+    pipeline = layout.root / "dvc.yaml"
+    header = HEADER.format(file=path.relative_to(layout.root).as_posix())
+    if pipeline.is_file() and not pipeline.read_text().startswith(header):
+        return False
+    try:
+        written = load_recipe(path).resolved
+    except RecipeError:  # edited while the run went on
+        return False
+    return json.dumps(written, sort_keys=True, default=str) == json.dumps(plan.resolved, sort_keys=True, default=str)
 
 
 class Recipe:

@@ -1,6 +1,7 @@
 """Manifests as plain dictionaries: what projections over thousands of artifacts read, without validating each."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ Record = dict[str, Any]
 """A manifest as JSON, with `folder` added: where its artifact lies."""
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path | str) -> Record | None:
     """The manifest in an artifact's folder, None when there is none; raises StepError when it is not JSON."""
-    path = folder / "manifest.json"
+    path = os.path.join(folder, "manifest.json")  # noqa: PTH118 — thousands of these: plain strings are twice as fast
     try:
-        record = json.loads(path.read_bytes())
+        with open(path, "rb") as file:  # noqa: PTH123
+            record = json.loads(file.read())
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -26,7 +28,8 @@ def read_record(folder: Path) -> Record | None:
 
 def read_records(layout: Layout) -> list[Record]:
     """All manifests, oldest first."""
-    folders = sorted((layout.state / "artifacts").glob("*"))
+    artifacts = layout.state / "artifacts"
+    folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
     found = [record for record in map(read_record, folders) if record is not None]
     return sorted(found, key=lambda record: (record["started"], record["key"]))
 

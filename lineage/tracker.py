@@ -30,7 +30,7 @@ class Tracker:
         location = (layout.state / "mlflow-artifacts" / named(recipe)).as_uri() if uri == layout.mlflow_uri else None
         self.experiment = found.experiment_id if found else self.client.create_experiment(recipe, location)
 
-    def parent(self, run: str, plan: Plan, states: Mapping[str, str]) -> str:
+    def parent(self, run: str, plan: Plan) -> str:
         """The MLflow run that stands for a run, made when it is not there."""
         if found := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
             return found[0].info.run_id

@@ -7,25 +7,56 @@ and to open its store: call from a thread or process of its own.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from lineage.layout import Layout
-from lineage.records import read_record
+from lineage.records import read_lines, read_record
 from schemas.plan import Plan
 
+States = Mapping[str, Mapping[str, Any]]
+"""Step to its last event, of which `state` is read."""
+MARK = "mlflow.txt"
+"""In a run's folder, once MLflow knows the run: the id of its parent run there."""
 
-def project_run(layout: Layout, run: str, plan: Plan, states: Mapping[str, str]) -> str:
-    """Bring MLflow up to a run: `states` maps steps to how they stand. Returns the id of the parent run in MLflow."""
+
+def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | None:
+    """Bring MLflow up to a run; returns the id of its parent run there.
+
+    A run in which everything was there already must be quick: it returns None, and is told to MLflow together with
+    the next run that did something.
+    """
+    if all(states.get(step.name, {}).get("state") == "cached" for step in plan.steps):
+        return None
+    for earlier, its_plan, its_states in _untold(layout, run):
+        _tell(layout, earlier, its_plan, its_states)
+    return _tell(layout, run, plan, states)
+
+
+def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
+    """Ended runs that MLflow has not heard of, oldest first."""
+    for folder in sorted((layout.state / "runs").glob("*")):
+        events = read_lines(folder / "events.jsonl")
+        ended = any(e["type"] == "run" and e.get("state") == "ended" for e in events)
+        if folder.name != but and ended and not (folder / MARK).exists() and (folder / "plan.json").is_file():
+            plan = Plan.model_validate_json((folder / "plan.json").read_text())
+            yield folder.name, plan, {e["step"]: e for e in events if e["type"] == "step"}
+
+
+def _tell(layout: Layout, run: str, plan: Plan, states: States) -> str:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from lineage.tracker import FINISHED, Tracker
 
     tracker = Tracker(layout, plan.recipe)
-    parent = tracker.parent(run, plan, states)
+    how = {name: event["state"] for name, event in states.items()}
+    parent = tracker.parent(run, plan)
     for step in plan.steps:
-        state = states.get(step.name, "queued")
+        state = how.get(step.name, "queued")
         record = read_record(layout.artifact(step.kind, step.key)) if state in FINISHED else None
         tracker.child(parent, run, step, state, record)
-    tracker.end_parent(parent, plan, states, layout)
+    tracker.end_parent(parent, plan, how, layout)
+    layout.run(run).mkdir(parents=True, exist_ok=True)
+    (layout.run(run) / MARK).write_text(parent + "\n")
     return parent

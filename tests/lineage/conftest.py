@@ -1,27 +1,33 @@
 """A small finished run made by hand: lessons → lessons_clean → tuned (with a base), and a model of raw lessons."""
 
-import hashlib
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Input, Plan, Step
+from schemas.recipe import load_recipe
 
 RECIPE = """\
+schema_version: 1
 name: small
 seed: 7
 vars: {rate: 0.1}
 stages:
   base:
     kind: init
+    config: {model_type: qwen3}
+    tokenizer: {use: characters}
+    max_length: 32
   lessons:
     kind: synthesize
-    size: 3
+    problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 3, seed: 1}]
+    teacher: {use: answer}
   lessons_clean:
     kind: curate
     data: lessons
@@ -31,10 +37,6 @@ stages:
     data: lessons_clean
     learning_rate: ${vars.rate}
 """
-
-
-def key_of(name):
-    return hashlib.sha256(name.encode()).hexdigest()
 
 
 class Maker:
@@ -47,7 +49,9 @@ class Maker:
 
     def make(self, step, kind, files, types, inputs=(), *, salt="", source=None, curves=(), **more):
         """`files`: output name to {path: bytes or a list of rows}; `inputs`: (port, step, output)."""
-        key = key_of(step + salt)
+        settings = more.pop("settings", {})
+        identity = {"made": step + salt, "settings": settings}
+        key = digest_of(identity)
         folder = self.layout.work(key) / "tmp-x"
         for output, content in files.items():
             for path, body in content.items():
@@ -61,7 +65,6 @@ class Maker:
         records = [self._input(*entry) for entry in inputs]
         if source:
             records.append(InputRecord(port="outside", source=source, digest="ab" * 32, type="directory"))
-        settings = more.pop("settings", {})
         facts = {
             "recipe": "small",
             "run": "run-1",
@@ -70,7 +73,7 @@ class Maker:
             "seconds": 1.5,
         }
         manifest = Manifest(
-            key=key, kind=kind, identity={"settings": settings}, step=step, inputs=tuple(records),
+            key=key, kind=kind, identity=identity, step=step, inputs=tuple(records),
             outputs=self.store.describe(folder, types), **facts | more,
         )  # fmt: skip
         self.made[step] = self.store.publish(folder, manifest)
@@ -94,7 +97,8 @@ class Maker:
             )
             for name, m in self.made.items()
         )  # fmt: skip
-        return Plan(recipe="small", file="recipes/small.yaml", steps=steps, resolved={"seed": 7})
+        file = self.layout.root / "recipes/small.yaml"
+        return Plan(recipe="small", file="recipes/small.yaml", steps=steps, resolved=load_recipe(file).resolved)
 
 
 @pytest.fixture

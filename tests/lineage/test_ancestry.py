@@ -77,7 +77,7 @@ def test_a_flipped_byte_is_named(small_run):
 
 
 def test_ancestry_over_ten_thousand_artifacts_takes_less_than_a_second(small_run):
-    """A chain of 5,000 and 5,000 others; times the fastest of three, since the machine may be busy."""
+    """A chain of 5,000 and 5,000 others; processor time, since the machine may be busy."""
     base = json.loads((small_run.store.folder(small_run.made["tuned"]) / "manifest.json").read_text())
     previous = None
     for number in range(10_000):
@@ -89,8 +89,8 @@ def test_ancestry_over_ten_thousand_artifacts_takes_less_than_a_second(small_run
         previous = key
     taken = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         found = trace(small_run.layout, "s4999")
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     assert len(found.up) == 5_000
     assert min(taken) < 1.0, taken

@@ -88,6 +88,24 @@ def test_outputs_are_links_numbers_and_curves_lie_beside(small_run):
     assert not list(folder.rglob(".*"))
 
 
+def test_another_recipe_a_profile_or_an_override_leaves_dvc_files_alone(small_run):
+    project_dvc(small_run.layout, small_run.plan())
+    root = small_run.layout.root
+    before = [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")]
+    plan = small_run.plan()
+    (root / "recipes/other.yaml").write_text((root / "recipes/small.yaml").read_text())
+    small_run.make("base", "init", {"policy": {"config.json": b"[]"}}, {"policy": "policy"}, salt="9")
+    for other in (
+        small_run.plan().model_copy(update={"file": "recipes/other.yaml"}),
+        small_run.plan().model_copy(update={"resolved": {**plan.resolved, "seed": 8}}),
+        small_run.plan().model_copy(update={"file": "../elsewhere.yaml"}),
+    ):
+        project_dvc(small_run.layout, other)
+        assert [(root / name).read_bytes() for name in ("dvc.yaml", "dvc.lock")] == before
+    project_dvc(small_run.layout, small_run.plan())
+    assert (root / "dvc.lock").read_bytes() != before[1]
+
+
 def test_a_loop_is_refused(small_run):
     plan = small_run.plan()
     looped = plan.steps[-1].model_copy(update={"unless": (Until(step="base", metric="m", op=">", value=1),)})

@@ -1,3 +1,4 @@
+import json
 import sqlite3
 
 import pytest
@@ -6,7 +7,7 @@ from mlflow import MlflowClient
 from lineage.tracking import project_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
-STATES = dict.fromkeys(["base", "lessons", "lessons_clean", "tuned", "raw"], "done")
+STATES = {name: {"state": "done"} for name in ("base", "lessons", "lessons_clean", "tuned", "raw")}
 
 
 @pytest.fixture
@@ -21,6 +22,16 @@ def counts(layout):
     with sqlite3.connect(layout.state / "mlflow.db") as database:
         tables = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
         return {table: database.execute(f'select count(*) from "{table}"').fetchone()[0] for table in tables}
+
+
+def leave_run(made, run, states):
+    """What a run leaves in its folder."""
+    folder = made.layout.run(run)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(made.plan().model_dump_json())
+    told = [{"type": "step", "step": name, **state} for name, state in states.items()]
+    lines = [json.dumps(event) + "\n" for event in [*told, {"type": "run", "state": "ended"}]]
+    (folder / "events.jsonl").write_text("".join(lines))
 
 
 def children(client, run="run-1"):
@@ -56,7 +67,10 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     project_run(made.layout, "run-1", made.plan(), STATES)
     assert counts(made.layout) == before
 
-    project_run(made.layout, "run-2", made.plan(), dict.fromkeys(STATES, "cached"))
+    cached = {name: {"state": "cached"} for name in STATES}
+    leave_run(made, "run-2", cached)
+    assert project_run(made.layout, "run-2", made.plan(), cached) is None
+    project_run(made.layout, "run-1", made.plan(), STATES)
     again = children(client, "run-2")["tuned"]
     assert again.data.tags["posttrain.made_by"] == "run-1"
     assert again.data.tags["posttrain.made_by_mlflow_run"] == tuned.info.run_id
@@ -69,7 +83,7 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     assert len(client.get_metric_history(children(client)["tuned"].info.run_id, "curves/loss")) == 3
     assert len(client.search_model_versions("name = 'small.tuned'")) == 1
 
-    project_run(made.layout, "run-3", made.plan(), STATES | {"tuned": "failed", "raw": "blocked"})
+    project_run(made.layout, "run-3", made.plan(), STATES | {"tuned": {"state": "failed"}, "raw": {"state": "blocked"}})
     failed = children(client, "run-3")
     assert [failed[name].info.status for name in (None, "tuned", "raw", "base")] == [
         "FAILED",
