@@ -33,10 +33,9 @@ from schemas.stages.merge import Merge
 from tasks.context import Context
 from tasks.merge import run
 document, inputs, folder, threads = json.loads(sys.argv[1])
-import torch
-torch.set_num_threads(threads)
 Path(folder).mkdir()
-run(Merge(kind="merge", **document), Context({k: Path(v) for k, v in inputs.items()}, Path(folder), Path(folder), 0))
+inputs = {port: Path(model) for port, model in inputs.items()}
+run(Merge(kind="merge", **document), Context(inputs, Path(folder), Path(folder), 0, threads))
 """
 
 

@@ -1,8 +1,9 @@
 """kind: merge — one model out of several, tensor by tensor, in memory bounded by the largest tensor."""
 
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -37,8 +38,12 @@ def run(stage: Merge, context: Context) -> Result:
         folder = context.output("model")
         options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed}
         with WeightsWriter(folder / "model.safetensors", shapes) as writer:
-            for done, (target, tensors) in enumerate(read_ahead(wanted), start=1):
-                writer.write(target.name, merged(target, tensors, method, stage.parameters, **options))
+
+            def make(target: Target) -> Tensor:
+                return merged(target, read(target), method, stage.parameters, **options)
+
+            for done, (target, tensor) in enumerate(in_parallel(wanted, make, max(1, context.num_threads)), start=1):
+                writer.write(target.name, tensor)
                 context.progress(done, len(wanted))
         write_beside(slices, template, HALF[out_dtype], folder)
         parameters = sum(torch.Size(shape).numel() for shape, _ in shapes.values())
@@ -93,13 +98,19 @@ def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
     return out_dtype if entry is None or entry.dtype in HALF else entry.dtype
 
 
-def read_ahead(wanted: list[Target]) -> Iterator[tuple[Target, list[Tensor]]]:
-    """Every target with its tensors; while one is computed the next is read."""
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(read, wanted[0])
-        for i, target in enumerate(wanted):
-            tensors = following.result()
-            if i + 1 < len(wanted):
-                following = pool.submit(read, wanted[i + 1])
-            yield target, tensors
-            del tensors
+def in_parallel(
+    wanted: list[Target], make: Callable[[Target], Tensor], workers: int
+) -> Iterator[tuple[Target, Tensor]]:
+    """Every target with its tensor, in order; as many at once as there are workers, each on one core.
+
+    Torch's own threads would meet at the end of every small operation; tensors need not wait for each other.
+    """
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting: deque[tuple[Target, Future[Tensor]]] = deque()
+        for target in wanted:
+            waiting.append((target, pool.submit(make, target)))
+            if len(waiting) > workers:
+                first, made = waiting.popleft()
+                yield first, made.result()
+        for first, made in waiting:
+            yield first, made.result()
