@@ -1,0 +1,27 @@
+"""Start-up of the command line beside DVC's: `posttrain --help`, `posttrain validate RECIPE`, `dvc --version`.
+
+python benchmarks/startup.py [--rounds 7] [--recipe recipes/quickstart.yaml]
+"""
+
+import argparse
+import sys
+
+from timing import alternate, report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--recipe", default="recipes/quickstart.yaml")
+    options = parser.parse_args()
+    ours = [sys.executable, "-m", "flows.cli"]
+    commands = {
+        "help": [*ours, "--help"],
+        "validate": [*ours, "validate", options.recipe],
+        "dvc_version": [sys.executable, "-m", "dvc", "--version"],
+    }
+    report("startup", alternate(commands, options.rounds), recipe=options.recipe)
+
+
+if __name__ == "__main__":
+    main()

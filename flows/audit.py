@@ -1,0 +1,53 @@
+"""Questions about what was made: lineage, verification, SQL."""
+
+import json
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+
+def show_lineage(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
+    """Print where a target comes from and what it went into; raises PlanError without a target."""
+    from lineage.ancestry import render, trace
+
+    if target is None:
+        raise PlanError("lineage of what? name a step, run, key, digest, artifact, row or source; or use --verify")
+    found = trace(layout, target)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        console.print(render(found))
+    return 0
+
+
+def show_verification(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
+    """Hash everything again and print every file that differs; 1 when one does."""
+    from lineage.ancestry import verify
+
+    found = verify(layout, target)
+    if as_json:
+        print(json.dumps({"artifacts": found.artifacts, "files": found.files, "problems": found.problems}, indent=1))
+        return 1 if found.problems else 0
+    for problem in found.problems:
+        console.print(problem, style="red", highlight=False, markup=False, soft_wrap=True)
+    verdict = f"{len(found.problems)} differences" if found.problems else "all as recorded"
+    console.print(f"{found.artifacts} artifacts, {found.files} files: {verdict}", highlight=False)
+    return 1 if found.problems else 0
+
+
+def show_query(sql: str, layout: Layout, console: Console, as_json: bool) -> None:
+    """Print the result of a query as a table, or as a JSON list of rows."""
+    from lineage.catalogue import query
+
+    result = query(layout, sql)
+    if as_json:
+        print(json.dumps(result.to_pylist(), indent=1, default=str))
+        return
+    table = Table(*map(escape, result.column_names))
+    for row in result.to_pylist():
+        table.add_row(*("" if value is None else escape(str(value)) for value in row.values()))
+    console.print(table)
