@@ -73,8 +73,13 @@ def save_policy(policy: Policy, folder: Path) -> None:
     if getattr(policy.model, "generation_config", None) is not None:  # classifiers have none
         policy.model.generation_config.save_pretrained(folder)
     save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
-    policy.tokenizer.save_pretrained(folder)
     _forget_paths(folder / "config.json")
+    save_tokenizer(policy.tokenizer, folder)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the tokenizer and its chat template; equal tokenizers give equal bytes."""
+    tokenizer.save_pretrained(folder)
     _forget_paths(folder / "tokenizer_config.json")
 
 

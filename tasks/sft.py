@@ -21,7 +21,7 @@ from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import Policy, load_policy, save_policy, set_determinism
+from learning.policy import Policy, load_policy, save_policy, save_tokenizer, set_determinism
 from learning.rows import read_rows
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
@@ -167,7 +167,7 @@ def publish(loop: Loop) -> Result:
     }
     if loop.stage.use_peft:
         write_adapters(loop.policy.model, folder)
-        loop.policy.tokenizer.save_pretrained(folder)
+        save_tokenizer(loop.policy.tokenizer, folder)
         save_policy(replace(loop.policy, model=loop.policy.model.unload()), folder / "base")
     else:
         save_policy(loop.policy, folder)

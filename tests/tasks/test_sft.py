@@ -168,7 +168,10 @@ def test_adapters_train_and_their_base_does_not(at, inputs):
     adapter = load_file(out / "adapter_model.safetensors")
     assert sum(t.numel() for t in adapter.values()) == result.metrics["trained_parameters"] < 21888
     assert all(float(t.abs().max()) > 0 for name, t in adapter.items() if "lora_B" in name)
-    assert str(inputs["model"]) not in (out / "adapter_config.json").read_text()
+    assert not [file for file in out.rglob("*.json") if str(inputs["model"].parent) in file.read_text()]
+    tokenizers = {name: data for name, data in files_of(out / "base").items() if name.startswith(("tok", "chat"))}
+    assert len(tokenizers) == 3
+    assert {name: (out / name).read_bytes() for name in tokenizers} == tokenizers
 
 
 def test_a_folded_adapter_has_the_logits_of_an_unfolded_one(at):
