@@ -51,9 +51,8 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
 
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
-    from lineage.report import write_report
-
     from lineage.dvcfiles import project_dvc
+    from lineage.report import write_report
     from lineage.tracking import project_run
 
     states = {name: state.event() for name, state in outcome.states.items()}

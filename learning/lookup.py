@@ -72,7 +72,7 @@ def options_of(function: Callable[..., Any], given: Mapping[str, Any], name: str
 
 
 def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> Bound:
-    """Bind what `use` names; options that are references become the folders in `inputs` (by dotted path below `port`)."""
+    """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)
     options = options_of(function, use.options, use.use)
     for name, value in options.items():

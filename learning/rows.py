@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from schemas.errors import StepError
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-PROMPT = [("id", pa.string()), ("prompt", MESSAGES), ("answer", pa.string()), ("family", pa.string()), ("metadata", pa.string())]  # fmt: skip
+TEXT = pa.string()
+PROMPT = [("id", TEXT), ("prompt", MESSAGES), ("answer", TEXT), ("family", TEXT), ("metadata", TEXT)]
 SCHEMAS: dict[str, pa.Schema] = {
     "prompts": pa.schema(PROMPT),
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),

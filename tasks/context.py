@@ -13,7 +13,7 @@ from schemas.errors import StepError
 
 @dataclass(frozen=True)
 class Result:
-    """What `run` returns: `metrics` are final numbers (gates and loops read them), `details` structured results for reports."""
+    """What `run` returns: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
 
     metrics: dict[str, float | int | bool | str | None] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
