@@ -125,7 +125,7 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
     text = " ".join(" ".join(reader.words).split())
     for state in ("cached", "done", "failed", "skipped", "pending"):
         assert re.search(rf"\d {state}\b", text), state
-    for said in ("0.0612", "0.7431", "+0.6819", "0.00013", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
+    for said in ("0.061", "0.743", "+0.682", "0.0001", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
         assert said in text, said
     for said in ("tensor <x> differs", "wanted 0.9", "abcdef012345", "eeeeeeeeeeee", "0 → 1", "1 + 2 =", "run-7"):
         assert said in text, said
