@@ -3,7 +3,7 @@
 .posttrain/
   artifacts/<kind>-<key16>/   manifest.json  metrics.jsonl  step.log  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
-  runs/<run>/                 plan.json  resolved.yaml  events.jsonl  report.html
+  runs/<run>/                 plan.json  events.jsonl  report.html
   mlflow.db  prefect/  ray/   homes of the servers
 """
 

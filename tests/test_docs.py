@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from flows.cli import app
 from schemas.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -39,6 +41,22 @@ def changed(lab: Path, change) -> Path:
     return lab / "changed.yaml"
 
 
+def test_the_recipe_of_the_readme_validates(tmp_path):
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    recipes = [text for text in blocks if "\nstages:" in text]
+    assert recipes
+    for text in recipes:
+        (tmp_path / "readme.yaml").write_text(text)
+        assert load_recipe(tmp_path / "readme.yaml").stages
+
+
+@pytest.mark.parametrize(("options", "file"), [(["--markdown"], "docs/recipes.md"), ([], "recipes/recipe.schema.json")])
+def test_what_is_generated_is_up_to_date(options, file):
+    printed = CliRunner().invoke(app, ["schema", *options])
+    assert printed.exit_code == 0
+    assert (ROOT / file).read_text() == printed.stdout, "run `make docs`"
+
+
 def test_a_reward_of_ones_own_validates_and_scores(lab):
     from learning.lookup import bind
     from schemas.use import RewardUse
@@ -53,7 +71,8 @@ def test_an_algorithm_is_a_file(lab):
     slots = block("algorithm")
     recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))
     assert recipe.settings("rl_2")["surrogate"]["epsilon_high"] == 0.28
-    assert recipe.settings("rl_2")["weigh"] == {"use": "constant", "length": 64}
+    weigh = {"use": "constant", "length": 64, "by": "episode", "count_dropped": False}
+    assert recipe.settings("rl_2")["weigh"] == weigh
 
 
 def test_a_python_stage_runs(lab):

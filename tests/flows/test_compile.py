@@ -46,7 +46,7 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
     monkeypatch.setattr(closure_module, "read_module", edited)
     after = compile_recipe(recipe, Layout(tmp_path))
     changed = {name for name in before if after.step(name).key != before[name]}
-    assert {"rl_1", "rl_2", "merged", "report"} == changed
+    assert {"rl_1", "rl_2", "rl_2_rloo", "merged", "report"} == changed
     assert all("learning.surrogates" not in s.code for s in after.steps if s.kind != "rl")
 
 

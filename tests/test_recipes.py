@@ -1,0 +1,57 @@
+"""Every shipped recipe, and every profile of it, validates at once and compiles."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.compile import compile_recipe
+from lineage.layout import Layout
+from schemas.extend import read_recipe
+from schemas.recipe import load_recipe
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+CASES = [
+    pytest.param(path, profile, id=f"{path.stem}-{profile or 'plain'}")
+    for path in RECIPES
+    for profile in (None, *((read_recipe(path, None, ()).plain().get("profiles")) or {}))
+]
+CHILD = """
+import json, sys, time
+from typer.testing import CliRunner
+from flows.cli import app
+done = CliRunner().invoke(app, ["validate", *sys.argv[1:]])
+heavy = [m for m in ("torch", "ray", "prefect", "mlflow", "transformers") if m in sys.modules]
+print(json.dumps({"code": done.exit_code, "heavy": heavy, "seconds": time.process_time(), "said": done.output}))
+"""
+
+
+@pytest.mark.parametrize(("path", "profile"), CASES)
+def test_a_shipped_recipe_compiles_into_a_plan(path, profile, tmp_path):
+    plan = compile_recipe(load_recipe(path, profile=profile), Layout(tmp_path))
+    assert {s.kind for s in plan.steps} <= {p.stem for p in (ROOT / "tasks").glob("*.py")}
+    done = set()
+    for step in plan.steps:
+        assert set(step.needs) <= done, step.name
+        done.add(step.name)
+
+
+@pytest.mark.parametrize(("path", "profile"), CASES)
+def test_validate_answers_within_a_second_and_imports_nothing_heavy(path, profile):
+    options = ["--profile", profile] if profile else []
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path), *options], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout)
+    assert (told["code"], told["heavy"]) == (0, []), told["said"]
+    assert told["seconds"] < 1.0
+
+
+def test_the_quickstart_is_the_whole_job():
+    recipe = load_recipe(ROOT / "recipes/quickstart.yaml")
+    kinds = [stage.kind for stage in recipe.stages.values()]
+    assert {"init", "synthesize", "curate", "sft", "reward_model", "merge", "evaluate"} <= set(kinds)
+    assert kinds.count("rl") >= 2
