@@ -32,9 +32,11 @@ docs: $(VENV)/.installed          ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
 	$(BIN)/posttrain schema > recipes/recipe.schema.json
 
-bench: $(VENV)/.installed         ## every benchmark, one JSON line each (installs the peers)
+bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	set -e; for b in benchmarks/*.py; do $(BIN)/python $$b; done
+	set -e; for name in startup noop_vs_dvc pipeline_overhead sft_step grpo_step; do \
+		$(BIN)/python benchmarks/$$name.py; done
+	test -z "$$MERGEKIT_PYTHON" || $(BIN)/python benchmarks/merge_ties_linear.py
 
 lock: $(VENV)/.installed          ## pin what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
