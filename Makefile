@@ -31,6 +31,7 @@ check: $(VENV)/.installed         ## format, lint, import contracts, recipes, ge
 docs: $(VENV)/.installed          ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
 	$(BIN)/posttrain schema > recipes/recipe.schema.json
+	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 
 bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -60,7 +60,15 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
         verdict, why = verdicts[step.name]
         seconds = f"{took[step.name]:.1f} s" if step.name in took else ""
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
-        table.add_row(step.name, step.kind, mark, why, _reads(step), f"{step.resources.num_cpus:g}", seconds)
+        table.add_row(
+            step.name,
+            step.kind,
+            mark,
+            why.removeprefix("made by "),
+            _reads(step),
+            f"{step.resources.num_cpus:g}",
+            seconds,
+        )
     return table
 
 

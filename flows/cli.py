@@ -23,7 +23,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+
+
+class Terminal(Console):
+    """A console whose reader may leave: a run goes on when nobody reads its progress any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Where nobody has said how wide the output is, tables need not be squeezed into 80 columns.
+console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe YAML.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]
@@ -69,6 +81,7 @@ def plan(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
     to: To = [],  # noqa: B006
+    dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
@@ -78,6 +91,10 @@ def plan(
 
     layout = Layout.find()
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to)
+    if dvc:
+        from lineage.dvcfiles import write_pipeline
+
+        write_pipeline(layout, made)
     if as_json:
         print(made.model_dump_json(indent=2))
     else:
@@ -234,22 +251,28 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: PosttrainErrors become their message and exit code, never a traceback."""
+    """Entry point: every error on purpose becomes its message and exit code, never a traceback."""
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        sys.exit(done.exit_code)
+        code = app(standalone_mode=False, prog_name="posttrain") or 0  # typer.Exit arrives as its code
+        sys.stdout.flush()
     except PosttrainError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        code = error.exit_code
     except KeyboardInterrupt:
-        sys.exit(130)
-    except Exception as error:  # a click usage error prints itself and means exit code 3
-        if hasattr(error, "show") and hasattr(error, "exit_code"):
-            error.show()
-            sys.exit(3)
-        raise
+        code = 130
+    except (BrokenPipeError, SystemExit):  # `posttrain query ... | head`: whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except OSError as error:  # those of steps are StepErrors: this is the state folder, or a file that was named
+        print(f"{error.filename or 'posttrain'}: {error.strerror or error}", file=sys.stderr)
+        code = 3
+    except Exception as error:
+        if not hasattr(error, "show"):
+            raise
+        error.show()  # a usage error says what it is
+        code = 3
+    sys.exit(code)
 
 
 if __name__ == "__main__":

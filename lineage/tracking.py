@@ -45,10 +45,11 @@ def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
 
 def _tell(layout: Layout, run: str, plan: Plan, states: States) -> str:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from lineage.tracker import FINISHED, Tracker
 
+    for name in ("mlflow", "alembic"):  # after the import, which sets them
+        logging.getLogger(name).setLevel(logging.WARNING)
     tracker = Tracker(layout, plan.recipe)
     how = {name: event["state"] for name, event in states.items()}
     parent = tracker.parent(run, plan)
