@@ -29,7 +29,7 @@ def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdic
     if found is not None:
         return "HIT", f"made by run {found.run}"
     if store.layout.artifact(step.kind, step.key).exists():
-        return "MISS", "its artifact is damaged: a file is missing or has another size"
+        return "MISS", "its artifact is damaged: the manifest changed, or a file is missing or has another size"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
     said = first_difference(last.identity, step.identity)

@@ -11,7 +11,8 @@ from rich.tree import Tree
 from lineage.graph import Graph, Node
 from lineage.layout import Layout
 from lineage.records import Record, read_records
-from lineage.store import Store
+from lineage.seal import seal_problems
+from lineage.store import MANIFEST, Store, read_manifest
 from lineage.target import Target, find_target, holds_row
 
 
@@ -65,18 +66,24 @@ class Verification:
 
 
 def verify(layout: Layout, word: str | None = None) -> Verification:
-    """Hash every file of the target and all it was made from (default: of everything); compare with the manifests."""
-    records = [node.record for node in trace(layout, word).up] if word else read_records(layout)
+    """Hash every file of the target and all it was made from (default: of everything); compare with what was sealed."""
+    if word:
+        folders = [Path(node.record["folder"]) for node in trace(layout, word).up]
+    else:
+        folders = sorted(p for p in (layout.state / "artifacts").glob("*") if p.is_dir())
     store = Store(layout)
     problems: list[str] = []
-    for record in records:
-        manifest = store.find(record["kind"], record["key"])
+    files = 0
+    for folder in folders:
+        manifest = read_manifest(folder)
         if manifest is None:
-            problems.append(f"{Path(record['folder'])}: the manifest is of another key")
-            continue
-        problems += store.verify(manifest)
-    files = sum(len(output["files"]) for record in records for output in record["outputs"].values())
-    return Verification(len(records), files, tuple(problems))
+            problems += seal_problems(folder) or [f"{folder / MANIFEST}: not a manifest"]
+        elif store.folder(manifest) != folder:
+            problems.append(f"{folder}: the manifest is of another key")
+        else:
+            problems += store.verify(manifest)
+            files += sum(len(output.files) for output in manifest.outputs.values())
+    return Verification(len(folders), files, tuple(problems))
 
 
 def _node_json(node: Node) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where things lie in the state folder; nothing is written outside it.
 
 .posttrain/
-  artifacts/<kind>-<key16>/   manifest.json  metrics.jsonl  step.log  outputs/<name>/...
+  artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html
   mlflow.db  prefect/  ray/   homes of the servers

@@ -26,14 +26,14 @@ class Objects:
         return self.root / name[:2] / name[2:]
 
     def put_output(self, folder: Path, output: Output) -> None:
-        """Add every file of an output and its listing; what is there already is left alone."""
+        """Add every file of an output and its listing; what is there already, undamaged, is left alone."""
         for file in output.files:
             self._put(file.md5, file.size, folder / file.path)
         self._put(output.dvc, len(dvc_listing(output.files)), dvc_listing(output.files))
 
     def _put(self, name: str, size: int, content: Path | bytes) -> None:
         target = self.path(name)
-        if target.is_file() and target.stat().st_size == size:
+        if target.is_file() and target.stat().st_size == size and self.differs(name) is None:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

@@ -1,6 +1,5 @@
 """The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
 
-import json
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 from lineage.digests import content_digest, digest_file, digest_of, dvc_digest, folder_digests
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
+from lineage.seal import manifest_is_sealed, seal_problems, write_seal
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 
@@ -23,11 +23,11 @@ class Store:
         self.objects = Objects(layout.dvc_cache)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """The manifest of a published step whose files are all there with their sizes, else None."""
-        try:
-            manifest = self._read(self.layout.artifact(kind, key) / MANIFEST)
-        except StepError:
-            return None
+        """The manifest of a published step whose files are all there with their sizes, else None.
+
+        A manifest that is not the sealed one counts as none.
+        """
+        manifest = read_manifest(self.layout.artifact(kind, key))
         return manifest if manifest and manifest.key == key and self._is_whole(manifest) else None
 
     def _is_whole(self, manifest: Manifest) -> bool:
@@ -40,8 +40,8 @@ class Store:
         return True
 
     def manifests(self) -> Iterator[Manifest]:
-        """All manifests, oldest first."""
-        found = [self._read(p) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
+        """All manifests but damaged ones, oldest first."""
+        found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
         yield from sorted((m for m in found if m), key=lambda m: (m.started, m.key))
 
     def folder(self, manifest: Manifest) -> Path:
@@ -64,7 +64,7 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: cached, flushed, manifest last, one rename; an equal, faster step wins.
+        """Make an artifact of a folder: cached, flushed, manifest and seal last, one rename; an equal step wins.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
@@ -73,6 +73,7 @@ class Store:
         sync_tree(folder)
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
         sync(folder / MANIFEST)
+        sync(write_seal(folder))
         sync(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +92,8 @@ class Store:
 
     def verify(self, manifest: Manifest) -> list[str]:
         """Hash every file of an artifact and its cached objects again; one line per difference."""
-        wrong = [f"{self.folder(manifest) / MANIFEST}: {what}" for what in _record_problems(manifest)]
+        wrong = seal_problems(self.folder(manifest))
+        wrong += [f"{self.folder(manifest) / MANIFEST}: {what}" for what in _record_problems(manifest)]
         for name, output in manifest.outputs.items():
             folder = self.output_folder(manifest.kind, manifest.key, name)
             here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
@@ -121,14 +123,15 @@ class Store:
                 restored.append(str(folder / file.path))
         return restored
 
-    @staticmethod
-    def _read(path: Path) -> Manifest | None:
-        try:
-            return Manifest.model_validate_json(path.read_text())
-        except FileNotFoundError:
-            return None
-        except (ValueError, json.JSONDecodeError) as error:
-            raise StepError(f"{path}: not a manifest: {error}; remove the folder to make the artifact again") from error
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    if not manifest_is_sealed(folder):
+        return None
+    try:
+        return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _record_problems(manifest: Manifest) -> Iterator[str]:

@@ -7,6 +7,7 @@ import pytest
 from lineage.contract import disagreement, fingerprint
 from lineage.digests import digest_of
 from lineage.layout import Layout
+from lineage.seal import write_seal
 from lineage.store import Store
 from schemas.errors import StepError
 from schemas.manifest import Manifest
@@ -73,7 +74,7 @@ def test_hashes_are_those_of_dvc(tmp_path):
     assert all((ours / n).read_bytes() == (theirs / n).read_bytes() for n in names)
 
 
-@pytest.mark.parametrize("where", ["artifact", "cache", "extra", "manifest"])
+@pytest.mark.parametrize("where", ["artifact", "cache", "extra"])
 def test_a_flipped_byte_is_found_and_named(tmp_path, where):
     store, manifest = published(Layout(tmp_path))
     folder = store.folder(manifest)
@@ -82,12 +83,9 @@ def test_a_flipped_byte_is_found_and_named(tmp_path, where):
         "artifact": folder / "outputs/data" / file.path,
         "cache": store.objects.path(file.md5),
         "extra": folder / "outputs/data/extra.txt",
-        "manifest": folder / "manifest.json",
     }[where]
     if where == "extra":
         target.write_text("x")
-    elif where == "manifest":
-        target.write_text(target.read_text().replace('"value": 1', '"value": 2'))
     else:
         target.chmod(0o644)
         content = bytearray(target.read_bytes())
@@ -95,6 +93,24 @@ def test_a_flipped_byte_is_found_and_named(tmp_path, where):
         target.write_bytes(content)
     (wrong,) = store.verify(next(store.manifests()))
     assert target.name in wrong
+
+
+def test_a_resealed_lie_is_found_and_a_damaged_object_is_replaced(tmp_path):
+    store, manifest = published(Layout(tmp_path))
+    folder = store.folder(manifest)
+    (folder / "manifest.json").write_text((folder / "manifest.json").read_text().replace('"value": 1', '"value": 2'))
+    assert store.find("python", manifest.key) is None
+    write_seal(folder)
+    (wrong,) = store.verify(store.find("python", manifest.key))
+    assert "the identity does not give the key" in wrong
+    (folder / "seal.json").unlink()
+    spoilt = store.objects.path(manifest.outputs["data"].files[0].md5)
+    spoilt.chmod(0o644)
+    spoilt.write_bytes(b"0" * spoilt.stat().st_size)
+    _, again = published(Layout(tmp_path), "again")
+    assert again.run == "run-again"
+    assert store.verify(again) == []
+    assert len(list((tmp_path / ".posttrain/work").glob("damaged-*"))) == 1
 
 
 def test_restore_brings_back_what_the_cache_has_and_refuses_what_it_has_not(tmp_path):
