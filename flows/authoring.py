@@ -52,7 +52,8 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
     took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     cost = sum(took.get(name, 0.0) for name, (verdict, _) in verdicts.items() if verdict == "MISS")
-    caption = f"{hits} of {len(plan.steps)} steps are there; the others took {cost:.0f} s when they last ran"
+    took_before = f"; the others took {cost:.0f} s when they last ran" if cost else ""
+    caption = f"{hits} of {len(plan.steps)} steps are there{took_before}"
     table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
     for column in ("step", "kind", "", "why", "reads", "cores", "last"):
         table.add_column(column, overflow="fold")
@@ -60,15 +61,8 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
         verdict, why = verdicts[step.name]
         seconds = f"{took[step.name]:.1f} s" if step.name in took else ""
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
-        table.add_row(
-            step.name,
-            step.kind,
-            mark,
-            why.removeprefix("made by "),
-            _reads(step),
-            f"{step.resources.num_cpus:g}",
-            seconds,
-        )
+        cells = (Text(step.name), step.kind, mark, Text(why.removeprefix("made by ")), Text(_reads(step)))
+        table.add_row(*cells, f"{step.resources.num_cpus:g}", seconds)
     return table
 
 
@@ -96,7 +90,7 @@ def recipe_list(folder: Path) -> Table:
     for path in sorted(folder.glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         if isinstance(content, dict) and "stages" in content:
-            table.add_row(str(path), str(len(content["stages"])), content.get("description", ""))
+            table.add_row(Text(str(path)), str(len(content["stages"])), Text(str(content.get("description", ""))))
     return table
 
 

@@ -67,7 +67,9 @@ def validate(
     for path in recipes:
         try:
             recipe = load_recipe(path, profile=profile, overrides=overrides)
-            console.print(f"{path}: ok, {len(recipe.stages)} stages", highlight=False)
+            for problem in recipe.warnings:
+                _warn(str(problem))
+            print(f"{path}: ok, {len(recipe.stages)} steps")
         except PosttrainError as error:
             failures.append(error)
             print(error, file=sys.stderr)
@@ -90,7 +92,7 @@ def plan(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, warn=_warn)
     if dvc:
         from lineage.dvcfiles import write_pipeline
 
@@ -115,7 +117,7 @@ def run(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, warn=_warn)
     raise typer.Exit(start(made, layout, executor.value, console))
 
 
@@ -166,7 +168,7 @@ def why(
 
     layout = Layout.find()
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
-    console.print(why_text(made, step, layout), highlight=False)
+    console.print(why_text(made, step, layout), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -239,7 +241,7 @@ def init(
     from flows.authoring import write_starter
 
     write_starter(path)
-    console.print(f"wrote {path}; next: posttrain validate {path}", highlight=False)
+    print(f"wrote {path}; next: posttrain validate {path}")
 
 
 @app.command()
@@ -248,6 +250,10 @@ def doctor() -> None:
     from flows.doctor import report_machine
 
     raise typer.Exit(report_machine(console))
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def main() -> None:

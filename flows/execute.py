@@ -76,7 +76,7 @@ class Execution:
         try:
             state = self._settled(step) or self._found(step) or self._tried(step, on_line)
         except StepError as error:
-            state = StepState(step.name, "failed", str(error), seconds=time.monotonic() - begun)
+            state = StepState(step.name, "failed", _said(step, error), seconds=time.monotonic() - begun)
         self.states[step.name] = state
         self.reporter.event(state.event())
         return state
@@ -121,7 +121,7 @@ class Execution:
             try:
                 manifest = self._once(step, on_line)
             except StepError as failure:
-                error = str(failure)
+                error = _said(step, failure)
                 if self.stop.is_set():
                     return StepState(step.name, "cancelled", "stopped; `posttrain resume` goes on from its checkpoints")
                 continue
@@ -179,6 +179,11 @@ class Execution:
             "attempt": secrets.token_hex(4), "step": step.model_dump(mode="json"), "inputs": inputs,
             "whole_process": False,
         }  # fmt: skip
+
+
+def _said(step: Step, error: StepError) -> str:
+    """The message without the step's name, which stands beside it everywhere."""
+    return str(error).removeprefix(f"{step.name}: ")
 
 
 def execute(execution: Execution) -> dict[str, StepState]:

@@ -42,9 +42,16 @@ def plan_recipe(
     profile: str | None = None,
     overrides: Sequence[str] = (),
     to: Sequence[str] = (),
+    warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Compile a recipe, or the part of it that leads `to` some stages. Raises RecipeError or PlanError."""
-    return only(compile_recipe(load_recipe(path, profile=profile, overrides=tuple(overrides)), layout), to)
+    """Compile a recipe, or the part of it that leads `to` some stages; `warn` hears what is only worth a word.
+
+    Raises RecipeError or PlanError.
+    """
+    recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
+    for problem in recipe.warnings:
+        warn(str(problem))
+    return only(compile_recipe(recipe, layout), to)
 
 
 def run_plan(

@@ -12,12 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.states import STYLES
 from schemas.plan import Plan
 
-STYLES = {
-    "queued": "dim", "running": "bold cyan", "cached": "blue", "done": "green", "failed": "bold red",
-    "skipped": "dim", "blocked": "yellow", "cancelled": "yellow",
-}  # fmt: skip
 FIGURES = ("reward", "loss", "accuracy")
 """The figure shown is the first of these that a step tells."""
 LINE_EVERY = 10.0

@@ -50,12 +50,16 @@ def append(file: Path, event: dict[str, Any]) -> None:
 
 
 def write_plan(layout: Layout, run: str, plan: Plan) -> None:
-    """Keep the plan of a run; what is kept can be run again as it was planned."""
+    """Keep the plan of a run, so that it can be run again as it was planned. Raises PlanError when it cannot."""
     folder = layout.run(run)
-    folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / "plan.json.tmp"
-    temporary.write_text(plan.model_dump_json(indent=1))
-    temporary.replace(folder / "plan.json")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(plan.model_dump_json(indent=1))
+        temporary.replace(folder / "plan.json")
+    except OSError as error:
+        advice = "give POSTTRAIN_ROOT a folder that can be written"
+        raise PlanError(f"the state folder {layout.state} cannot be written: {error.strerror}; {advice}") from error
 
 
 def read_plan(layout: Layout, run: str) -> Plan:

@@ -7,23 +7,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.runlog import events, read_plan, runs
-from flows.states import FINISHED
+from flows.states import FINISHED, STYLES
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.nearest import suggest
 from schemas.plan import Plan
-
-MARKS = {
-    "done": "[green]done[/]",
-    "cached": "[green]cached[/]",
-    "failed": "[red]failed[/]",
-    "running": "[cyan]running[/]",
-}
 
 
 def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
@@ -37,13 +31,18 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
         console.print(table)
     for state in outcome.states.values():
         if state.state == "failed":
-            console.print(f"[red]failed[/] {state.step}: {state.reason}", highlight=False)
+            _say(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
         if state.gate:
-            console.print(f"[red]gate[/] {state.step}: {state.gate}", highlight=False)
+            _say(console, "gate failed", f"{state.step}: {state.gate}")
     if outcome.exit_code not in (0, 2):
-        console.print(f"finished artifacts stay; go on with: posttrain resume {outcome.run}", highlight=False)
-    console.print(f"run {outcome.run}, report {os.path.relpath(report)}", highlight=False)
+        _say(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
+    _say(console, "", f"run {outcome.run}, report {os.path.relpath(report)}")
     return outcome.exit_code
+
+
+def _say(console: Console, what: str, text: str) -> None:
+    """A line of its own, whatever it contains and however long it is."""
+    console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
 
 
 def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
@@ -64,7 +63,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
         try:
             projection()
         except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
-            console.print(f"[yellow]{what} was not brought up to date[/]: {error}", highlight=False)
+            _say(console, f"{what} was not brought up to date:", str(error))
     return write_report(plan, states, manifests, layout, outcome.run)
 
 
@@ -80,7 +79,7 @@ def result_tables(outcome: Outcome) -> Iterable[Table]:
             table.add_column(column)
         for model, metric in dict.fromkeys((row["model"], row["metric"]) for row in rows):
             cells = {r["family"]: r for r in rows if (r["model"], r["metric"]) == (model, metric)}
-            table.add_row(model, metric, *(_cell(cells.get(family)) for family in families))
+            table.add_row(Text(model), metric, *(_cell(cells.get(family)) for family in families))
         yield table
 
 
@@ -110,20 +109,23 @@ def status_table(run: str | None, layout: Layout) -> Table:
     name = chosen_run(run, layout)
     plan = read_plan(layout, name)
     last: dict[str, dict[str, Any]] = {}
-    state = "ended without a word: killed; go on with posttrain resume"
+    state = "planned"
     for event in events(layout, name):
         if event["type"] == "step":
             last[event["step"]] = event
         if event["type"] == "run":
-            state = "running or killed" if event["state"] == "started" else f"exit code {event['exit_code']}"
+            under_way = "under way, or killed (then: posttrain resume)"
+            state = under_way if event["state"] == "started" else f"exit code {event['exit_code']}"
     table = Table(title=f"Run {name} of {plan.recipe}: {state}", title_justify="left")
     for column in ("step", "state", "seconds", "key", "why"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for step in plan.steps:
         event = last.get(step.name, {"state": "queued"})
         seconds = f"{event['seconds']:.1f}" if event.get("seconds") else ""
-        mark = MARKS.get(event["state"], event["state"])
-        table.add_row(step.name, mark, seconds, step.key[:16], event.get("reason", ""))
+        gate = f"gate failed: {event['gate']}" if event.get("gate") else ""
+        why = "; ".join(part for part in (event.get("reason", ""), gate) if part)
+        mark = Text(event["state"], STYLES.get(event["state"], ""))
+        table.add_row(Text(step.name), mark, seconds, step.key[:16], Text(why))
     return table
 
 

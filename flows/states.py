@@ -8,6 +8,11 @@ from schemas.manifest import Manifest
 State = Literal["queued", "running", "cached", "done", "failed", "skipped", "blocked", "cancelled"]
 FINISHED = frozenset({"cached", "done"})
 STUCK = frozenset({"failed", "blocked", "cancelled"})
+STYLES: dict[str, str] = {
+    "queued": "dim", "running": "bold cyan", "cached": "blue", "done": "green", "failed": "bold red",
+    "skipped": "dim", "blocked": "yellow", "cancelled": "yellow",
+}  # fmt: skip
+"""How a state looks in the terminal."""
 EXIT_CANCELLED = 130
 
 

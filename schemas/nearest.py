@@ -31,7 +31,7 @@ def suggest(word: str, words: Iterable[str], noun: str) -> str:
     near = nearest(word, choices)
     hint = f"did you mean `{near}`?" if near else ""
     if not choices:
-        return f"there is no {noun} here"
+        return f"this place has no {noun}"
     if near and len(choices) > 12:
         return hint
     listed = f"{noun}: {', '.join(choices[:40])}{', ...' if len(choices) > 40 else ''}"
