@@ -63,11 +63,12 @@ class Executor(Protocol):
 class Execution:
     """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
 
-    def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str):
+    def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str,
+                 stop: threading.Event | None = None):  # fmt: skip
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
-        self.stop = threading.Event()
+        self.stop = stop or threading.Event()
         self.folders = [str(f) for f in dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root))]
 
     def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:

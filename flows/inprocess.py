@@ -1,8 +1,9 @@
 """Steps in this very process, one after the other, for tests and debugging.
 
-Time limits and kills need a process per step: `flows.workers`.
+Time limits and kills that always work need a process per step: `flows.workers`.
 """
 
+import ctypes
 import threading
 from typing import Any
 
@@ -12,6 +13,14 @@ from schemas.plan import Step
 
 ONE_AT_A_TIME = threading.Lock()
 """Output is captured and random states are set per process."""
+
+
+PATIENCE = 5.0
+"""Seconds that a step has to end when it is stopped."""
+
+
+class Stopped(BaseException):
+    """Raised inside a step that is ended; not an Exception, so that steps do not catch it."""
 
 
 class Running:
@@ -46,8 +55,10 @@ class Running:
         return self.manifest
 
     def kill(self) -> None:
-        """A thread cannot be ended: wait until the step is through."""
-        self.thread.join()
+        """Raise in the step's thread; one in a long call of C code ends after that, or with the process."""
+        identity = ctypes.c_ulong(self.thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(Stopped))
+        self.thread.join(PATIENCE)
 
 
 class InProcess:

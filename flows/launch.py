@@ -12,8 +12,10 @@ from typing import Literal
 from flows.compile import compile_recipe, only
 from flows.execute import Execution, Executor, Reporter, execute
 from flows.explain import explain_plan
+from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
 from flows.states import StepState, exit_code
+from flows.workers import check_machine
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.plan import Plan
@@ -68,23 +70,31 @@ def run_plan(
     Ctrl-C or SIGTERM ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before anything
     starts when a step asks for more than there is.
     """
+    store = Store(layout)
+    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
+    if executor == "ray":
+        check_machine(missing)
     run = run or new_run()
     write_plan(layout, run, plan)
+    sweep(layout)
     log = RunLog(layout, run, reporter)
     verdicts = explain_plan(plan, layout)
     log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
-    store = Store(layout)
-    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
     used_prefect = prefect and executor == "ray" and bool(missing)
-    with _server(layout, used_prefect) as ready, _executor(executor if missing else None, layout) as hands:
+    stop = threading.Event()
+    with (
+        _stopped_by_signals(stop),
+        _server(layout, used_prefect) as ready,
+        _executor(executor if missing else None, layout) as hands,
+        _stopped_by_signals(stop),  # again: Ray has handlers of its own
+    ):
         if hands is not None:
             hands.check(missing)
-        ready()
-        execution = Execution(plan, layout, hands, log, run)
-        with _stopped_by_signals(execution.stop):
-            states = _carried_out(execution, used_prefect)
+        execution = Execution(plan, layout, hands, log, run, stop)
+        used_prefect = used_prefect and ready(stop)
+        states = _carried_out(execution, used_prefect)
     outcome = Outcome(run, states)
     log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code})
     return outcome
@@ -99,9 +109,9 @@ def _carried_out(execution: Execution, prefect: bool) -> dict[str, StepState]:
 
 
 @contextmanager
-def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[], None]]:
+def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event], bool]]:
     if not wanted:
-        yield lambda: None
+        yield lambda stop: False
         return
     from flows.servers import prefect_server
 

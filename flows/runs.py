@@ -11,7 +11,7 @@ from rich.text import Text
 
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.runlog import events, read_plan, runs
-from flows.states import FINISHED, STYLES
+from flows.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -26,6 +26,9 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
 
     with TerminalReporter(plan, console) as reporter:
         outcome = run_plan(plan, layout, executor=executor, reporter=reporter, run=run)
+    if outcome.exit_code == EXIT_CANCELLED:  # whoever pressed Ctrl-C does not wait for projections; resuming makes them
+        _say(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
+        return outcome.exit_code
     report = project(outcome, plan, layout, console)
     for table in result_tables(outcome):
         console.print(table)

@@ -1,26 +1,31 @@
-"""Prefect's server for a run: one that answers is used, otherwise one is started and ended with the run.
+"""Prefect's server for a run: one that another run started is shared, otherwise one is started; it ends with the last.
 
 Everything that Prefect writes lies in `.posttrain/prefect`; it binds to 127.0.0.1 and tells nobody anything.
 """
 
 import contextlib
-import ctypes
+import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from flows.closure import HOUSE
+from flows.prefect_host import LOOK, PATIENCE
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
 HOST = "127.0.0.1"
 START_LIMIT = 120.0
 """Seconds until a server must answer; 8 to 20 are usual."""
+NOTICE = 5 * LOOK
+"""Seconds in which a host notices that nobody uses its server."""
 
 
 def prefect_environment(layout: Layout) -> dict[str, str]:
@@ -44,28 +49,35 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def prefect_server(layout: Layout) -> Iterator[Callable[[], None]]:
-    """Set this process's PREFECT_API_URL; yields a function that waits until its server, booting meanwhile, answers."""
+def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
+    """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
+
+    The function returns False when its event was set before that; else it sets this process's PREFECT_API_URL, so
+    Prefect must not be imported before.
+    """
     os.environ.update(prefect_environment(layout))
-    found = os.environ.get("PREFECT_API_URL") or running_server(layout)
-    process = None
-    if found is None:
-        process, found = start_server(layout)
-    os.environ["PREFECT_API_URL"] = found
-    try:
-        yield lambda: _wait_until_healthy(process, found, layout)
-    finally:
-        if process is not None:
-            stop_server(process, layout)
+    if given := os.environ.get("PREFECT_API_URL"):
+        yield lambda stop: _given(given)
+        return
+    home = layout.state / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "users").open("ab") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is ending
+        process = start_server(layout)
+        try:
+            yield lambda stop: _wait_until_healthy(layout, stop)
+        finally:
+            os.environ.pop("PREFECT_API_URL", None)
+            fcntl.flock(users, fcntl.LOCK_UN)
+            _wait_until_ended(process, layout)
 
 
-def running_server(layout: Layout) -> str | None:
-    """Address of a server that was started for this checkout and still answers."""
+def server_url(layout: Layout) -> str | None:
+    """Address of the server of this checkout, answering or booting."""
     try:
-        url = json.loads((layout.state / "prefect" / "server.json").read_text())["url"]
+        return str(json.loads((layout.state / "prefect" / "server.json").read_text())["url"])
     except (OSError, ValueError, KeyError):
         return None
-    return url if is_healthy(url) else None
 
 
 def is_healthy(url: str) -> bool:
@@ -77,50 +89,73 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def start_server(layout: Layout, port: int | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server that dies with this process; it does not answer yet."""
+def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
+    """Start a server, which does not answer yet, unless one is there; it ends when no process uses it any more."""
     home = layout.state / "prefect"
-    home.mkdir(parents=True, exist_ok=True)
-    port = port or _free_port()
-    url = f"http://{HOST}:{port}/api"
-    words = ["-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
-    environment = {**os.environ, **prefect_environment(layout), "PREFECT_API_URL": url}
-    with (home / "server.log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, *words], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home,
-            start_new_session=True, preexec_fn=_die_with_parent,
+    with (home / "host.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        port = _free_port()
+        url = f"http://{HOST}:{port}/api"
+        temporary = home / f"server.json.{os.getpid()}"
+        temporary.write_text(json.dumps({"url": url}))
+        temporary.replace(home / "server.json")
+        server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_host", str(home), str(lock.fileno()), *server],
+            env={**os.environ, **prefect_environment(layout), "PREFECT_API_URL": url, "PYTHONPATH": _with_house()},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            pass_fds=[lock.fileno()],
         )  # fmt: skip
-    return process, url
 
 
-def stop_server(process: subprocess.Popen[bytes], layout: Layout) -> None:
-    """End a server with everything it started."""
-    (layout.state / "prefect" / "server.json").unlink(missing_ok=True)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+def _given(url: str) -> bool:
+    if not is_healthy(url):
+        raise PlanError(f"Prefect's server at {url} (PREFECT_API_URL) does not answer; start it or unset the variable")
+    return True
+
+
+def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
+    limit, home = time.monotonic() + START_LIMIT, layout.state / "prefect"
+    while (url := server_url(layout)) is None or not is_healthy(url):
+        if time.monotonic() > limit or not _hosted(home):
+            where = f"see {home / 'server.log'}, or run with --executor inprocess"
+            raise PlanError(f"Prefect's server at {url} does not answer; {where}")
+        if stop.wait(0.1):
+            return False
+    os.environ["PREFECT_API_URL"] = url
+    return True
+
+
+def _hosted(home: Path) -> bool:
+    """Whether a host lives: it holds the lock that it was handed."""
+    with (home / "host.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -> None:
+    """Wait for the host that was started here to end the server, unless others use it."""
+    if process is None:
+        return
+    limit = time.monotonic() + NOTICE
+    while time.monotonic() < limit and server_url(layout) is not None:
+        time.sleep(0.02)
+    if server_url(layout) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-            return
+            process.wait(3 * PATIENCE)
 
 
-def _wait_until_healthy(process: subprocess.Popen[bytes] | None, url: str, layout: Layout) -> None:
-    limit = time.monotonic() + START_LIMIT
-    log = layout.state / "prefect" / "server.log"
-    while not is_healthy(url):
-        if process is None or process.poll() is not None or time.monotonic() > limit:
-            raise PlanError(f"Prefect's server at {url} does not answer; see {log}, or run with --executor inprocess")
-        time.sleep(0.2)
-    if process is not None:
-        record = layout.state / "prefect" / "server.json"
-        record.write_text(json.dumps({"url": url, "pid": process.pid}))
+def _with_house() -> str:
+    return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

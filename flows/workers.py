@@ -5,6 +5,8 @@ used (its nodes must see the same checkout).
 """
 
 import contextlib
+import fcntl
+import math
 import os
 import re
 import shutil
@@ -12,7 +14,7 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flows.closure import HOUSE
 from flows.worker_main import work
@@ -45,12 +47,15 @@ class RayWorkers:
         import ray
 
         self.ray = ray
+        self.session: TextIO | None = None
         self.temporary: Path | None = None
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=environment)
         else:
             self.temporary = _temporary(layout)
+            self.session = (self.temporary / "lock").open("w")
+            fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
             ray.init(
                 address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, log_to_driver=False,
                 logging_level="error", object_store_memory=OBJECT_STORE, _temp_dir=str(self.temporary),
@@ -60,18 +65,7 @@ class RayWorkers:
     def check(self, steps: list[Step]) -> None:
         """Raises PlanError naming every step that no node can ever take."""
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
-        wrong = []
-        for step in steps:
-            wanted = {"CPU": step.resources.num_cpus, "GPU": step.resources.num_gpus, "memory": memory_of(step)}
-            if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
-                asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
-                wrong.append(f"{step.name}: no node has {asked} (resources)")
-        if wrong:
-            most = {name: max(n.get(name, 0) for n in nodes) for name in ("CPU", "GPU", "memory")}
-            has = ", ".join(f"{name} {amount:g}" for name, amount in most.items())
-            raise PlanError(
-                "\n".join([*wrong, f"the largest node has {has}; lower `resources` or use a larger cluster"])
-            )
+        refuse_impossible(steps, nodes)
 
     def submit(self, spec: dict[str, Any]) -> "Submitted":
         """Queue a step until a node has its resources."""
@@ -85,8 +79,9 @@ class RayWorkers:
     def close(self) -> None:
         """End the cluster that was started here and remove its files."""
         self.ray.shutdown()
-        if self.temporary is not None:
+        if self.temporary is not None and self.session is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
+            self.session.close()
 
 
 class Submitted:
@@ -125,6 +120,28 @@ class Submitted:
             return None
         host, _, pid = self.pid_file.read_text().partition(" ")
         return int(pid) if host == socket.gethostname() else None
+
+
+def check_machine(steps: list[Step]) -> None:
+    """Raises PlanError, before Ray starts, for what this machine can never do; a cluster elsewhere knows for itself."""
+    if not os.environ.get("RAY_ADDRESS"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        here = {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}  # GPUs are Ray's to find
+        refuse_impossible(steps, [here])
+
+
+def refuse_impossible(steps: list[Step], nodes: list[dict[str, float]]) -> None:
+    """Raises PlanError naming every step that no node can ever take."""
+    wrong = []
+    for step in steps:
+        wanted = {"CPU": step.resources.num_cpus, "GPU": step.resources.num_gpus, "memory": memory_of(step)}
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
+            wrong.append(f"{step.name}: no node has {asked} (resources)")
+    if wrong:
+        most = {name: max(n.get(name, 0) for n in nodes) for name in ("CPU", "GPU", "memory")}
+        has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
+        raise PlanError("\n".join([*wrong, f"the largest node has {has}; lower `resources` or use a larger cluster"]))
 
 
 def memory_of(step: Step) -> int:

@@ -1,0 +1,44 @@
+"""What killed runs leave: swept by the next run. Checkpoints and logs of unfinished steps stay.
+
+Whether somebody still uses a folder is told by a lock in it, which the kernel takes back when its holder dies.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lineage.layout import Layout
+
+UNFINISHED = ("tmp-*", "damaged-*")
+
+
+def sweep(layout: Layout) -> None:
+    """Remove unpublished artifacts of steps that nobody is doing, and the sessions of Ray that nobody holds."""
+    for work in (layout.state / "work").glob("*"):
+        left = [folder for pattern in UNFINISHED for folder in work.glob(pattern)]
+        with _unused(work / "lock") as free:
+            for folder in left if free else ():
+                shutil.rmtree(folder, ignore_errors=True)
+    for session in (layout.state / "ray").glob("r*"):
+        with _unused(session / "lock") as free:
+            if free:
+                shutil.rmtree(session, ignore_errors=True)
+
+
+@contextmanager
+def _unused(lock: Path) -> Iterator[bool]:
+    """Whether nobody holds the lock; it is held inside. A lock that is missing is not known to be free."""
+    try:
+        stream = lock.open("rb")
+    except OSError:
+        yield False
+        return
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
