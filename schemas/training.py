@@ -1,8 +1,8 @@
 """Training keys shared by stages, named as in Hugging Face's TrainingArguments."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.base import Schema
 
@@ -32,6 +32,13 @@ class Training(Schema):
     """Optimiser steps between points of the curves."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in training."""
+
+    @model_validator(mode="after")
+    def something_trained(self) -> Self:
+        """max_steps of 0 trains nothing."""
+        if self.max_steps == 0:
+            raise ValueError("max_steps: 0 trains nothing; give a number of steps, or -1 to use num_train_epochs")
+        return self
 
 
 class LoRA(Schema):

@@ -57,8 +57,8 @@ class Merge(BaseStage):
     """Precision of the arithmetic and the result; null keeps the first model's."""
     out_dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the result where it differs."""
-    tokenizer_source: str | None = None
-    """`base` or `union` of mergekit; here all models must have one tokenizer, so both mean the first model's."""
+    tokenizer_source: Literal["base", "union"] | None = None
+    """Known from mergekit; here all models must have one tokenizer, so both mean the first model's."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """The merged policy."""

@@ -25,7 +25,7 @@ class RewardModel(Training, BaseStage):
     validation_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts held out for accuracy, length bias and calibration."""
     max_length: int = Field(default=256, ge=2)
-    """Tokens per prompt and completion; longer pairs are dropped and counted."""
+    """Tokens per prompt and completion, never more than the model holds; longer pairs are dropped and counted."""
     per_device_train_batch_size: int = Field(default=32, ge=1)
     """Pairs per optimiser step."""
     num_train_epochs: float = Field(default=1.0, gt=0)

@@ -1,9 +1,9 @@
 """kind: sft — supervised fine-tuning on completions."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from schemas.references import ChatRef, PolicyRef
 from schemas.stages.base import BaseStage
@@ -19,7 +19,7 @@ class Sft(Training, LoRA, BaseStage):
     data: ChatRef
     """Prompts with completions."""
     max_length: int = Field(default=256, ge=2)
-    """Tokens per row; longer rows are dropped and counted."""
+    """Tokens per row, never more than the model holds; longer rows are dropped and counted."""
     packing: bool = False
     """Put several rows into one sequence; rows never see each other."""
     per_device_train_batch_size: int = Field(default=32, ge=1)
@@ -28,13 +28,6 @@ class Sft(Training, LoRA, BaseStage):
     """Forward passes per optimiser step; the gradient equals that of one large batch."""
     num_train_epochs: float = Field(default=1.0, gt=0)
     """Passes over the data when max_steps is -1."""
-
-    @model_validator(mode="after")
-    def length_known(self) -> Self:
-        """max_steps of 0 trains nothing."""
-        if self.max_steps == 0:
-            raise ValueError("max_steps: 0 trains nothing; give a number of steps, or -1 to use num_train_epochs")
-        return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
         """The trained model."""
