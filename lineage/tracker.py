@@ -111,8 +111,7 @@ class Tracker:
             self.client.create_registered_model(name)
         versions = self.client.search_model_versions(f"name = '{name}'")
         if not any(version.tags.get("key") == record["key"] for version in versions):
-            version = self.client.create_model_version(name, folder.as_uri(), run_id=made, tags=tags)
-            self.client.set_registered_model_alias(name, "champion", version.version)
+            self.client.create_model_version(name, folder.as_uri(), run_id=made, tags=tags)
 
     def _models(self, key: str) -> list:
         return list(self.client.search_logged_models(self._experiments(), filter_string=f"tags.key = '{key}'"))

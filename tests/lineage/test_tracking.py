@@ -59,7 +59,7 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
     read = client.get_run(tuned.info.run_id).inputs.model_inputs
     assert len(read) == len(tuned.outputs.model_outputs) == 1
     assert read[0].model_id == runs["base"].outputs.model_outputs[0].model_id
-    version = client.get_model_version_by_alias("small.tuned", "champion")
+    version = client.get_model_version("small.tuned", "1")
     assert (version.version, version.tags["key"]) == (1, made.made["tuned"].key)
     assert not list((made.layout.state / "mlflow-artifacts").rglob("*.safetensors"))
 
