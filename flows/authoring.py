@@ -22,7 +22,14 @@ seed: 7
 stages:
   base:
     kind: init
-    config: {{model_type: qwen3, hidden_size: 96, num_hidden_layers: 4, num_attention_heads: 4, head_dim: 24}}
+    config:
+      model_type: qwen3
+      hidden_size: 96
+      intermediate_size: 288
+      num_hidden_layers: 4
+      num_attention_heads: 4
+      num_key_value_heads: 4
+      head_dim: 24
     max_length: 64
   lessons:
     kind: synthesize

@@ -62,7 +62,14 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
         raise StepError(
             f"config.max_position_embeddings: less than max_length, {max_length}; raise one or lower the other"
         )
-    return build(kind, {**arguments, **dropouts, **of_tokenizer(tokenizer, arguments)}, names)
+    config = build(kind, {**arguments, **dropouts, **of_tokenizer(tokenizer, arguments)}, names)
+    heads, groups = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    if heads and groups and heads % groups:
+        raise StepError(
+            f"config.num_key_value_heads: {groups} does not divide num_attention_heads, {heads}; give both "
+            f"(what is left out is {model_type}'s own)"
+        )
+    return config
 
 
 def of_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
