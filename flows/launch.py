@@ -1,17 +1,16 @@
 """Simple functions for callers: a recipe to a plan, a plan to a finished run."""
 
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Literal
 
 from flows.compile import compile_recipe, only
 from flows.execute import Execution, Executor, Reporter, execute
 from flows.explain import explain_plan
+from flows.interrupts import stopped_by_signals
 from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
 from flows.states import StepState, exit_code
@@ -85,10 +84,10 @@ def run_plan(
     used_prefect = prefect and executor == "ray" and bool(missing)
     stop = threading.Event()
     with (
-        _stopped_by_signals(stop),
+        stopped_by_signals(stop),
         _server(layout, used_prefect) as ready,
         _executor(executor if missing else None, layout) as hands,
-        _stopped_by_signals(stop),  # again: Ray has handlers of its own
+        stopped_by_signals(stop),  # again: Ray sets handlers of its own
     ):
         if hands is not None:
             hands.check(missing)
@@ -136,21 +135,3 @@ def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | 
         yield hands
     finally:
         hands.close()
-
-
-@contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`; only the main thread can hear them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

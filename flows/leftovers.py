@@ -5,12 +5,15 @@ Whether somebody still uses a folder is told by a lock in it, which the kernel t
 
 import fcntl
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lineage.layout import Layout
 
+ELSEWHERE = "posttrain-ray-"
+"""How the folders of sessions begin that lie in the system's temporary folder because paths of sockets are short."""
 UNFINISHED = ("tmp-*", "damaged-*")
 
 
@@ -21,7 +24,8 @@ def sweep(layout: Layout) -> None:
         with _unused(work / "lock") as free:
             for folder in left if free else ():
                 shutil.rmtree(folder, ignore_errors=True)
-    for session in (layout.state / "ray").glob("r*"):
+    elsewhere = Path(tempfile.gettempdir()).glob(f"{ELSEWHERE}*")
+    for session in (*(layout.state / "ray").glob("r*"), *elsewhere):
         with _unused(session / "lock") as free:
             if free:
                 shutil.rmtree(session, ignore_errors=True)

@@ -14,6 +14,7 @@ from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.execute import Execution
+from flows.interrupts import stopped_by_signals
 from flows.states import StepState, exit_code
 from schemas.plan import Step
 
@@ -33,8 +34,9 @@ def run_flow(execution: Execution) -> dict[str, StepState]:
             )
             needs = [allow_failure(futures[name]) for name in step.needs]
             futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
-        for future in futures.values():
-            future.wait()
+        with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
+            for future in futures.values():
+                future.wait()
         return _flow_state(execution)
 
     try:

@@ -9,6 +9,7 @@ import fcntl
 import math
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from flows.closure import HOUSE
+from flows.leftovers import ELSEWHERE
 from flows.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -44,6 +46,9 @@ class RayWorkers:
             os.environ.setdefault(name, value)
         paths = [str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray
 
         self.ray = ray
@@ -51,7 +56,11 @@ class RayWorkers:
         self.temporary: Path | None = None
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
-            ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=environment)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=environment)
+            except ConnectionError as error:
+                advice = "is it up? Where it wants a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+                raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self.temporary = _temporary(layout)
             self.session = (self.temporary / "lock").open("w")
@@ -156,5 +165,6 @@ def _temporary(layout: Layout) -> Path:
     """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
     inside = layout.state / "ray"
     inside.mkdir(parents=True, exist_ok=True)
-    short = len(str(inside)) + 9 <= LONGEST_TEMPORARY
-    return Path(tempfile.mkdtemp(prefix="r", dir=inside if short else None))
+    if len(str(inside)) + 9 <= LONGEST_TEMPORARY:
+        return Path(tempfile.mkdtemp(prefix="r", dir=inside))
+    return Path(tempfile.mkdtemp(prefix=ELSEWHERE))

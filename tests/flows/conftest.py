@@ -31,15 +31,16 @@ class Checkout:
         for name, text in (modules or {}).items():
             (root / f"{name}.py").write_text(text)
 
-    def start(self, *words):
+    def start(self, *words, **environment):
         """`posttrain WORDS` in a process group of its own, as a shell would start it."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PREFECT_", "PYTEST_"))}
         more = {"POSTTRAIN_ROOT": str(self.layout.root), "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1"}
         self.output = self.layout.root / f"output-{len(self.started)}.txt"
         with self.output.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", *map(str, words)], cwd=self.layout.root, env=kept | more,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                [sys.executable, "-m", "flows.cli", *map(str, words)], cwd=self.layout.root,
+                env=kept | more | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         self.started.append(process)
         return process
@@ -60,6 +61,22 @@ class Checkout:
         """Step to the digests of its outputs, from manifests that verify."""
         assert verify(self.layout).problems == ()
         return {m.step: {n: o.digest for n, o in m.outputs.items()} for m in Store(self.layout).manifests()}
+
+    def processes(self):
+        """Everything alive that was started for this state folder, also what lost its parent."""
+        mark, found = str(self.layout.root), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("POSTTRAIN_ROOT") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def is_quiet(self, seconds=10):
+        """Wait until no process is left; fails when one stays."""
+        limit = time.monotonic() + seconds
+        while left := self.processes():
+            assert time.monotonic() < limit, [p.cmdline() for p in left]
+            time.sleep(0.05)
 
     def leftovers(self):
         """Unpublished artifacts and sessions of servers."""
@@ -99,11 +116,6 @@ def kill_tree(process):
     psutil.wait_procs(victims, timeout=20)
 
 
-def left_alive(victims, seconds=10.0):
-    """Those still alive after at most that long."""
-    return psutil.wait_procs(victims, timeout=seconds)[1]
-
-
 def wait_for(condition, seconds=120.0):
     """Poll until the condition gives something true, and return that."""
     limit = time.monotonic() + seconds
@@ -116,4 +128,4 @@ def wait_for(condition, seconds=120.0):
 @pytest.fixture
 def processes():
     """The helpers above, for tests."""
-    return SimpleNamespace(tree=tree, kill=kill_tree, left_alive=left_alive, wait_for=wait_for)
+    return SimpleNamespace(tree=tree, kill=kill_tree, wait_for=wait_for)

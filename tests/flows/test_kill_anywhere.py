@@ -91,6 +91,7 @@ def killed_again_and_again(checkout, processes, recipe, executor, kills, seed):
         stormy.finish(process)
         assert stormy.digests() == wanted
         assert stormy.leftovers() == []
+        stormy.is_quiet()
 
 
 def test_killed_three_times(checkout, processes):
@@ -127,11 +128,11 @@ def test_interrupted_then_resumed(checkout, processes, executor, number):
     other = checkout("other", PLAIN.replace("rounds: 50", "rounds: 1000"), {"killed_work": WORK})
     process = other.run(executor)
     processes.wait_for(lambda: list(other.layout.state.glob("work/*/checkpoints/state.txt")))
-    victims, begun = processes.tree(process), time.monotonic()
+    begun = time.monotonic()
     os.killpg(process.pid, number)
     assert process.wait(60) == 130, other.output.read_text()
     assert time.monotonic() - begun < 15
-    assert processes.left_alive(victims, 5) == []
+    other.is_quiet()
     assert "go on with: posttrain resume" in other.output.read_text()
     assert list(other.layout.state.glob("work/*/checkpoints/state.txt"))
     other.finish(other.go_on(executor))
