@@ -8,7 +8,7 @@ SHELL  := /bin/bash
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(VENV)/.installed          ## run the shipped recipe: a better model with its lineage, in minutes
@@ -34,7 +34,7 @@ docs: $(VENV)/.installed          ## regenerate what is generated
 	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 
 bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[bench]'
 	set -e; for name in startup noop_vs_dvc pipeline_overhead sft_step grpo_step; do \
 		$(BIN)/python benchmarks/$$name.py; done
 	test -z "$$MERGEKIT_PYTHON" || $(BIN)/python benchmarks/merge_ties_linear.py
