@@ -77,10 +77,7 @@ def run_plan(
     write_plan(layout, run, plan)
     sweep(layout)
     log = RunLog(layout, run, reporter)
-    verdicts = explain_plan(plan, layout)
-    log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
-    for name, (hit, why) in verdicts.items():
-        log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+    _announce(log, run, plan, layout)
     used_prefect = prefect and executor == "ray" and bool(missing)
     stop = threading.Event()
     with (
@@ -97,6 +94,13 @@ def run_plan(
     outcome = Outcome(run, states)
     log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code})
     return outcome
+
+
+def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> None:
+    verdicts = explain_plan(plan, layout)
+    log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
+    for name, (hit, why) in verdicts.items():
+        log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
 
 
 def _carried_out(execution: Execution, prefect: bool) -> dict[str, StepState]:

@@ -45,7 +45,7 @@ stages:
     config: {model_type: qwen3, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2,
              num_key_value_heads: 2, head_dim: 16, tie_word_embeddings: true}
     tokenizer: {use: characters}
-    max_length: 48
+    max_length: 64
   data:
     kind: synthesize
     problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 64, style: short}]
@@ -54,7 +54,7 @@ stages:
     kind: synthesize
     emit: prompts
     problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 32, seed: 2, style: short}]
-  tuned: {kind: sft, model: base, data: data, max_steps: 12, save_steps: 2, max_length: 48}
+  tuned: {kind: sft, model: base, data: data, max_steps: 12, save_steps: 2, max_length: 64}
   better:
     kind: rl
     algorithm: grpo
