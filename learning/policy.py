@@ -64,6 +64,13 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     return Policy(model.to(device).eval(), tokenizer, longest)
 
 
+def room(policy: Policy, max_length: int | None) -> int:
+    """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
+    if max_length is not None and max_length > policy.max_length:
+        raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
+    return max_length or policy.max_length
+
+
 def save_policy(policy: Policy, folder: Path) -> None:
     """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)

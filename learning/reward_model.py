@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from learning.packed import pack, packed_hidden
-from learning.policy import Policy, save_policy
+from learning.policy import Policy, room, save_policy
 from schemas.errors import StepError
 
 FILE = "reward_model.json"
@@ -57,7 +57,7 @@ class RewardModel:
         (folder / FILE).write_text(json.dumps(told, indent=1) + "\n")
 
 
-def make_reward_model(policy: Policy, max_length: int) -> RewardModel:
+def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
     """A reward model with the policy's body and a head of zeros: before training it prefers nothing.
 
     Raises StepError when transformers has no sequence classifier of the architecture.
@@ -80,8 +80,7 @@ def make_reward_model(policy: Policy, max_length: int) -> RewardModel:
         raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `score` head")
     torch.nn.init.zeros_(model.score.weight)
     model.config.architectures = [type(model).__name__]
-    longest = min(max_length, policy.max_length)
-    return RewardModel(Policy(model.to(policy.model.device).eval(), policy.tokenizer, longest))
+    return RewardModel(Policy(model.to(policy.model.device).eval(), policy.tokenizer, room(policy, max_length)))
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:

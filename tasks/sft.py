@@ -21,7 +21,7 @@ from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import Policy, load_policy, save_policy, save_tokenizer, set_determinism
+from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
 from learning.rows import read_rows
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
@@ -61,7 +61,7 @@ def prepare(stage: Sft, context: Context) -> Loop:
     """Load the policy, encode the rows, cut them into steps."""
     set_determinism(context.seed, context.num_threads)
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
-    limit = min(stage.max_length, policy.max_length)
+    limit = room(policy, stage.max_length)
     examples = encode_rows(policy.tokenizer, read_rows(context.input("data"), "chat"), limit)
     epochs = Epochs(
         [len(example.ids) for example in examples.kept],

@@ -24,8 +24,8 @@ class RewardModel(Training, BaseStage):
     """Pulls r_chosen + r_rejected towards zero (Eisenstein et al. 2023)."""
     validation_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of the prompts held out for accuracy, length bias and calibration."""
-    max_length: int = Field(default=256, ge=2)
-    """Tokens per prompt and completion, never more than the model holds; longer pairs are dropped and counted."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Tokens per prompt and completion, at most what the model holds (null: that); longer pairs are dropped."""
     per_device_train_batch_size: int = Field(default=32, ge=1)
     """Pairs per optimiser step."""
     num_train_epochs: float = Field(default=1.0, gt=0)

@@ -18,8 +18,8 @@ class Sft(Training, LoRA, BaseStage):
     """Model to start from."""
     data: ChatRef
     """Prompts with completions."""
-    max_length: int = Field(default=256, ge=2)
-    """Tokens per row, never more than the model holds; longer rows are dropped and counted."""
+    max_length: int | None = Field(default=None, ge=2)
+    """Tokens per row, at most what the model holds (null: that); longer rows are dropped and counted."""
     packing: bool = False
     """Put several rows into one sequence; rows never see each other."""
     per_device_train_batch_size: int = Field(default=32, ge=1)

@@ -243,3 +243,8 @@ def test_a_tiny_model_learns_its_rows_by_heart_and_stops(at, inputs):
 
 def files_of(folder):
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+def test_rows_longer_than_the_model_holds_are_refused_before_training(at):
+    with pytest.raises(StepError, match="max_length: 129 is more than the 128 tokens that the model holds"):
+        run(stage(max_length=129), at("a"))
