@@ -1,5 +1,6 @@
 """A run that is killed, whenever, is gone on with and gives what the undisturbed run gives."""
 
+import contextlib
 import os
 import random
 import signal
@@ -113,6 +114,15 @@ def test_killed_at_twenty_moments_on_ray_and_prefect(checkout, processes):
 SLOW = pytest.mark.slow
 
 
+def rounds_done(checkout):
+    """Of the step that has got farthest among those that are not finished."""
+    rounds = [0]
+    for state in checkout.layout.state.glob("work/*/checkpoints/state.txt"):
+        with contextlib.suppress(FileNotFoundError):
+            rounds.append(int(state.read_text().split()[0]))
+    return max(rounds)
+
+
 @pytest.mark.parametrize(
     ("executor", "number"),
     [
@@ -123,20 +133,19 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_interrupted_then_resumed(checkout, processes, executor, number):
-    calm = checkout("calm", PLAIN, {"killed_work": WORK})
+    long = PLAIN.replace("rounds: 50", "rounds: 500")
+    calm = checkout("calm", long, {"killed_work": WORK})
     calm.finish(calm.run("inprocess"))
-    other = checkout("other", PLAIN.replace("rounds: 50", "rounds: 1000"), {"killed_work": WORK})
+    other = checkout("other", long, {"killed_work": WORK})
     process = other.run(executor)
-    processes.wait_for(lambda: list(other.layout.state.glob("work/*/checkpoints/state.txt")))
+    processes.wait_for(lambda: rounds_done(other) > 60)  # only b has that many
     begun = time.monotonic()
     os.killpg(process.pid, number)
     assert process.wait(60) == 130, other.output.read_text()
     assert time.monotonic() - begun < 15
     other.is_quiet()
     assert "go on with: posttrain resume" in other.output.read_text()
-    assert list(other.layout.state.glob("work/*/checkpoints/state.txt"))
+    assert rounds_done(other) > 60
     other.finish(other.go_on(executor))
-    assert other.digests()["a"] == calm.digests()["a"]
-    assert other.digests()["c"] == calm.digests()["c"]
-    assert set(other.digests()) == set("abcd")
+    assert other.digests() == calm.digests()
     assert other.leftovers() == []
