@@ -20,12 +20,12 @@ CASES = [
     for profile in (None, *((read_recipe(path, None, ()).plain().get("profiles")) or {}))
 ]
 CHILD = """
-import json, sys, time
+import json, sys
 from typer.testing import CliRunner
 from flows.cli import app
 done = CliRunner().invoke(app, ["validate", *sys.argv[1:]])
 heavy = [m for m in ("torch", "ray", "prefect", "mlflow", "transformers") if m in sys.modules]
-print(json.dumps({"code": done.exit_code, "heavy": heavy, "seconds": time.process_time(), "said": done.output}))
+print(json.dumps({"code": done.exit_code, "heavy": heavy, "said": done.output}))
 """
 
 
@@ -40,14 +40,13 @@ def test_a_shipped_recipe_compiles_into_a_plan(path, profile, tmp_path):
 
 
 @pytest.mark.parametrize(("path", "profile"), CASES)
-def test_validate_answers_within_a_second_and_imports_nothing_heavy(path, profile):
+def test_validate_imports_nothing_heavy(path, profile):
     options = ["--profile", profile] if profile else []
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(path), *options], cwd=ROOT, capture_output=True, text=True, check=True
     )
     told = json.loads(done.stdout)
     assert (told["code"], told["heavy"]) == (0, []), told["said"]
-    assert told["seconds"] < 1.0
 
 
 def test_the_quickstart_is_the_whole_job():

@@ -191,20 +191,18 @@ def test_a_run_says_what_it_does_without_a_terminal(ran):
     assert "INFO" not in ran.said
 
 
-def test_a_second_run_does_nothing_quickly_and_starts_nothing(ran):
+def test_a_second_run_does_nothing_and_starts_nothing(ran):
     code = (
-        "import sys, time; sys.argv = ['posttrain', 'run', 'good.yaml']\n"
+        "import sys; sys.argv = ['posttrain', 'run', 'good.yaml']\n"
         "from flows.cli import main\n"
         "try: main()\n"
-        "finally: print([m for m in ('ray', 'prefect', 'mlflow', 'torch') if m in sys.modules], time.process_time())\n"
+        "finally: print([m for m in ('ray', 'prefect', 'mlflow', 'torch') if m in sys.modules])\n"
     )
     done = ran.done([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     assert "a: cached" in done.stdout
     assert "b: cached" in done.stdout
-    heavy, _, seconds = done.stdout.splitlines()[-1].rpartition(" ")
-    assert heavy == "[]"
-    assert float(seconds) < 5
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_what_was_run_can_be_asked_about(ran):

@@ -139,10 +139,8 @@ def test_interrupted_then_resumed(checkout, processes, executor, number):
     other = checkout("other", long, {"killed_work": WORK})
     process = other.run(executor)
     processes.wait_for(lambda: rounds_done(other) > 60)  # only b has that many
-    begun = time.monotonic()
     os.killpg(process.pid, number)
     assert process.wait(60) == 130, other.output.read_text()
-    assert time.monotonic() - begun < 15
     other.is_quiet()
     assert "go on with: posttrain resume" in other.output.read_text()
     assert rounds_done(other) > 60

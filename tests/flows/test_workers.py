@@ -51,7 +51,6 @@ stages:
   c: {{kind: python, timeout: 2, after: [b], function: {{use: "lab:hang", told: "{told}"}}}}
 """
     plan, layout = make(tmp_path, text)
-    begun = time.monotonic()
     outcome = run_plan(plan, layout, prefect=False)
     pids = [outcome.states[n].manifest.metrics["pid"] for n in "ab"]
     assert len({*pids, os.getpid()}) == 3
@@ -62,7 +61,6 @@ stages:
     while any(alive(p) for p in killed) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(alive(p) for p in killed)
-    assert time.monotonic() - begun < 120
     too_much, _ = make(
         tmp_path, 'name: x\nstages:\n  a: {kind: python, resources: {num_cpus: 4096}, function: "lab:who"}\n'
     )
