@@ -42,7 +42,10 @@ def editor_schema() -> Json:
         defs[names[slot]] = _slot(slot, options, own, required)
     head = defs.pop(names[Head])
     for kind, model in KINDS.items():
-        defs[f"stage_{kind}"] = _stage(kind, defs.pop(names[model]))
+        part = _stage(kind, defs.pop(names[model]))
+        demands = {k: part.pop(k) for k in ("required", "anyOf") if k in part}
+        defs[f"part_{kind}"] = part
+        defs[f"stage_{kind}"] = {"allOf": [{"$ref": f"#/$defs/part_{kind}"}], **demands}
     unused = {names[options_model(s)] for pairs in found.values() for _, s in pairs}
     defs = {k: v for k, v in defs.items() if k not in unused} | _shared()
     return {**_top(head), "$defs": dict(sorted(defs.items()))}
@@ -91,10 +94,6 @@ def _stage(kind: str, body: Json) -> Json:
 
 def _shared() -> Json:
     """Definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
-    kinds = [
-        {"if": {"properties": {"kind": {"const": k}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/stage_{k}"}}
-        for k in KINDS
-    ]
     kind = {"enum": list(KINDS), "description": "What the stage does."}
     loop_keys = {
         "max": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, _TEXT]},
@@ -107,7 +106,8 @@ def _shared() -> Json:
     described = {"repeat": repeat, "description": {"type": "string"}}
     loop = {"type": "object", "properties": described, "required": ["repeat"], "additionalProperties": False}
     return {
-        "stage": {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": kinds},
+        "stage": {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": _by_kind("stage")},
+        "part": {"type": "object", "properties": {"kind": kind}, "allOf": _by_kind("part")},
         "loop": loop,
         "stages": {
             "type": "object",
@@ -122,6 +122,14 @@ def _shared() -> Json:
             "description": "Name to values: one step per combination; `${matrix.name}` is the value.",
         },
     }  # fmt: skip
+
+
+def _by_kind(word: str) -> list[Json]:
+    """The definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
+    return [
+        {"if": {"properties": {"kind": {"const": k}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{word}_{k}"}}
+        for k in KINDS
+    ]
 
 
 def _top(head: Json) -> Json:
@@ -142,7 +150,7 @@ def _top(head: Json) -> Json:
         "minProperties": 1,
         "description": properties["stages"].get("description", ""),
     }
-    leaning = {"anyOf": [{"required": ["extends"]}, {"required": ["defaults"]}]}
+    added_to = {"if": {"required": ["repeat"]}, "then": {"type": "object"}, "else": {"$ref": "#/$defs/part"}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "posttrain recipe",
@@ -151,9 +159,13 @@ def _top(head: Json) -> Json:
         "patternProperties": {"^x-": {}},
         "additionalProperties": False,
         "anyOf": [{"required": ["stages"]}, {"required": ["extends"]}],
-        "if": leaning,
+        "if": {"required": ["extends"]},
         "then": {"properties": {"stages": {"additionalProperties": part}}},
-        "else": {"properties": {"stages": {"$ref": "#/$defs/stages"}}},
+        "else": {
+            "if": {"required": ["defaults"]},
+            "then": {"properties": {"stages": {"additionalProperties": added_to}}},
+            "else": {"properties": {"stages": {"$ref": "#/$defs/stages"}}},
+        },
     }
 
 
