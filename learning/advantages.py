@@ -8,7 +8,7 @@ Shapes: P paths, T sampled tokens, X entries of a column (P or T).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -16,25 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch import Batch
+from learning.columns import Column, lift, of_rewards, place
+from learning.credit import diff, gae
 from schemas.schedules import Number
 
+__all__ = ["Column", "center", "clip", "diff", "gae", "lift", "of_rewards", "scale", "togo"]
+
 Key = Literal["group", "batch", "episode"]
-
-
-@dataclass(frozen=True)
-class Column:
-    """Values at paths or at sampled tokens, the rewards they came from, and the path of every entry."""
-
-    values_X: Tensor
-    raw_X: Tensor
-    path_X: Tensor
-    unit: Literal["path", "token"]
-
-
-def of_rewards(batch: Batch) -> Column:
-    """The column that a pipeline starts from."""
-    reward_P = batch.paths["reward"]
-    return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
 
 
 def center(
@@ -83,22 +71,10 @@ def clip(column: Column, batch: Batch, *, low: Number = -5.0, high: Number = 5.0
     return replace(column, values_X=column.values_X.clamp(low, high))
 
 
-def lift(column: Column, batch: Batch, *, at: Literal["all", "last"] = "all") -> Column:
-    """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere)."""
-    if column.unit == "token":
-        return column
-    path_T = batch.path_T
-    values_T, raw_T = column.values_X[path_T], column.raw_X[path_T]
-    if at == "last":
-        last_T = _place(path_T)[1] == 0
-        values_T = values_T.where(last_T, torch.zeros_like(values_T))
-    return Column(values_T, raw_T, path_T, "token")
-
-
 def togo(column: Column, batch: Batch, *, gamma: Annotated[float, Field(ge=0, le=1)] = 1.0) -> Column:
     """Discounted sum of this and the later sampled tokens of the path; tokens of others in between take no time."""
     column = lift(column, batch, at="last")
-    from_start_T, from_end_T = _place(column.path_X)
+    from_start_T, from_end_T = place(column.path_X)
     if not len(from_start_T):
         return column
     padded_PL = column.values_X.new_zeros(batch.num_paths, int(from_start_T.max()) + 1)
@@ -131,13 +107,3 @@ def _flat(values_X: Tensor, index_X: Tensor) -> Tensor:
 def _median(values: Tensor) -> Tensor:
     """The mean of the two middle values for an even count (torch takes the lower)."""
     return values.quantile(0.5)
-
-
-def _place(path_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of the same path before and after each token."""
-    order = path_T.argsort(stable=True)
-    counts_P = path_T.bincount()
-    first_P = counts_P.cumsum(0) - counts_P
-    place_T = torch.empty_like(path_T)
-    place_T[order] = torch.arange(len(path_T)) - first_P[path_T[order]]
-    return place_T, counts_P[path_T] - 1 - place_T

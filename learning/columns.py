@@ -1,0 +1,52 @@
+"""Values at paths or at sampled tokens, as advantage operations pass them on.
+
+Shapes: P paths, T sampled tokens, X entries of a column (P or T).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learning.batch import Batch
+
+
+@dataclass(frozen=True)
+class Column:
+    """Values at paths or at sampled tokens, the rewards they came from, and the path of every entry."""
+
+    values_X: Tensor
+    raw_X: Tensor
+    path_X: Tensor
+    unit: Literal["path", "token"]
+    return_X: Tensor | None = None
+    """What a critic is to predict at every token (T,), where an operation says so."""
+
+
+def of_rewards(batch: Batch) -> Column:
+    """The column that a pipeline starts from."""
+    reward_P = batch.paths["reward"]
+    return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
+
+
+def lift(column: Column, batch: Batch, *, at: Literal["all", "last"] = "all") -> Column:
+    """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere)."""
+    if column.unit == "token":
+        return column
+    path_T = batch.path_T
+    values_T, raw_T = column.values_X[path_T], column.raw_X[path_T]
+    if at == "last":
+        last_T = place(path_T)[1] == 0
+        values_T = values_T.where(last_T, torch.zeros_like(values_T))
+    return Column(values_T, raw_T, path_T, "token", column.return_X)
+
+
+def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens of the same path before and after each token."""
+    order = path_T.argsort(stable=True)
+    counts_P = path_T.bincount()
+    first_P = counts_P.cumsum(0) - counts_P
+    place_T = torch.empty_like(path_T)
+    place_T[order] = torch.arange(len(path_T), device=path_T.device) - first_P[path_T[order]]
+    return place_T, counts_P[path_T] - 1 - place_T
