@@ -1,7 +1,8 @@
 """Further terms of the loss, per sampled token; each has its own coefficient and may have its own weights.
 
 What a term asks for by the names of its parameters is what the loop computes: `lp_ref_T` costs a forward pass of the
-reference policy, `entropy_T` a pass over the logits.
+reference policy, `entropy_T` a pass over the logits. Which tokens a term is about (an expert's, those of good
+completions) is the matter of its `select`.
 Shapes: T sampled tokens.
 """
 
@@ -9,7 +10,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from schemas.schedules import Number
+
 LIMIT = 20.0
+Estimator = Literal["k1", "k2", "k3"]
 
 
 def kl(
@@ -26,11 +30,69 @@ def kl(
     the reverse KL, k3 that of the forward KL, k1 none in expectation. `importance` multiplies by p/p_behav, gradient
     included, which gives k1 and k3 the gradient of the reverse KL, off-policy too.
     """
-    r_T = (lp_ref_T - lp_T).clamp(-LIMIT, LIMIT)
-    estimate_T = {"k1": lambda: -r_T, "k2": lambda: r_T.square() / 2, "k3": lambda: r_T.expm1() - r_T}[estimator]()
+    estimate_T = _estimate(lp_T, lp_ref_T, estimator)
     return estimate_T * (lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp() if importance else estimate_T
+
+
+def kl_convex(
+    lp_T: Tensor,
+    lp_base_T: Tensor,
+    lp_previous_T: Tensor,
+    *,
+    lam: Number = 0.25,
+    estimator: Estimator = "k3",
+) -> Tensor:
+    """λ·KL(policy ‖ base) + (1 − λ)·KL(policy ‖ previous): two anchors (ReMix, Liang et al. 2025).
+
+    The stage's `references` name both: `base` stands still, `previous` is refreshed from the policy.
+    """
+    base_T, previous_T = (_estimate(lp_T, other_T, estimator) for other_T in (lp_base_T, lp_previous_T))
+    return lam * base_T + (1 - lam) * previous_T
 
 
 def entropy(entropy_T: Tensor) -> Tensor:
     """Entropy bonus: minus the entropy of the policy at each sampled token."""
     return -entropy_T
+
+
+def entropy_band(entropy_T: Tensor, *, low: Number, high: Number) -> Tensor:
+    """Nats by which the entropy at a token is below `low` or above `high`; nothing inside the band."""
+    return (low - entropy_T).clamp(min=0) + (entropy_T - high).clamp(min=0)
+
+
+def ce(lp_T: Tensor) -> Tensor:
+    """Cross-entropy: minus the log-probability of the token; with `select`, of an expert's or of good completions."""
+    return -lp_T
+
+
+def ce_uncertain(lp_T: Tensor) -> Tensor:
+    """Cross-entropy weighted by p(1 − p), no gradient through the weight (CHORD-φ, Zhang et al. 2025).
+
+    What the policy says already, and what is far from it, both count little.
+    """
+    p_T = lp_T.detach().exp()
+    return -(p_T * (1 - p_T)) * lp_T
+
+
+def distil_reverse(lp_T: Tensor, lp_teacher_T: Tensor, lp_behav_T: Tensor) -> Tensor:
+    """KL(policy ‖ teacher) at the sampled tokens, with its gradient: own samples, weighted by p/p_behav.
+
+    The value is that of ρ·(log p − log p_teacher). The stage's `references` name the `teacher`.
+    """
+    gap_T = (lp_T - lp_teacher_T).detach()
+    return (lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp() * gap_T
+
+
+def distil_forward(lp_T: Tensor, lp_teacher_T: Tensor, lp_behav_T: Tensor) -> Tensor:
+    """Cross-entropy of the teacher at the sampled tokens, weighted by p_teacher/p_behav.
+
+    In expectation over p_behav its gradient is that of KL(teacher ‖ policy). The weight has no bound but e²⁰.
+    """
+    weight_T = (lp_teacher_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp()
+    return -weight_T * lp_T
+
+
+def _estimate(lp_T: Tensor, other_T: Tensor, estimator: str) -> Tensor:
+    """KL(policy ‖ other) by one of Schulman's estimators."""
+    r_T = (other_T - lp_T).clamp(-LIMIT, LIMIT)
+    return {"k1": lambda: -r_T, "k2": lambda: r_T.square() / 2, "k3": lambda: r_T.expm1() - r_T}[estimator]()

@@ -1,0 +1,90 @@
+"""Which sampled tokens a term of the loss is about; what is left out neither adds to the sum nor counts in its weights.
+
+Several selections of a list must all agree. Statistics are taken over the mini-batch that is trained on.
+Shapes: T sampled tokens; masks are bool.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learning.trials import SOURCES
+from schemas.schedules import Number
+
+Source = Literal[
+    "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset"
+]
+
+
+def sources(source_T: Tensor, *, keep: Annotated[list[Source], Field(min_length=1)]) -> Tensor:
+    """Tokens of completions that come from one of the named sources."""
+    return torch.isin(source_T, torch.tensor([SOURCES.index(name) for name in keep], device=source_T.device))
+
+
+def external(external_T: Tensor) -> Tensor:
+    """Tokens that nobody's policy sampled: an expert's, a teacher's."""
+    return external_T.clone()
+
+
+def own(external_T: Tensor) -> Tensor:
+    """Tokens that a policy sampled, now or earlier."""
+    return ~external_T
+
+
+def positive(advantage_T: Tensor) -> Tensor:
+    """Tokens with an advantage above 0."""
+    return advantage_T > 0
+
+
+def negative(advantage_T: Tensor) -> Tensor:
+    """Tokens with an advantage below 0."""
+    return advantage_T < 0
+
+
+def rewarded(reward_T: Tensor, *, above: Number = 0.0) -> Tensor:
+    """Tokens of completions whose reward is above a bound: the good ones, whatever the rest of their group."""
+    return reward_T > above
+
+
+def finished(truncated_T: Tensor) -> Tensor:
+    """Tokens of completions that ended by themselves, not at the length limit."""
+    return ~truncated_T
+
+
+def high_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> Tensor:
+    """The share of tokens that were sampled at the highest entropies (Wang et al. 2025, "Beyond the 80/20 rule").
+
+    Tokens as uncertain as the last one in are in too.
+    """
+    return _top(entropy_behav_T, share)
+
+
+def low_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> Tensor:
+    """The share of tokens that were sampled at the lowest entropies; ties with the last one in are in too."""
+    return _top(-entropy_behav_T, share)
+
+
+def unlikely(lp_behav_T: Tensor, *, below: Annotated[float, Field(gt=0, le=1)]) -> Tensor:
+    """Tokens whose probability was below a bound when they were sampled."""
+    return lp_behav_T.exp() < below
+
+
+def early(place_T: Tensor, *, tokens: Annotated[int, Field(ge=1)]) -> Tensor:
+    """The first tokens of every completion."""
+    return place_T < tokens
+
+
+def fresh(version_T: Tensor, step: int, *, max_age: Annotated[int, Field(ge=0)]) -> Tensor:
+    """Tokens sampled at most `max_age` iterations ago."""
+    return version_T >= step - max_age
+
+
+def _top(value_T: Tensor, share: float) -> Tensor:
+    """The ⌈share·T⌉ highest values, and those equal to the last of them."""
+    if not len(value_T):
+        return torch.zeros_like(value_T, dtype=torch.bool)
+    count = max(1, math.ceil(share * len(value_T) - 1e-9))
+    return value_T >= value_T.topk(count).values[-1]
