@@ -1,8 +1,8 @@
 """Numbers that are set anew while training: anywhere a number stands in a recipe, `{control: name}` takes one of these.
 
-Those that ask for `metrics` (the points of the last iteration) speak once per iteration; those that ask for columns are
-solved before every optimiser step over the whole mini-batch. What they remember is in `state`, a part of the checkpoint.
-An iteration without the point that a controller goes by (the first, one that trained nothing) changes nothing.
+Those that ask for `metrics` (the points of the last iteration) speak once per iteration; those that ask for columns
+are solved before every optimiser step over the whole mini-batch. What they remember is in `state`, a part of the
+checkpoint. An iteration without the point that a controller goes by (one that trained nothing) changes nothing.
 
 Shapes: T sampled tokens.
 """
@@ -34,7 +34,7 @@ def adaptive_kl(
     limit: Above0 = 0.2,
     metric: str = "kl",
 ) -> float:
-    """Proportional in the logarithm: β ← β·(1 + gain·clip(KL/target − 1, ±limit)) (Ziegler et al. 2019, section 2.2)."""
+    """Proportional in the logarithm: β ← β·(1 + gain·clip(KL/target − 1, ±limit)) (Ziegler et al. 2019, 2.2)."""
     beta = state.setdefault("beta", initial)
     if metric in metrics:
         error = min(max(metrics[metric] / target - 1, -limit), limit)
@@ -120,8 +120,8 @@ def entropy_gated(
 ) -> float:
     """KL penalty of SAFE: coef·(KL − threshold)²·max(least, floor/(H + 0.1)) above the threshold, 0 below it.
 
-    KL is the moving average of the point `kl` (weight `decay` on the past), H the point `entropy`: at low entropy, where
-    a policy collapses, the penalty is up to 10·floor times as strong; at high entropy, where it explores, `least`.
+    KL is the moving average of the point `kl` (weight `decay` on the past), H the point `entropy`: at low entropy,
+    where a policy collapses, the factor is up to 10·floor; at high entropy, where it explores, `least`.
     """
     if "kl" in metrics and "entropy" in metrics:
         state["kl"] = decay * state["kl"] + (1 - decay) * metrics["kl"] if "kl" in state else metrics["kl"]
@@ -143,10 +143,10 @@ def recap(
 ) -> float:
     """Weight of one of K objectives: K·softmax((c + i)/T), c = μ/μ_before, i = σ/(μ + μ_before) (RECAP).
 
-    `best` names the objectives by their points and says where each is done: the loss is the distance to that. μ and σ are
-    mean and deviation of a loss over a window of iterations, μ_before the mean over the window before; until there are
-    two windows all weights are 1. What has converged or stands still loses to what is volatile or gets worse. Raises
-    StepError for an objective that is not in `best`.
+    `best` names the objectives by their points and says where each is done: the loss is the distance to that. μ and σ
+    are mean and deviation of a loss over a window of iterations, μ_before the mean over the window before; until there
+    are two windows all weights are 1. An objective that still falls weighs less than one that stands or is volatile.
+    Raises StepError for an objective that is not in `best`.
     """
     if objective not in best:
         raise StepError(f"control recap: no objective {objective!r} in best: {', '.join(best)}")
@@ -161,14 +161,16 @@ def recap(
 
 
 def signal(losses: list[float]) -> float:
-    """Convergence plus instability of a loss over two windows laid end to end; 1 where it was 0 throughout."""
+    """Convergence plus instability of a loss over two windows laid end to end; 0 where it was 0 throughout.
+
+    After a window of zeros half the mean of the next stands for theirs: the loss has doubled.
+    """
     half = len(losses) // 2
     before, now = sum(losses[:half]) / half, losses[half:]
     mean = sum(now) / half
     spread = math.sqrt(sum((x - mean) ** 2 for x in now) / half)
-    if before == 0:
-        return 1.0 if mean == 0 else 1.0 + (mean + spread) / mean
-    return mean / before + spread / (mean + before)
+    before = before or mean / 2
+    return mean / before + spread / (mean + before) if before else 0.0
 
 
 def softmax_weights(signals: Mapping[str, float], temperature: float) -> dict[str, float]:
@@ -194,10 +196,10 @@ def bapo(
 ) -> float:
     """A clip bound by which positive advantages keep their share of the loss (BAPO, Xi et al. 2025, arXiv:2510.18927).
 
-    With P = Σ min(ρ, c_high)·A over A ≥ 0 and N = Σ max(ρ, c_low)·|A| over A < 0, the bounds rise from the beginning of
+    With P = Σ min(ρ, c_high)·A over A ≥ 0 and N = Σ max(ρ, c_low)·|A| over A < 0, the bounds rise from the start of
     their ranges, the `first` one to its end before the other, until P / (P + N) is `share` or both are at their ends.
-    `give` says which to give: `epsilon` is 1 − c_low, `epsilon_high` c_high − 1; two controls with the same options give
-    both. Raises StepError for a range that falls.
+    `give` says which to give: `epsilon` is 1 − c_low, `epsilon_high` c_high − 1; two controls with the same options
+    give both. Raises StepError for a range that falls.
     """
     if low[0] > low[1] or high[0] > high[1]:
         raise StepError(f"control bapo: the ranges must rise, not low {low} and high {high}")
