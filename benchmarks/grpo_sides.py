@@ -183,7 +183,7 @@ def our_gradient(folder: Path) -> list[Any]:
     from transformers import AutoModelForCausalLM
 
     from learning.algorithm import bind_algorithm
-    from learning.batch import single_turn
+    from learning.forest import single_turn
     from learning.policy_loss import micro_loss, with_dropped, with_weights
 
     prompts, groups, advantage_P = ragged()

@@ -17,7 +17,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from learning.engines.protocol import Generation
 from learning.packed import Packed, pack
 
 
@@ -72,6 +71,10 @@ class Batch:
         spread = {k: v.new_zeros(size).index_put((self.sampled_T,), v) for k, v in columns.items()}
         return replace(self, tokens=_added(self.tokens, spread))
 
+    def replaced(self, **columns: Tensor) -> "Batch":
+        """Token columns, given at the sampled tokens (T,), in the place of those of the same names."""
+        return replace(self, tokens={k: v for k, v in self.tokens.items() if k not in columns}).with_tokens(**columns)
+
     def take(self, chosen: Sequence[int]) -> "Batch":
         """The chosen paths, in that order, with the segments they need; tokens owned by other paths become context."""
         needed: set[int] = set()
@@ -106,58 +109,3 @@ def _added(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Te
     if twice := old.keys() & new.keys():
         raise ValueError(f"column {', '.join(sorted(twice))} exists already: a part may only add columns")
     return {**old, **new}
-
-
-def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Generation]]) -> Batch:
-    """Groups of completions, one group per prompt; the sampled stop token is part of the completion and trained on."""
-    segments: list[list[int]] = []
-    parents: list[int] = []
-    leaves: list[int] = []
-    columns: dict[str, list] = {"learn": [], "lp_behav": [], "owner": []}
-    group_P: list[int] = []
-    truncated_P: list[bool] = []
-    for group, (prompt, completions) in enumerate(zip(prompts, generations, strict=True)):
-        root = len(segments)
-        _grow(segments, parents, columns, prompt, -1, None, len(leaves))
-        for completion in completions:
-            _grow(segments, parents, columns, completion.token_ids, root, completion.logprobs, len(leaves))
-            leaves.append(len(segments) - 1)
-            group_P.append(group)
-            truncated_P.append(completion.finish == "length")
-    ids = torch.arange(len(leaves))
-    lp_behav_M = torch.tensor(columns["lp_behav"], dtype=torch.float64)
-    broken_M = ~lp_behav_M.isfinite()
-    return Batch(
-        segments,
-        parents,
-        leaves,
-        {
-            "learn": torch.tensor(columns["learn"], dtype=torch.bool),
-            "lp_behav": lp_behav_M.masked_fill(broken_M, 0.0),
-            "broken": broken_M,
-            "owner": torch.tensor(columns["owner"], dtype=torch.long),
-        },
-        {
-            "path": ids,
-            "episode": ids.clone(),
-            "group": torch.tensor(group_P, dtype=torch.long),
-            "truncated": torch.tensor(truncated_P, dtype=torch.bool),
-        },
-    )
-
-
-def _grow(
-    segments: list[list[int]],
-    parents: list[int],
-    columns: dict[str, list],
-    ids: list[int],
-    parent: int,
-    logprobs: list[float] | None,
-    owner: int,
-) -> None:
-    """Add one segment; `logprobs` None means that the policy did not sample it."""
-    segments.append(list(ids))
-    parents.append(parent)
-    columns["learn"] += [logprobs is not None] * len(ids)
-    columns["lp_behav"] += [0.0] * len(ids) if logprobs is None else logprobs
-    columns["owner"] += [owner] * len(ids)

@@ -39,11 +39,13 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], s
         shutil.rmtree(old)
 
 
-def load_latest(folder: Path) -> tuple[int, dict[str, torch.Tensor], Any] | None:
-    """Step, tensors and state of the latest whole checkpoint; a damaged one is passed over for the one before."""
+def load_latest(folder: Path, upto: int | None = None) -> tuple[int, dict[str, torch.Tensor], Any] | None:
+    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is passed over."""
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         try:
             content = json.loads((candidate / "state.json").read_text())
+            if upto is not None and content["step"] > upto:
+                continue
             if content["sha256"] == _digest(candidate / "tensors.safetensors"):
                 return content["step"], load_file(candidate / "tensors.safetensors"), content["state"]
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):

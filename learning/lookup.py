@@ -6,16 +6,18 @@
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
+from zlib import crc32
 
+import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas.errors import StepError
 from schemas.references import Reference
-from schemas.schedules import Cosine, Linear, Piecewise, value_at
+from schemas.schedules import SCHEDULES, Controlled, settled, value_at
 from schemas.use import Use
 
 
@@ -26,12 +28,40 @@ class Bound:
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any]
+    slot: str = ""
+    """Path of the slot in the stage."""
+
+    @property
+    def asks(self) -> list[str]:
+        """Names of the parameters before the star: what is to be supplied."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
     def at(self, step: int) -> Callable[..., Any]:
         """The function with the options as they are at a step (0-based)."""
-        schedules = (Linear, Cosine, Piecewise)
-        now = {k: value_at(v, step) if isinstance(v, schedules) else v for k, v in self.options.items()}
+        numbers = (*SCHEDULES, Controlled)
+        now = {k: value_at(v, step) if isinstance(v, numbers) else v for k, v in self.options.items()}
         return partial(self.function, **now)
+
+    def ask(self, step: int, have: Mapping[str, Any]) -> Any:
+        """Call with what the function asks for by name; raises StepError for what is not there."""
+        return self.at(step)(*(self._given(name, step, have) for name in self.asks))
+
+    def _given(self, name: str, step: int, have: Mapping[str, Any]) -> Any:
+        """`state` is this slot's own of `states`, `rng` this slot's and step's own of `seed`; all else is as it is."""
+        if name == "state" and "states" in have:
+            return have["states"].setdefault(self.slot, {})
+        if name == "rng" and "seed" in have:
+            places = [have["seed"], step, have.get("round", 0), crc32(self.slot.encode())]
+            return np.random.default_rng(places)
+        if name not in have:
+            there = ", ".join(sorted(have))
+            raise StepError(f"use: {self.name}: asks for {name}; here there is {there}")
+        return have[name]
+
+    def settled(self, controls: Mapping[str, float]) -> "Bound":
+        """The same with the numbers that controllers give."""
+        return replace(self, options={k: settled(v, controls) for k, v in self.options.items()})
 
     def __call__(self, *supplied: Any) -> Any:
         """Call at step 0."""
@@ -78,4 +108,4 @@ def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> 
     for name, value in options.items():
         if isinstance(value, Reference):
             options[name] = (inputs or {})[f"{port}.{name}"]
-    return Bound(use.use, function, options)
+    return Bound(use.use, function, options, port)

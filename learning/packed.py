@@ -6,11 +6,11 @@ token of its parent, the first token of a root by nothing (0).
 Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C width of the model, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,14 +105,29 @@ def packed_logprobs(
     packed: Packed,
     *,
     temperature: float = 1.0,
-    entropy: bool | Literal["detached"] = False,
+    entropy: bool = False,
     needed_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of every token given its path, of the distribution softmax(logits / temperature): (M,).
+    """Log-probability of every token given its path, and with `entropy` that of its distribution: (M,) each."""
+    followed = ("lp", "entropy") if entropy else ("lp",)
+    found = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
+    return found["lp"], found.get("entropy")
 
-    With `entropy` also the entropy in nats of that distribution, at the token it was to predict: (M,); "detached" is
-    for watching, without a gradient. Tokens outside
-    the boolean `needed_M` cost no logits and are 0. Raises StepError for a model that changes its head's output.
+
+def packed_statistics(
+    model: Any,
+    packed: Packed,
+    *,
+    followed: tuple[str, ...] = ("lp",),
+    watched: tuple[str, ...] = (),
+    temperature: float = 1.0,
+    needed_M: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
+
+    `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
+    `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
+    outside the boolean `needed_M` cost no logits and are 0. Raises StepError for a model whose head's output is changed.
     """
     hidden_MC = packed_hidden(model, packed)
     head = _head(model)
@@ -123,29 +138,41 @@ def packed_logprobs(
     step = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
     pieces = []
     for rows, ids in zip(rows_BC.split(step), ids_B.split(step), strict=True):
-        inputs = (rows, ids, head, temperature, entropy)
+        inputs = (rows, ids, head, temperature, followed, watched)
         again = len(rows_BC) > step and torch.is_grad_enabled()
         pieces.append(
             checkpoint(_score, *inputs, use_reentrant=False, preserve_rng_state=False) if again else _score(*inputs)
         )
     columns = [torch.cat(column) for column in zip(*pieces, strict=True)]
     zeros_M = columns[0].new_zeros(len(packed.input_ids_M))
-    spread = [zeros_M.index_put((at_B,), column_B) for column_B in columns]
-    return spread[0], spread[1] if entropy else None
+    names = zip((*followed, *watched), columns, strict=True)
+    return {name: zeros_M.index_put((at_B,), column_B) for name, column_B in names}
 
 
 def _score(
-    rows_BC: Tensor, ids_B: Tensor, head: torch.nn.Module, temperature: float, entropy: bool | str
+    rows_BC: Tensor,
+    ids_B: Tensor,
+    head: torch.nn.Module,
+    temperature: float,
+    followed: tuple[str, ...],
+    watched: tuple[str, ...],
 ) -> tuple[Tensor, ...]:
-    """Log-probabilities of `ids_B`, and entropies when asked for; in float32 at least."""
+    """Statistics (B,) of the distributions after each row, in float32 at least."""
     logits_BV = head(rows_BC)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
     logp_BV = logits_BV.log_softmax(-1)
-    logp_B = logp_BV.gather(1, ids_B[:, None])[:, 0]
-    if not entropy:
-        return (logp_B,)
-    watched_BV = logp_BV.detach() if entropy == "detached" else logp_BV
-    return logp_B, -(watched_BV.exp() * watched_BV).sum(-1)
+    fixed_BV = logp_BV.detach()
+    return tuple(
+        STATISTICS[name](of_BV, ids_B) for names, of_BV in ((followed, logp_BV), (watched, fixed_BV)) for name in names
+    )
+
+
+STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "lp": lambda logp_BV, ids_B: logp_BV.gather(1, ids_B[:, None])[:, 0],
+    "entropy": lambda logp_BV, ids_B: -(logp_BV.exp() * logp_BV).sum(-1),
+    "lp_mean": lambda logp_BV, ids_B: logp_BV.mean(-1),
+    "collision": lambda logp_BV, ids_B: (2 * logp_BV).exp().sum(-1),
+}
 
 
 def _head(model: Any) -> torch.nn.Module:

@@ -1,28 +1,46 @@
-"""The RL loss: Σ over tokens of weight · surrogate, plus coefficient · weight · term for every component.
+"""The RL loss: Σ over tokens of weight · factor · surrogate, plus coefficient · weight · term for every component.
 
-Weights come from the whole mini-batch (`weights`), the loss of a micro-batch is a plain sum (`micro_loss`).
+Weights come from the whole mini-batch (`with_weights`), the loss of a micro-batch is a plain sum (`micro_loss`).
 Shapes: T sampled tokens, P paths.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learning.advantages import lift, of_rewards
-from learning.algorithm import Algorithm, Term, supply
+from learning.algorithm import Algorithm, Term
 from learning.batch import Batch
-from learning.packed import packed_logprobs
+from learning.columns import Column, lift, of_rewards
+from learning.lookup import Bound
+from learning.packed import STATISTICS, packed_statistics
+from learning.supply import Columns
 from schemas.schedules import value_at
 
 
-def with_advantages(algorithm: Algorithm, batch: Batch, step: int) -> Batch:
-    """Add the token column `advantage`: the pipeline applied to the path column `reward`."""
-    column = of_rewards(batch)
-    for operation in algorithm.advantage:
-        column = operation.at(step)(column, batch)
-    return batch.with_tokens(advantage=lift(column, batch).values_X)
+def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:
+    """Add the token column `advantage`: pipelines over the shaped reward and over further scores, then modulation."""
+    for part in algorithm.shape:
+        shaped_P = part.ask(step, Columns(batch, step=step, **have)).to(torch.float64)
+        batch = replace(batch, paths={**batch.paths, "reward": shaped_P})
+    pipelines = [(of_rewards(batch), algorithm.advantage, 1.0)] if algorithm.advantage else []
+    for branch in algorithm.branches:
+        raw_P = batch.paths[f"score:{branch.of}"]
+        start = Column(raw_P, raw_P, torch.arange(batch.num_paths), "path")
+        pipelines.append((start, branch.advantage, value_at(branch.coef, step)))
+    total_T = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
+    for column, operations, coef in pipelines:
+        for operation in operations:
+            column = operation.at(step)(column, batch)
+        lifted = lift(column, batch)
+        total_T = total_T + coef * lifted.values_X
+        if lifted.return_X is not None:
+            batch = batch.replaced(**{"return": lifted.return_X})
+    for part in algorithm.modulate:
+        total_T = part.ask(step, Columns(batch, step=step, advantage_T=total_T, **have))
+    return batch.with_tokens(advantage=total_T)
 
 
 def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:
@@ -33,63 +51,92 @@ def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:
     return batch.with_tokens(dropped=dropped_T)
 
 
+def with_factors(algorithm: Algorithm, batch: Batch, step: int) -> Batch:
+    """Add the token column `factor`, the product of the corrections, where there are any."""
+    if not algorithm.correct:
+        return batch
+    factor_T = torch.ones(len(batch.sampled_T), dtype=torch.float64)
+    for part in algorithm.correct:
+        factor_T = factor_T * part.ask(step, Columns(batch, step=step)).detach().double()
+    return batch.with_tokens(factor=factor_T)
+
+
 def with_weights(algorithm: Algorithm, batch: Batch, step: int, max_completion_length: int) -> Batch:
     """Add the token columns `w` and, for each component i, `w.i`, over this whole mini-batch."""
-    have = {"batch": batch, "max_completion_length": max_completion_length}
-    columns = {"w": supply(algorithm.weigh, step, have)}
+    of_path_T = batch.paths["weight"][batch.path_T]
+
+    def weights(weigh: Bound, select: Sequence[Bound]) -> Tensor:
+        seen = _selected(batch, select, step)
+        return weigh.ask(step, {"batch": seen, "max_completion_length": max_completion_length}) * of_path_T
+
+    columns = {"w": weights(algorithm.weigh, algorithm.select)}
     for i, term in enumerate(algorithm.components):
-        own_T = supply(term.weigh, step, have) if term.weigh else columns["w"]
+        own = term.weigh is not None or term.select is not None
+        select = algorithm.select if term.select is None else term.select
+        own_T = weights(term.weigh or algorithm.weigh, select) if own else columns["w"]
         columns[f"w.{i}"] = own_T * value_at(term.coef, step)
     return batch.with_tokens(**columns)
 
 
+def _selected(batch: Batch, select: Sequence[Bound], step: int) -> Batch:
+    """The batch with what is not selected dropped."""
+    if not select:
+        return batch
+    keep_T = torch.ones(len(batch.sampled_T), dtype=torch.bool)
+    for part in select:
+        keep_T = keep_T & part.ask(step, Columns(batch, step=step))
+    return batch.replaced(dropped=batch.sampled("dropped") | ~keep_T)
+
+
 def micro_loss(
     algorithm: Algorithm, model: Any, batch: Batch, *, step: int, temperature: float
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Columns]:
     """Loss of a micro-batch that carries weights and advantages, and its detached columns at the sampled tokens.
 
     Backward through the returned loss gives the model's gradient. The column `policy_grad_T` is the derivative of the
     weighted surrogate by each token's log-probability.
     """
-    at = batch.sampled_T
-    packed = batch.packed.to(model.device)
-    wants_entropy = algorithm.needs("entropy_T")
-    lp_M, entropy_M = packed_logprobs(
+    asked = algorithm.asked()
+    followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in asked and name != "collision")]
+    watched = ["entropy", *(["collision"] if "collision_T" in asked else [])]
+    found = packed_statistics(
         model,
-        packed,
+        batch.packed.to(model.device),
+        followed=tuple(followed),
+        watched=tuple(name for name in watched if name not in followed),
         temperature=temperature,
-        entropy=True if wants_entropy else "detached",
         needed_M=batch.tokens["learn"],
     )
-    assert entropy_M is not None
-    lp_T, entropy_T = lp_M[at], entropy_M[at]
-    columns = _columns(batch, lp_T.detach().requires_grad_(), entropy_T.detach().requires_grad_())
-    columns["log_ratio_T"] = supply(algorithm.ratio, step, columns)
-    policy = _weighted(supply(algorithm.surrogate, step, columns), columns["w"])
-    (policy_grad_T,) = torch.autograd.grad(policy, columns["lp_T"], retain_graph=True)
+    at = {name: column_M[batch.sampled_T] for name, column_M in found.items()}
+    leaves = {name: at[name].detach().requires_grad_() for name in followed}
+    columns = columns_of(batch, {**at, **leaves})
+    columns["step"] = step
+    columns["log_ratio_T"] = algorithm.ratio.ask(step, columns)
+    factor_T = columns["factor_T"] if algorithm.correct else 1.0
+    policy = _weighted(algorithm.surrogate.ask(step, columns) * factor_T, columns["w_T"])
+    (policy_grad_T,) = torch.autograd.grad(policy, leaves["lp"], retain_graph=True)
     total = policy + _components(algorithm.components, columns, step)
-    grad_lp_T, grad_entropy_T = torch.autograd.grad(total, (columns["lp_T"], columns["entropy_T"]), allow_unused=True)
-    loss = (lp_T * grad_lp_T).sum()
-    if wants_entropy:
-        loss = loss + (entropy_T * grad_entropy_T).sum()
-    # The value is the loss, the gradient is chained through the log-probabilities by hand.
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves, grads, strict=True)
+    loss = sum(((at[name] * grad_T).sum() for name, grad_T in pairs if grad_T is not None), torch.zeros(()))
+    # The value is the loss, the gradient is chained through the statistics by hand.
     loss = loss + (total - loss).detach()
-    return loss, {"policy_grad_T": policy_grad_T, **{k: v.detach() for k, v in columns.items()}}
+    columns["policy_grad_T"] = policy_grad_T
+    columns.detach()
+    return loss, columns
 
 
-def _columns(batch: Batch, lp_T: Tensor, entropy_T: Tensor) -> dict[str, Tensor]:
-    """Everything that a part of the loss may ask for, by name, on the device and in the precision of `lp_T`."""
-    own = ("learn", "owner")
-    taken = {k: batch.sampled(k) for k in batch.tokens if k not in own}
-    moved = {k: v.to(lp_T.device, lp_T.dtype if v.is_floating_point() else v.dtype) for k, v in taken.items()}
-    columns = {k if k.startswith("w") else f"{k}_T": v for k, v in moved.items()}
+def columns_of(batch: Batch, statistics: Mapping[str, Tensor]) -> Columns:
+    """Everything that a part of the loss may ask for, on the device and in the precision of the model's statistics."""
+    lp_T = statistics["lp"]
+    columns = Columns(batch, lp_T, **{f"{name}_T": t.to(lp_T.dtype) for name, t in statistics.items()})
     # A token whose sampling log-probability is unknown has ratio 1 and weight 0.
     columns["lp_behav_T"] = columns["lp_behav_T"].where(~columns["broken_T"], lp_T.detach())
-    return {**columns, "lp_T": lp_T, "entropy_T": entropy_T, "path_T": batch.path_T.to(lp_T.device)}
+    return columns
 
 
-def _components(terms: Iterable[Term], columns: dict[str, Tensor], step: int) -> Tensor | float:
-    return sum(_weighted(supply(t.function, step, columns), columns[f"w.{i}"]) for i, t in enumerate(terms))
+def _components(terms: Sequence[Term], columns: Columns, step: int) -> Tensor | float:
+    return sum(_weighted(t.function.ask(step, columns), columns[f"w.{i}_T"]) for i, t in enumerate(terms))
 
 
 def _weighted(loss_T: Tensor, w_T: Tensor) -> Tensor:

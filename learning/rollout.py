@@ -1,65 +1,147 @@
-"""Which prompts a step samples, with which random streams, and how the completions are scored.
+"""How trials come about: prompts in, completions out, each with a random stream of its own, then their scores.
 
-All of it is a function of the stage's seed and the step, so that a continued run needs no state.
-Shapes: P paths.
+Everything random is a function of the stage's seed and the iteration, so that a continued run needs no state for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from learning.algorithm import Algorithm
-from learning.batch import Batch, single_turn
-from learning.engines.protocol import EngineProtocol, Request, Sampling
+from learning.chat import decode, encode_completion, encode_prompt
+from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
 from learning.lookup import Bound
+from learning.packed import pack, packed_logprobs
+from learning.policy import Policy
+from learning.trials import Ask, Messages, Trial
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at
 
 
-def prompts_of_step(num_prompts: int, num_groups: int, seed: int, step: int) -> list[int]:
-    """Indices of the prompts of a step: epochs of shuffled prompts, laid end to end."""
-    places = [divmod(i, num_prompts) for i in range(step * num_groups, (step + 1) * num_groups)]
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(num_prompts) for epoch, _ in places}
-    return [int(orders[epoch][place]) for epoch, place in places]
+def stream(seed: int, *places: int) -> int:
+    """A seed for a random stream: no two places share one."""
+    return int(np.random.SeedSequence([seed, *places]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def group_seed(seed: int, step: int, group: int) -> int:
-    """Random stream of one group: no two groups or steps share one."""
-    return int(np.random.SeedSequence([seed, step, group]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+@dataclass
+class Sampler:
+    """Samples for one iteration (`step`); the policy's weights stand still while it lives."""
+
+    engine: EngineProtocol
+    policy: Policy
+    sampling: Sampling
+    seed: int
+    step: int
+    groups: int = 0
+    """Group ids given out so far."""
+    _count: int = field(default=0, repr=False)
+
+    def new_group(self) -> int:
+        """An id that no group of this iteration has."""
+        self.groups += 1
+        return self.groups - 1
+
+    def encode(self, messages: Messages) -> list[int]:
+        """Token ids of a prompt."""
+        return encode_prompt(self.policy.tokenizer, messages)
+
+    def sample(self, asks: Sequence[Ask]) -> list[Trial]:
+        """Completions of everything asked for, in order."""
+        generations = self.engine.generate(self.requests(asks), self.sampling)
+        placed = [(ask, self.new_group() if ask.group is None else ask.group) for ask in asks]
+        return [self.trial(ask, group, g) for (ask, group), of in zip(placed, generations, strict=True) for g in of]
+
+    def requests(self, asks: Sequence[Ask]) -> list[Request]:
+        """What the engine is told; raises StepError for a prompt that leaves no room for a completion."""
+        return [self._request(ask) for ask in asks]
+
+    def _request(self, ask: Ask) -> Request:
+        ids = self.encode(ask.context or ask.prompt or ask.row["prompt"])
+        longest = len(ids) + len(ask.begin) + self.sampling.max_new_tokens
+        if longest > self.policy.max_length:
+            raise StepError(
+                f"prompt {ask.row.get('id')}: {len(ids)} tokens and max_completion_length "
+                f"{self.sampling.max_new_tokens} make more than the model's {self.policy.max_length}; drop long "
+                "prompts in a curate stage or lower that length"
+            )
+        self._count += 1
+        seed = stream(self.seed, self.step, self._count - 1)
+        # What a completion begins with is a part of the prompt to the engine: it is nobody's sample.
+        return Request([*ids, *ask.begin], ask.n, seed, temperature=ask.temperature)
+
+    def trial(self, ask: Ask, group: int, generation: Generation) -> Trial:
+        """A generation of an ask as a trial."""
+        trained = self.encode(ask.prompt or ask.row["prompt"])
+        cut, ids = len(ask.begin), [*ask.begin, *generation.token_ids]
+        return Trial(
+            ask.row,
+            group,
+            ask.source,
+            trained,
+            ids,
+            [0.0] * cut + list(generation.logprobs),
+            generation.finish,
+            decode(self.policy.tokenizer, ids),
+            given=cut,
+            entropies=[0.0] * cut + list(generation.entropies) if generation.entropies else [],
+            versions=[self.step] * len(ids),
+            context_ids=self.encode(ask.context) if ask.context else None,
+        )
+
+    def given(
+        self, row: dict[str, Any], text: str, *, source: str, group: int, prompt: Messages | None = None
+    ) -> Trial:
+        """A completion from outside (an expert, a teacher) as a trial."""
+        ids = encode_completion(self.policy.tokenizer, [{"role": "assistant", "content": text}])
+        trained = self.encode(prompt or row["prompt"])
+        return Trial(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
+
+    @torch.no_grad()
+    def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
+        """Log-probabilities of the second of each pair of token ids after the first, under the current policy."""
+        if not pairs:
+            return []
+        segments = [ids for pair in pairs for ids in pair]
+        parents = [p for i in range(len(pairs)) for p in (-1, 2 * i)]
+        packed = pack(segments, parents).to(self.policy.model.device)
+        lp_M, _ = packed_logprobs(self.policy.model, packed, temperature=self.sampling.temperature)
+        starts, values = packed.cu_seqlens_S1.tolist(), lp_M.double().tolist()
+        return [values[starts[2 * i + 1] : starts[2 * i + 2]] for i in range(len(pairs))]
+
+    def at(self, sampling: Sampling) -> "Sampler":
+        """The same with another way to sample; group ids and streams go on separately."""
+        return replace(self, sampling=sampling)
 
 
-def sample(
-    engine: EngineProtocol, prompts: Sequence[list[int]], *, n: int, seed: int, step: int, sampling: Sampling
-) -> Batch:
-    """`n` completions of each prompt, as a batch with one group per prompt."""
-    requests = [Request(ids, n, group_seed(seed, step, group)) for group, ids in enumerate(prompts)]
-    return single_turn(prompts, engine.generate(requests, sampling))
+def score(rewards: Sequence[Bound], weights: Sequence[Number], trials: list[Trial], have: Mapping[str, Any]) -> None:
+    """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of trials.
 
-
-def score(
-    rewards: Sequence[Bound],
-    weights: Sequence[Number],
-    batch: Batch,
-    rows: list[dict[str, Any]],
-    completions: list[str],
-    step: int,
-) -> Batch:
-    """Add the path columns `score:<name>` (raw; NaN: unscorable), `reward` (weighted sum) and `scorable`.
-
-    `rows` and `completions` are per path. Raises StepError when a reward gives another number of scores.
+    `have` is what rewards may ask for beside the trials, and the iteration as `step`. Raises StepError when a reward
+    gives another number of scores.
     """
-    total_P = torch.zeros(batch.num_paths, dtype=torch.float64)
-    columns = {}
-    for name, bound, weight in zip(names(rewards), rewards, weights, strict=True):
-        scores = bound.at(step)(rows, completions)
-        if len(scores) != len(completions):
-            raise StepError(f"reward {name}: {len(scores)} scores for {len(completions)} completions")
-        raw_P = torch.tensor([float("nan") if s is None else float(s) for s in scores], dtype=torch.float64)
-        columns[f"score:{name}"] = raw_P
-        total_P = total_P + value_at(weight, step) * raw_P
-    return batch.with_paths(**columns, reward=total_P, scorable=total_P.isfinite())
+    step = have["step"]
+    for name, bound in zip(names(rewards), rewards, strict=True):
+        scores = bound.ask(step, {**have, **scoring(trials)})
+        if len(scores) != len(trials):
+            raise StepError(f"reward {name}: {len(scores)} scores for {len(trials)} completions")
+        for trial, value in zip(trials, scores, strict=True):
+            trial.scores[name] = None if value is None or value != value else float(value)
+    for trial in trials:
+        terms = [(value_at(w, step), s) for w, s in zip(weights, trial.scores.values(), strict=True)]
+        trial.reward = None if any(s is None for _, s in terms) else sum(w * s for w, s in terms if s is not None)
+
+
+def scoring(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What every reward may ask for of the completions it scores."""
+    return {
+        "rows": [t.row for t in trials],
+        "completions": [t.text for t in trials],
+        "groups": [t.group for t in trials],
+        "sources": [t.source for t in trials],
+        "trials": list(trials),
+    }
 
 
 def names(rewards: Sequence[Bound]) -> list[str]:
@@ -69,17 +151,3 @@ def names(rewards: Sequence[Bound]) -> list[str]:
         seen = sum(n == bound.name or n.startswith(f"{bound.name}#") for n in found)
         found.append(f"{bound.name}#{seen + 1}" if seen else bound.name)
     return found
-
-
-def raw_scores(batch: Batch) -> dict[str, torch.Tensor]:
-    """Raw scores by name of the reward."""
-    return {k.removeprefix("score:"): v for k, v in batch.paths.items() if k.startswith("score:")}
-
-
-def gate(algorithm: Algorithm, batch: Batch, step: int) -> Batch:
-    """The paths that are trained on: scorable, and in a group that the filter keeps."""
-    batch = batch.take(batch.paths["scorable"].nonzero()[:, 0].tolist())
-    if algorithm.filter is None or not batch.num_paths:
-        return batch
-    keep_P = algorithm.filter.at(step)(raw_scores(batch), batch.paths["group"])
-    return batch.take(keep_P.nonzero()[:, 0].tolist())

@@ -63,8 +63,11 @@ def weighted_scores(
     Raises StepError when a reward gives another number of scores.
     """
     totals = [0.0] * len(texts)
+    places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
+    have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
+    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}}
     for bound, weight in zip(rewards, weights, strict=True):
-        scores = bound(rows, texts)
+        scores = bound.ask(0, have)
         if len(scores) != len(texts):
             raise StepError(f"reward {bound.name}: {len(scores)} scores for {len(texts)} completions")
         factor = value_at(weight, 0)

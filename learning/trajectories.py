@@ -3,7 +3,7 @@
 Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
 """
 
-import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from learning.batch import Batch
-from learning.rollout import raw_scores
+from learning.trials import Trial
 
 FILE = "trajectories.parquet"
 SCHEMA = pa.schema(
@@ -22,6 +22,8 @@ SCHEMA = pa.schema(
         ("sample", pa.int32()),
         ("prompt_id", pa.string()),
         ("family", pa.string()),
+        ("source", pa.string()),
+        ("version", pa.int32()),
         ("completion", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),
@@ -32,6 +34,7 @@ SCHEMA = pa.schema(
         ("trained", pa.bool_()),
     ]
 )
+"""`version` is the oldest iteration whose weights sampled a token; tokens are those sampled, not given ones."""
 
 
 class Trajectories:
@@ -41,16 +44,15 @@ class Trajectories:
         self.folder, self.share, self.seed = folder, share, seed
         self.waiting: list[dict[str, Any]] = []
 
-    def add(self, step: int, batch: Batch, trained: Batch, rows: list[dict[str, Any]], texts: list[str]) -> None:
-        """Add the completions of a step. `trained` are the paths that were trained on, with their advantages."""
-        advantages = dict(zip(trained.paths["path"].tolist(), path_advantages(trained), strict=True))
-        kept = {g for g in set(batch.paths["group"].tolist()) if self._keeps(step, g)}
+    def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
+        """Add the trials of a step; the advantage of each, None where it was not trained on."""
+        kept = {g for g in {t.group for t in trials} if self._keeps(step, g)}
         seen: dict[int, int] = {}
-        for path, group in enumerate(batch.paths["group"].tolist()):
-            sample = seen[group] = seen.get(group, -1) + 1
-            if group in kept:
-                row = _row(batch, path, rows[path], texts[path], advantages.get(int(batch.paths["path"][path])))
-                self.waiting.append({"step": step, "group": group, "sample": sample, **row})
+        for trial, advantage in zip(trials, advantages, strict=True):
+            sample = seen[trial.group] = seen.get(trial.group, -1) + 1
+            if trial.group in kept:
+                place = {"step": step, "group": trial.group, "sample": sample}
+                self.waiting.append({**place, **_row(trial, advantage)})
 
     def put_aside(self, step: int) -> None:
         """Write the waiting rows beside the checkpoint of `step`, before it is written."""
@@ -71,35 +73,36 @@ class Trajectories:
         return self.share >= 1 or np.random.default_rng([self.seed, step, group]).random() < self.share
 
 
-def path_advantages(trained: Batch) -> list[float]:
-    """Mean advantage over the tokens of each path."""
+def path_advantages(trained: Batch) -> dict[int, float]:
+    """Mean advantage over the tokens of each path, by the path's id."""
     if not trained.num_paths:
-        return []
+        return {}
     path_T, values_T = trained.path_T, trained.sampled("advantage")
     counts = path_T.bincount(minlength=trained.num_paths).clamp(min=1)
-    return (values_T.new_zeros(trained.num_paths).index_add(0, path_T, values_T) / counts).tolist()
+    means = values_T.new_zeros(trained.num_paths).index_add(0, path_T, values_T) / counts
+    return dict(zip(trained.paths["path"].tolist(), means.tolist(), strict=True))
 
 
-def status(batch: Batch, path: int) -> str:
+def status(trial: Trial) -> str:
     """`done`, `truncated` (hit the length limit) or `unscorable` (a reward could not judge it)."""
-    if not batch.paths["scorable"][path]:
+    if trial.reward is None:
         return "unscorable"
-    return "truncated" if batch.paths["truncated"][path] else "done"
+    return "truncated" if trial.finish == "length" else "done"
 
 
-def _row(batch: Batch, path: int, prompt: dict[str, Any], text: str, advantage: float | None) -> dict[str, Any]:
-    mine = batch.sampled_T[batch.path_T == path]
-    scores = {name: float(value_P[path]) for name, value_P in raw_scores(batch).items()}
-    scorable = bool(batch.paths["scorable"][path])
+def _row(trial: Trial, advantage: float | None) -> dict[str, Any]:
+    cut = trial.given
     return {
-        "prompt_id": prompt["id"],
-        "family": prompt["family"],
-        "completion": text,
-        "token_ids": batch.packed.input_ids_M[mine].tolist(),
-        "logprobs": batch.tokens["lp_behav"][mine].tolist(),
-        "scores": [(name, None if math.isnan(value) else value) for name, value in scores.items()],
-        "reward": float(batch.paths["reward"][path]) if scorable else None,
+        "prompt_id": trial.row["id"],
+        "family": trial.row["family"],
+        "source": trial.source,
+        "version": min(trial.versions, default=None),
+        "completion": trial.text,
+        "token_ids": trial.completion_ids[cut:],
+        "logprobs": None if trial.logprobs is None else trial.logprobs[cut:],
+        "scores": list(trial.scores.items()),
+        "reward": trial.reward,
         "advantage": advantage,
-        "status": status(batch, path),
+        "status": status(trial),
         "trained": advantage is not None,
     }

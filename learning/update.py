@@ -3,8 +3,9 @@
 Shapes: T sampled tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,17 @@ from torch import Tensor
 from learning.algorithm import Algorithm
 from learning.batch import Batch
 from learning.optimize import clip_gradients
-from learning.packed import packed_logprobs
-from learning.policy_loss import micro_loss, with_weights
+from learning.parallel import add_up_gradients, my_share
+from learning.policy_loss import columns_of, micro_loss, with_weights
+from learning.references import statistics_of
 from learning.split import micro_batches, mini_batches
+from learning.supply import Columns
 from schemas.stages.rl import Rl
+
+if TYPE_CHECKING:
+    from learning.critic import Critic
+
+CURRENT = ("lp", "entropy", "lp_mean", "collision")
 
 
 @dataclass
@@ -29,18 +37,20 @@ class Sums:
     kl_to_sampler: float = 0.0
     gap: float = 0.0
 
-    def add(self, columns: dict[str, Tensor], first: bool) -> None:
+    def add(self, columns: Columns, first: bool) -> None:
         """Add one micro-batch; `first`: nothing has been learned from this batch yet."""
+        own_T = ~columns["external_T"]
         lp_T, behav_T = columns["lp_T"], columns["lp_behav_T"]
-        active_T = (columns["w"] != 0) & (columns["advantage_T"] != 0)
+        active_T = (columns["w_T"] != 0) & (columns["advantage_T"] != 0)
         self.tokens += len(lp_T)
         self.clipped += float((active_T & (columns["policy_grad_T"] == 0)).sum())
         self.entropy += float(columns["entropy_T"].sum())
-        self.kl_to_sampler += float(_k3(lp_T, behav_T).sum())
+        self.kl_to_sampler += float(_k3(lp_T[own_T], behav_T[own_T]).sum())
         if "lp_ref_T" in columns:
             self.kl += float(_k3(lp_T, columns["lp_ref_T"]).sum())
-        if first and len(lp_T):
-            self.gap = max(self.gap, float((lp_T - behav_T).abs().max()))
+        fresh_T = own_T & (columns["source_T"] == 0)
+        if first and bool(fresh_T.any()):
+            self.gap = max(self.gap, float((lp_T - behav_T)[fresh_T].abs().max()))
 
     def means(self, has_reference: bool) -> dict[str, float]:
         """Points for the curves."""
@@ -59,32 +69,70 @@ def _k3(lp_T: Tensor, other_T: Tensor) -> Tensor:
     return r_T.expm1() - r_T
 
 
-@torch.no_grad()
-def with_reference(batch: Batch, model: Any, *, max_tokens: int, temperature: float) -> Batch:
-    """Add the token column `lp_ref`: log-probabilities of a reference policy, at the sampling temperature."""
-    lp_M = torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64)
-    for micro in micro_batches(batch.with_tokens(place=batch.sampled_T), max_tokens):
-        found_M, _ = packed_logprobs(
-            model, micro.packed.to(model.device), temperature=temperature, needed_M=micro.tokens["learn"]
-        )
-        lp_M[micro.sampled("place")] = found_M.cpu()[micro.sampled_T].double()
-    return batch.with_tokens(lp_ref=lp_M[batch.sampled_T])
+def with_proximal(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl) -> Batch:
+    """Add the token columns `lp_prox`, `lp_mean_prox`, `entropy_prox` that are asked for: those of the weights now."""
+    names = tuple(n for n in ("lp", "lp_mean", "entropy") if algorithm.needs(f"{n}_prox_T"))
+    if not names:
+        return batch
+    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    found = statistics_of(batch, model, names, **how)
+    return batch.with_tokens(**{f"{name}_prox": column for name, column in found.items()})
+
+
+def solve(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, have: Mapping[str, Any]) -> Algorithm:
+    """The algorithm with the numbers of those controllers that look at the batch about to be trained on."""
+    looking = {name: part for name, part in algorithm.control.items() if _looks(part.asks)}
+    if not looking:
+        return algorithm
+    asked = {name for part in looking.values() for name in part.asks}
+    names = ("lp", *(n for n in CURRENT[1:] if f"{n}_T" in asked))
+    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    columns = columns_of(batch, statistics_of(batch, model, names, **how))
+    for name, value in have.items():
+        columns[name] = value
+    return algorithm.settled({name: part.ask(step, columns) for name, part in looking.items()})
+
+
+def regulate(algorithm: Algorithm, step: int, have: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of the controllers that go by the points of the last iteration."""
+    return {name: p.ask(step, have) for name, p in algorithm.control.items() if not _looks(p.asks)}
+
+
+def _looks(asks: list[str]) -> bool:
+    return any(name.endswith("_T") for name in asks)
 
 
 def update(
-    algorithm: Algorithm, model: Any, optimizer: torch.optim.Optimizer, batch: Batch, stage: Rl, step: int
+    algorithm: Algorithm,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    stage: Rl,
+    step: int,
+    *,
+    critic: "Critic | None" = None,
+    have: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Train on a batch that carries advantages (and `lp_ref` where it is needed); returns points for the curves."""
+    """Train on a batch that carries advantages and all fixed columns; returns points for the curves.
+
+    `have` is what controllers may ask for beside columns.
+    """
     sums, norms = Sums(), []
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
-            mini = with_weights(algorithm, mini, step, stage.max_completion_length)
+            if critic is not None:
+                critic.learn(mini, step)
+                if critic.warming(step):
+                    continue
+            now = solve(algorithm, mini, model, stage, step, have or {})
+            mini = with_weights(now, mini, step, stage.max_completion_length)
             optimizer.zero_grad(set_to_none=True)
-            for micro in micro_batches(mini, stage.max_tokens_per_micro_batch):
-                loss, columns = micro_loss(algorithm, model, micro, step=step, temperature=stage.temperature)
+            for micro in my_share(micro_batches(mini, stage.max_tokens_per_micro_batch)):
+                loss, columns = micro_loss(now, model, micro, step=step, temperature=stage.temperature)
                 loss.backward()
                 sums.add(columns, first=i == j == 0)
+            add_up_gradients(model)
             norms.append(clip_gradients(model, stage.max_grad_norm))
             optimizer.step()
-    means = sums.means("lp_ref" in batch.tokens)
+    means = sums.means("lp_ref" in batch.tokens) if norms else {}
     return {**means, "grad_norm": sum(norms) / len(norms)} if norms else means

@@ -1,14 +1,18 @@
 """A number that may change while a stage trains.
 
 Wherever an option is a `Number`, a recipe may write a constant or one schedule:
-`{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
+`{linear: {from: 0.2, to: 0.0, steps: 100}}`, `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`; in an rl stage also
+`{control: name}`, the number that the controller of that name gives.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from schemas.base import Schema
+from schemas.errors import StepError
 
 
 class Ramp(Schema):
@@ -59,9 +63,24 @@ class Piecewise(Schema):
         return self.piecewise[max(k for k in self.piecewise if k <= step)]
 
 
-Number = float | Linear | Cosine | Piecewise
+class Controlled(Schema):
+    """What a controller of the stage's `control:` gives."""
+
+    control: str = Field(min_length=1)
+
+
+Number = float | Linear | Cosine | Piecewise | Controlled
+SCHEDULES = (Linear, Cosine, Piecewise)
 
 
 def value_at(number: Number, step: int) -> float:
-    """The value of a constant or schedule at a step (0-based)."""
+    """The value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
+    if isinstance(number, Controlled):
+        raise StepError(f"no control `{number.control}` in this stage; name it in the `control:` of an rl stage")
     return number if isinstance(number, int | float) else number.at(step)
+
+
+def settled(value: Any, controls: Mapping[str, float]) -> Any:
+    """A number with the controller's word in place of its name; anything else as it is."""
+    known = isinstance(value, Controlled) and value.control in controls
+    return controls[value.control] if known else value

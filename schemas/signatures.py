@@ -5,6 +5,7 @@ The star is the border: parameters before it are supplied by the loop, those aft
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +20,8 @@ from schemas.nearest import nearest, suggest
 from schemas.use import Use
 
 MAX_HOPS = 8
+REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
+"""Log-probabilities under a named reference policy."""
 
 
 class SignatureError(Exception):
@@ -82,6 +85,9 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
             given = ", ".join(slot.takes) or "nothing"
             said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
             raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")
+        if slot.takes is None and (strange := [n for n in found.supplied if not supplies(slot, n)]):
+            said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
+            raise SignatureError(said, suggest(strange[0], sorted(slot.asks), "names"))
         return found
     except ModuleError as error:
         advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
@@ -191,9 +197,17 @@ def _fits(slot: type[Use], name: str) -> bool:
     """Whether a function is meant for the slot: helpers in the same module take something else."""
     try:
         found = _find(*address(slot, name), (), 0, is_class=False)
-        return slot.takes is None or (found.supplied == slot.takes and bool(slot.takes or found.options))
+        if slot.takes is None:
+            return bool(found.supplied) and all(supplies(slot, n) for n in found.supplied)
+        return found.supplied == slot.takes and bool(slot.takes or found.options)
     except (SignatureError, ModuleError, KeyError):
         return False
+
+
+def supplies(slot: type[Use], name: str) -> bool:
+    """Whether the loop can give a slot's function what it asks for by a name."""
+    named = "lp_ref_T" in slot.asks and REFERENCE.fullmatch(name) is not None
+    return not slot.asks or name in slot.asks or named
 
 
 def _near(slot: type[Use], name: str) -> str:

@@ -2,7 +2,9 @@
 
 `advantage: [{use: center, by: group}]` names `learning.advantages:center`; the keys beside `use` are that
 function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
-names code of the user's own. Options are checked against the signature by `schemas.signatures`.
+names code of the user's own. What is before the `*` is supplied by the loop, in some slots by place (`takes`), in most
+by name (`asks`): nothing is computed that no function asks for. Options are checked against the signature by
+`schemas.signatures`.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +25,9 @@ class Use(Schema):
     member: ClassVar[str | None] = None
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
-    """What the loop supplies before the star; None: any of the columns it has, asked for by name."""
+    """What is before the star, in this order; None: the function asks by name for any of `asks`."""
+    asks: ClassVar[frozenset[str]] = frozenset()
+    """What the loop can supply by name. Columns of log-probabilities of named references (`lp_<name>_T`) are added."""
 
     use: str = Field(min_length=1)
     """Name of the function, or `package.module:function`."""
@@ -38,6 +42,21 @@ class Use(Schema):
     def options(self) -> dict[str, Any]:
         """What the recipe sets beside the slot's own fields."""
         return dict(self.model_extra or {})
+
+
+TRIALS = frozenset({"trials", "rows", "n", "step", "rng", "state", "history", "sampler"})
+SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine"}
+PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P"})
+FIXED = frozenset(
+    f"{name}_T"
+    for name in (
+        "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
+        "length", "group", "source", "external", "version", "truncated", "broken", "value",
+    )
+) | {"step"}  # fmt: skip
+"""Columns of sampled tokens that do not change while a batch is trained on."""
+MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
+"""… and those of the weights that are being trained."""
 
 
 class TokenizerUse(Use):
@@ -65,7 +84,7 @@ class RewardUse(Use):
     """Scores completions; the weighted sum over the list is the reward."""
 
     home = "learning.rewards"
-    takes = ("rows", "completions")
+    asks = SCORING
     weight: Number = 1.0
     """Factor in the sum; a schedule is allowed."""
 
@@ -77,11 +96,46 @@ class RowFilterUse(Use):
     takes = ("row",)
 
 
+class PlanUse(Use):
+    """Says what an iteration samples: which problems, how often, how."""
+
+    home = "learning.plans"
+    asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
+
+
+class DriveUse(Use):
+    """Turns what is asked for into completions."""
+
+    home = "learning.drives"
+    asks = frozenset({"asks", "sampler", "rng", "state", "step"})
+
+
+class FollowUpUse(Use):
+    """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
+
+    home = "learning.follow_ups"
+    asks = TRIALS | {"num_groups", "round", "seed"}
+
+
+class SourceUse(Use):
+    """Adds completions that were not sampled now: stored, an expert's, those of past policies."""
+
+    home = "learning.sources"
+    asks = TRIALS
+
+
 class GroupFilterUse(Use):
     """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
 
     home = "learning.filters"
-    takes = ("scores_P", "group_P")
+    asks = PATHS | {"scores_P", "group_P", "truncated_P", "source_P", "rows", "history", "state", "step", "rng"}
+
+
+class ShapeUse(Use):
+    """Changes the rewards before they become advantages."""
+
+    home = "learning.shaping"
+    asks = PATHS | {"reward_P", "scores_P", "rows", "state", "step"} | FIXED
 
 
 class AdvantageUse(Use):
@@ -91,32 +145,66 @@ class AdvantageUse(Use):
     takes = ("column", "batch")
 
 
+class ModulateUse(Use):
+    """Changes the advantages of tokens."""
+
+    home = "learning.modulation"
+    asks = FIXED | {"advantage_T", "batch"}
+
+
+class SelectUse(Use):
+    """Says which tokens a term of the loss is about."""
+
+    home = "learning.selections"
+    asks = FIXED | {"advantage_T", "batch"}
+
+
 class RatioUse(Use):
     """Log-ratio of the trained policy to the sampling policy, at token or sequence level."""
 
     home = "learning.ratios"
+    asks = MOVING
+
+
+class CorrectUse(Use):
+    """A factor ≥ 0 on the surrogate of every token, for samples of another policy; it does not touch denominators."""
+
+    home = "learning.corrections"
+    asks = FIXED | {"advantage_T", "batch"}
 
 
 class SurrogateUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
     home = "learning.surrogates"
+    asks = MOVING | {"log_ratio_T"}
 
 
 class WeighUse(Use):
     """Weight of every token in the loss, once per optimiser step over the global batch."""
 
     home = "learning.weighing"
+    asks = frozenset({"batch", "max_completion_length"})
 
 
 class ComponentUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
     home = "learning.components"
+    asks = MOVING | {"log_ratio_T"}
     coef: Number
     """Factor of the term; a schedule is allowed."""
     weigh: WeighUse | None = None
     """Weights of the term's tokens; null takes the stage's."""
+    select: list[SelectUse] | None = None
+    """Which tokens the term is about; null takes the stage's."""
+
+
+class ControlUse(Use):
+    """Gives a number anew, from the points of the last iteration or from the batch that is to be trained on."""
+
+    home = "learning.controllers"
+    asks = MOVING | {"metrics", "state"}
 
 
 class EngineUse(Use):

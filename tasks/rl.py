@@ -1,253 +1,229 @@
 """kind: rl — sample groups of completions, score them, follow the policy gradient.
 
-Everything that varies between algorithms is a function bound in `learning.algorithm`; this file is the loop.
+Everything that varies between algorithms is a function bound in `learning.algorithm` (from rewards to the loss) or
+`learning.collecting` (from problems to trials); this file is the loop.
 """
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from learning.algorithm import Algorithm, bind_algorithm
+from learning.algorithm import bind_algorithm
 from learning.batch import Batch
-from learning.chat import decode, encode_prompt
-from learning.checkpoint import (
-    load_latest,
-    load_optimizer_state,
-    optimizer_state,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-)
+from learning.chat import encode_prompt
+from learning.collecting import bind_collecting, collect, gate
+from learning.critic import Critic
+from learning.curves import Curves
 from learning.engines.load import make_engine
-from learning.engines.protocol import EngineProtocol, Sampling
-from learning.lookup import Bound, bind
+from learning.engines.protocol import Sampling
 from learning.optimize import learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, save_policy, set_determinism
-from learning.policy_loss import with_advantages, with_dropped
-from learning.rollout import gate, prompts_of_step, raw_scores, sample, score
+from learning.policy_loss import with_advantages, with_dropped, with_factors
+from learning.references import References
+from learning.rl_state import Loop, resume, save, step_back
+from learning.rollout import Sampler, score
 from learning.rows import read_rows
-from learning.trajectories import Trajectories
-from learning.update import update, with_reference
+from learning.trajectories import Trajectories, path_advantages
+from learning.trials import Ask, Trial
+from learning.update import regulate, update, with_proximal
+from learning.watchdogs import Watchdogs
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
-
-TOLD = ("curve", "window", "samples", "parts")
-"""What a loop remembers beside weights, optimiser and random states."""
-
-
-@dataclass
-class Loop:
-    """What a stage holds while it runs; `curve` and `samples` are what it has told so far."""
-
-    stage: Rl
-    context: Context
-    policy: Policy
-    reference: Policy | None
-    engine: EngineProtocol
-    algorithm: Algorithm
-    rewards: list[Bound]
-    optimizer: torch.optim.Optimizer
-    rows: list[dict[str, Any]]
-    prompts: list[list[int]]
-    trajectories: Trajectories
-    curve: list[dict[str, float]] = field(default_factory=list)
-    window: list[dict[str, float]] = field(default_factory=list)
-    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    parts: list[int] = field(default_factory=list)
 
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
     loop = prepare(stage, context)
     for step in range(resume(loop), stage.max_steps):
-        iterate(loop, step)
-        if (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
+        if loop.stopped is None:
+            iterate(loop, stage, context, step)
+        if loop.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
             save(loop, step + 1)
-    return publish(loop)
+    return publish(loop, stage, context)
 
 
 def prepare(stage: Rl, context: Context) -> Loop:
     """Load the policy, its engine, the prompts and the functions that the recipe names."""
     set_determinism(context.seed, context.num_threads)
-    how = {"device": context.device, "dtype": stage.dtype}
-    policy = load_policy(context.input("model"), **how)
+    policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     algorithm = bind_algorithm(stage, context.inputs)
-    reference = None
-    if algorithm.needs("lp_ref_T"):
-        reference = load_policy(context.input("reference" if stage.reference else "model"), **how)
-    rows = read_rows(context.input("prompts"), "prompts")
+    held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
+    critic = Critic(stage.critic, policy, stage, context.inputs, context.seed) if stage.critic else None
+    if critic is None and algorithm.needs("value_T"):
+        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     return Loop(
-        stage,
-        context,
-        policy,
-        reference,
-        make_engine(stage.engine, policy),
-        algorithm,
-        [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)],
-        make_optimizer(policy.model, stage),
-        rows,
-        encode(rows, policy, stage),
-        Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
+        policy=policy,
+        optimizer=make_optimizer(policy.model, stage),
+        engine=make_engine(stage.engine, policy),
+        algorithm=algorithm,
+        collecting=bind_collecting(stage, context.inputs),
+        references=References(stage, algorithm, policy, context.inputs),
+        critic=critic,
+        rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
+        held_out_rows=held_out,
+        trajectories=Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
+        curves=Curves(context.log, stage.logging_steps, stage.max_steps),
+        watchdogs=Watchdogs(stage.watch),
+        checkpoints=context.checkpoints,
     )
 
 
-def encode(rows: list[dict[str, Any]], policy: Policy, stage: Rl) -> list[list[int]]:
-    """Token ids of every prompt; raises StepError when there is none or one leaves no room for a completion."""
+def checked(rows: list[dict[str, Any]], policy: Policy, stage: Rl) -> list[dict[str, Any]]:
+    """The problems; raises StepError when there is none or one leaves no room for a completion."""
     if not rows:
         raise StepError("prompts: no rows to sample completions for; look at what the stage before it dropped")
-    prompts = [encode_prompt(policy.tokenizer, row["prompt"]) for row in rows]
-    longest = max(map(len, prompts))
+    longest = max(len(encode_prompt(policy.tokenizer, row["prompt"])) for row in rows)
     if longest + stage.max_completion_length > policy.max_length:
         raise StepError(
             f"prompts: the longest has {longest} tokens and max_completion_length is {stage.max_completion_length}, "
             f"but the model holds {policy.max_length}; drop long prompts in a curate stage or lower that length"
         )
-    return prompts
+    return rows
 
 
-def iterate(loop: Loop, step: int) -> None:
-    """One iteration: sample, score, gate, update, and tell the engine."""
-    stage, began = loop.stage, time.perf_counter()
-    batch, rows, texts = rollout(loop, step)
+def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
+    """One iteration: sample, score, gate, update, tell the engine, look at the bands."""
+    began = time.perf_counter()
+    have = supplied(loop, stage, context, step)
+    controls = regulate(loop.algorithm, step, have)
+    trials = collect(loop.collecting, sampler_of(loop, stage, context, step), loop.history, controls, have)
     sampled_at = time.perf_counter()
-    trained = with_dropped(gate(loop.algorithm, batch, step), stage.mask_truncated_completions)
-    trained = with_advantages(loop.algorithm, trained, step)
-    points = learn(loop, trained, step) if trained.num_paths else {}
+    kept = [trial for trial in trials if trial.reward is not None]
+    trained = gate(loop.collecting.filter, kept, step, controls, {**have, "history": loop.history})
+    advantages: dict[int, float] = {}
+    points = {f"control/{name}": value for name, value in controls.items()}
+    if trained.num_paths:
+        mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
+        trained, more = learn(loop, stage, trained, step, controls, mine)
+        advantages, points = path_advantages(trained), points | more
     loop.engine.sync(step + 1)
-    loop.trajectories.add(step, batch, trained, rows, texts)
-    tokens = len(batch.sampled_T)
-    points |= describe(batch, trained) | {
-        "tokens_per_second": tokens / (time.perf_counter() - began),
+    places = {id(trial): place for place, trial in enumerate(kept)}
+    loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
+    points |= describe(trials, trained) | held_out(loop, stage, context, step)
+    points |= {
+        "tokens_per_second": sum(len(t.completion_ids) - t.given for t in trials) / (time.perf_counter() - began),
         "generation_seconds": sampled_at - began,
         "learning_rate": loop.optimizer.param_groups[0]["lr"],
     }
-    remember(loop, step, points, rows, texts, batch)
+    watch(loop, step, points)
+    remember(loop, stage, context, step, points, trials)
 
 
-def rollout(loop: Loop, step: int) -> tuple[Batch, list[dict[str, Any]], list[str]]:
-    """Completions of the step's prompts with their scores; row and text of every path."""
-    stage, n = loop.stage, loop.stage.num_generations
-    chosen = prompts_of_step(len(loop.rows), stage.generation_batch_size // n, loop.context.seed, step)
-    sampling = Sampling(stage.temperature, stage.max_completion_length)
-    prompts = [loop.prompts[i] for i in chosen]
-    batch = sample(loop.engine, prompts, n=n, seed=loop.context.seed, step=step, sampling=sampling)
-    rows = [loop.rows[chosen[group]] for group in batch.paths["group"].tolist()]
-    texts = [decode(loop.policy.tokenizer, batch.segments[leaf]) for leaf in batch.leaves]
-    weights = [use.weight for use in stage.rewards]
-    return score(loop.rewards, weights, batch, rows, texts, step), rows, texts
-
-
-def learn(loop: Loop, trained: Batch, step: int) -> dict[str, float]:
-    """Update the policy on the kept paths."""
-    stage = loop.stage
-    if loop.reference is not None:
-        trained = with_reference(
-            trained,
-            loop.reference.model,
-            max_tokens=stage.max_tokens_per_micro_batch,
-            temperature=stage.temperature,
-        )
-    for group in loop.optimizer.param_groups:
-        group["lr"] = learning_rate_at(stage, step, stage.max_steps)
-    return update(loop.algorithm, loop.policy.model, loop.optimizer, trained, stage, step)
-
-
-def describe(batch: Batch, trained: Batch) -> dict[str, float]:
-    """Points for the curves that say what was sampled."""
-    scorable_P = batch.paths["scorable"]
-    points = {f"reward/{name}": float(v.nanmean()) for name, v in raw_scores(batch).items() if not v.isnan().all()}
-    if scorable_P.any():
-        points["reward"] = float(batch.paths["reward"][scorable_P].mean())
-    return points | {
-        "completion_length": len(batch.sampled_T) / batch.num_paths,
-        "truncated": float(batch.paths["truncated"].double().mean()),
-        "unscorable": float((~scorable_P).double().mean()),
-        "trained": trained.num_paths / batch.num_paths,
-        "broken_logprobs": float(batch.tokens["broken"].sum()),
+def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, Any]:
+    """What plans, rewards, follow-ups, sources and controllers may ask for by name."""
+    n = stage.num_generations
+    return {
+        "rows": loop.rows,
+        "num_groups": stage.generation_batch_size // n,
+        "n": n,
+        "seed": context.seed,
+        "step": step,
+        "states": loop.states,
+        "metrics": loop.curves.last,
     }
 
 
-def remember(
-    loop: Loop, step: int, points: dict[str, float], rows: list[dict[str, Any]], texts: list[str], batch: Batch
-) -> None:
-    """Tell progress, add to the curves, keep samples of the first and the last step."""
-    stage, loop.window = loop.stage, [*loop.window, points]
+def sampler_of(loop: Loop, stage: Rl, context: Context, step: int) -> Sampler:
+    """A sampler for one iteration; entropies are asked of the engine where some part asks for them."""
+    wanted = loop.algorithm.needs("entropy_behav_T")
+    sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted)
+    return Sampler(loop.engine, loop.policy, sampling, context.seed, step)
+
+
+def learn(
+    loop: Loop, stage: Rl, batch: Batch, step: int, controls: dict[str, float], have: dict[str, Any]
+) -> tuple[Batch, dict[str, float]]:
+    """Columns that do not change, advantages, then the update; returns the batch with its advantages, and points."""
+    algorithm, model = loop.algorithm.settled(controls), loop.policy.model
+    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), **how)
+    batch = with_proximal(algorithm, batch, model, stage)
+    if loop.critic is not None:
+        batch = loop.critic.values(batch)
+    batch = with_advantages(algorithm, batch, step, states=loop.states, rows=have["rows"])
+    batch = with_factors(algorithm, batch, step)
+    for group in loop.optimizer.param_groups:
+        group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
+    points = update(algorithm, model, loop.optimizer, batch, stage, step, critic=loop.critic, have=have)
+    if loop.critic is not None:
+        points |= loop.critic.points(batch)
+    loop.references.refresh(loop.policy, step)
+    return batch, points
+
+
+def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
+    """Points for the curves that say what was sampled."""
+    own = [t for t in trials if t.logprobs is not None]
+    lengths = [len(t.completion_ids) - t.given for t in own]
+    points: dict[str, float] = {}
+    for name in dict.fromkeys(name for t in trials for name in t.scores):
+        values = [s for t in own if (s := t.scores.get(name)) is not None]
+        if values:
+            points[f"reward/{name}"] = sum(values) / len(values)
+    if rewards := [t.reward for t in own if t.reward is not None]:
+        points["reward"] = sum(rewards) / len(rewards)
+    return points | {
+        "completions": float(len(trials)),
+        "completion_length": sum(lengths) / max(len(own), 1),
+        "truncated": sum(t.finish == "length" for t in own) / max(len(own), 1),
+        "unscorable": sum(t.reward is None for t in trials) / max(len(trials), 1),
+        "trained": trained.num_paths / max(len(trials), 1),
+        "broken_logprobs": float(trained.tokens["broken"].sum()),
+    }
+
+
+def held_out(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, float]:
+    """Reward on the held-out problems, looked at every `eval_steps` iterations, and how far training is above it."""
+    if not loop.held_out_rows or (step + 1) % stage.eval_steps:
+        return {}
+    sampler = sampler_of(loop, stage, context, step).at(Sampling(stage.temperature, stage.max_completion_length))
+    trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
+    have = {**supplied(loop, stage, context, step), "sampler": sampler, "history": loop.history, "states": {}}
+    have |= {"policy": loop.policy, "engine": loop.engine}
+    score(loop.collecting.rewards, loop.collecting.weights, trials, have)
+    values = [t.reward for t in trials if t.reward is not None]
+    return {"eval_reward": sum(values) / len(values)} if values else {}
+
+
+def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
+    """See whether a band was left, and do what its watch says."""
+    if "eval_reward" in points and "reward" in points:
+        points["reward_gap"] = points["reward"] - points["eval_reward"]
+    for tripped, said in loop.watchdogs.look(points):
+        points[f"watch/{tripped.metric}"] = 1.0
+        if tripped.action == "warn":
+            continue
+        back = step_back(loop, step)
+        loop.engine.sync(step + 1)
+        if tripped.action == "stop":
+            loop.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
+            return
+        loop.rate *= tripped.factor
+        loop.watchdogs.reset()
+        return
+
+
+def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[str, float], trials: list[Trial]) -> None:
+    """Add to the curves, keep samples of the first and the last iteration, tell progress."""
     if step == 0 or step + 1 == stage.max_steps:
-        shown = [batch.paths["group"].tolist().index(g) for g in batch.paths["group"].unique().tolist()[:4]]
+        firsts = {t.group: t for t in reversed(trials)}
         loop.samples["first" if step == 0 else "last"] = [
-            {"prompt": rows[p]["prompt"], "completion": texts[p], "reward": reward_of(batch, p)} for p in shown
+            {"prompt": t.row["prompt"], "completion": t.text, "reward": t.reward}
+            for t in [firsts[group] for group in sorted(firsts)][:4]
         ]
-    if (step + 1) % stage.logging_steps == 0 or step + 1 == stage.max_steps:
-        keys = sorted({key for point in loop.window for key in point})
-        seen = {key: [point[key] for point in loop.window if key in point] for key in keys}
-        loop.curve.append({"step": step + 1, **{key: sum(v) / len(v) for key, v in seen.items()}})
-        loop.window = []
-        loop.context.log(**loop.curve[-1])
+    loop.curves.add(step, points)
+    if loop.stopped is not None:
+        loop.curves.close(step)
     told = {key: points[key] for key in ("reward", "tokens_per_second") if key in points}
-    loop.context.progress(step + 1, stage.max_steps, **told)
+    context.progress(step + 1, stage.max_steps, **told)
 
 
-def reward_of(batch: Batch, path: int) -> float | None:
-    """Reward of a path, None where it could not be scored."""
-    return float(batch.paths["reward"][path]) if batch.paths["scorable"][path] else None
-
-
-def save(loop: Loop, step: int) -> None:
-    """Leave a checkpoint from which a killed step continues, to the same bits."""
-    loop.trajectories.put_aside(step)
-    loop.parts.append(step)
-    optimizer_tensors, optimizer_rest = optimizer_state(loop.optimizer)
-    rng_tensors, rng_rest = rng_state()
-    told = {name: getattr(loop, name) for name in TOLD}
-    save_checkpoint(
-        loop.context.checkpoints,
-        step,
-        prefixed(model=weights(loop), optimizer=optimizer_tensors, rng=rng_tensors),
-        {"optimizer": optimizer_rest, "rng": rng_rest, **told},
-    )
-
-
-def resume(loop: Loop) -> int:
-    """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.context.checkpoints)
-    if found is None:
-        return 0
-    step, tensors, state = found
-    with torch.no_grad():
-        for name, parameter in weights(loop).items():
-            parameter.copy_(tensors[f"model/{name}"])
-    load_optimizer_state(loop.optimizer, part(tensors, "optimizer"), state["optimizer"])
-    set_rng_state(part(tensors, "rng"), state["rng"])
-    for name in TOLD:
-        setattr(loop, name, state[name])
-    for point in loop.curve:
-        loop.context.log(**point)
-    loop.engine.sync(step)
-    return step
-
-
-def weights(loop: Loop) -> dict[str, torch.Tensor]:
-    """Parameters and buffers that a checkpoint holds; tied ones once."""
-    return dict(loop.policy.model.named_parameters())
-
-
-def prefixed(**groups: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Several dictionaries of tensors as one."""
-    return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
-
-
-def part(tensors: dict[str, torch.Tensor], group: str) -> dict[str, torch.Tensor]:
-    """One of the dictionaries that `prefixed` joined."""
-    return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}
-
-
-def publish(loop: Loop) -> Result:
+def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     """Write the trained policy and the trajectories."""
-    save_policy(loop.policy, loop.context.output("model"))
-    loop.trajectories.publish(loop.context.output("trajectories"), loop.parts)
+    save_policy(loop.policy, context.output("model"))
+    loop.trajectories.publish(context.output("trajectories"), loop.parts)
+    last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds")
-    final = {key: value for key, value in loop.curve[-1].items() if key not in timed}
-    return Result({"steps": loop.stage.max_steps, **final}, {"samples": loop.samples})
+    final = {key: value for key, value in last.items() if key not in timed}
+    told = {"stopped": loop.stopped} if loop.stopped else {}
+    return Result({"steps": int(last["step"]), **final}, {"samples": loop.samples, **told})

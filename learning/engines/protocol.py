@@ -14,6 +14,7 @@ class Request:
     prompt_ids: list[int]
     n: int
     seed: int
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Sampling:
 
     temperature: float = 1.0
     max_new_tokens: int = 64
+    entropy: bool = False
 
 
 @dataclass(frozen=True)

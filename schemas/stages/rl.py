@@ -5,26 +5,61 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.base import Schema
+from schemas.critic import Critic
 from schemas.references import PolicyRef, PromptsRef
+from schemas.schedules import Number
 from schemas.stages.base import BaseStage
 from schemas.training import Training
 from schemas.use import (
     AdvantageUse,
     ComponentUse,
+    ControlUse,
+    CorrectUse,
+    DriveUse,
     EngineUse,
+    FollowUpUse,
     GroupFilterUse,
+    ModulateUse,
+    PlanUse,
     RatioUse,
     RewardUse,
+    SelectUse,
+    ShapeUse,
+    SourceUse,
     SurrogateUse,
     WeighUse,
 )
+from schemas.watch import Watch
+
+
+class BranchUse(Schema):
+    """A further stream of reward, with a pipeline of its own; its advantages are added."""
+
+    of: str = Field(min_length=1)
+    """Name of the reward."""
+    coef: Number = 1.0
+    """Factor of its advantages; a schedule is allowed."""
+    advantage: list[AdvantageUse] = Field(min_length=1)
+    """Operations from the raw scores to advantages, in order."""
+
+
+class ReferenceSpec(Schema):
+    """A policy whose log-probabilities parts of the loss may ask for."""
+
+    model: PolicyRef | None = None
+    """Null: the starting policy."""
+    every: int | None = Field(default=None, ge=1)
+    """Iterations between refreshes from the policy that is trained; null: never."""
+    mix: float = Field(default=1.0, gt=0, le=1)
+    """Share of the trained policy's weights in a refresh; 1 is a copy."""
 
 
 class Rl(Training, BaseStage):
     """Sample groups of completions, score them, and follow the policy gradient.
 
-    The algorithm is a composition: `filter`, `advantage`, `ratio`, `surrogate`, `weigh` and `components` are slots.
-    `algorithm: grpo` fills them from `recipes/algorithms/grpo.yaml`; a slot given here replaces the preset's.
+    The algorithm is a composition of slots, from `plan` to `control`; `algorithm: grpo` fills them from
+    `recipes/algorithms/grpo.yaml`; a slot given here replaces the preset's.
     """
 
     kind: Literal["rl"]
@@ -34,22 +69,50 @@ class Rl(Training, BaseStage):
     """Problems to sample completions for."""
     algorithm: str | None = None
     """Name of the preset that filled the slots below."""
+    plan: PlanUse = PlanUse(use="uniform")
+    """What an iteration samples."""
+    drive: DriveUse = DriveUse(use="whole")
+    """How completions come about: at once, in windows, more than needed."""
     rewards: list[RewardUse] = Field(min_length=1)
     """Verifiable and learned rewards; their weighted sum is the reward."""
+    follow_up: list[FollowUpUse] = []
+    """What is dropped, and what is sampled further, once scores are known."""
+    max_rounds: int = Field(default=8, ge=1)
+    """Rounds of sampling in an iteration; what follow-ups still ask for then is not sampled."""
+    source: list[SourceUse] = []
+    """Completions that are added without being sampled now: stored ones, an expert's."""
     filter: GroupFilterUse | None = None
     """Which groups are trained on, judged by raw scores; null trains on all."""
-    advantage: list[AdvantageUse] = Field(min_length=1)
-    """Operations from rewards to advantages, in order."""
+    shape: list[ShapeUse] = []
+    """Changes to the reward of every completion, in order."""
+    advantage: list[AdvantageUse]
+    """Operations from rewards to advantages, in order; empty where `branches` say everything."""
+    branches: list[BranchUse] = []
+    """Further streams: single rewards with pipelines of their own."""
+    modulate: list[ModulateUse] = []
+    """Changes to the advantages of tokens, in order."""
     ratio: RatioUse
     """Log-ratio of the trained policy to the sampling policy."""
+    correct: list[CorrectUse] = []
+    """Factors for samples of another policy than the one whose ratio is clipped."""
+    select: list[SelectUse] = []
+    """Which tokens the surrogate is about; all must agree."""
     surrogate: SurrogateUse
     """Per-token loss."""
     weigh: WeighUse
     """Weight of each token, over the global batch."""
     components: list[ComponentUse] = []
-    """Further terms of the loss: KL, entropy."""
+    """Further terms of the loss: KL, entropy, cross-entropy."""
+    control: dict[str, ControlUse] = {}
+    """Numbers that are set anew while training; anywhere a number stands, write `{control: name}`."""
+    critic: Critic | None = None
+    """A value function learnt beside the policy, for `gae` and `diff`."""
     reference: PolicyRef | None = None
     """Reference policy of KL terms; null is the starting model."""
+    references: dict[str, ReferenceSpec] = {}
+    """Further references by name: `prev` gives the column `lp_prev_T`."""
+    watch: list[Watch] = []
+    """Bands that the curves must stay in."""
     engine: EngineUse = EngineUse(use="torch")
     """Turns prompts into tokens."""
     generation_batch_size: int = Field(default=64, ge=1)
@@ -70,6 +133,10 @@ class Rl(Training, BaseStage):
     """Leave completions that hit the length limit out of the loss (and, unless `weigh` says so, its denominator)."""
     max_steps: int = Field(ge=1)
     """Iterations of sample, score, update."""
+    eval_prompts: PromptsRef | None = None
+    """Held-out problems, whose accuracy is a point of the curves; needed by a watch on `reward_gap`."""
+    eval_steps: int = Field(default=20, ge=1)
+    """Iterations between looks at the held-out problems."""
     log_trajectories: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups whose trajectories are kept as Parquet."""
 
@@ -80,6 +147,20 @@ class Rl(Training, BaseStage):
             raise ValueError("generation_batch_size must be a multiple of num_generations: groups are sampled whole")
         if self.generation_batch_size // self.num_generations < self.num_mini_batches:
             raise ValueError("num_mini_batches exceeds the number of groups; lower it or raise generation_batch_size")
+        return self
+
+    @model_validator(mode="after")
+    def some_advantage(self) -> Self:
+        """Rewards must reach the loss."""
+        if not self.advantage and not self.branches:
+            raise ValueError("`advantage` is empty: name the operations from rewards to advantages, or give `branches`")
+        return self
+
+    @model_validator(mode="after")
+    def watched_is_measured(self) -> Self:
+        """A watch on held-out problems needs some."""
+        if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):
+            raise ValueError("`watch` looks at held-out problems: give `eval_prompts`")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

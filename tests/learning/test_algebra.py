@@ -5,14 +5,15 @@ import pytest
 import torch
 
 from learning import advantages, ratios, surrogates
-from learning.algorithm import Algorithm, supply
-from learning.batch import single_turn
+from learning.algorithm import Algorithm
 from learning.engines.protocol import Generation
+from learning.forest import forest, single_turn
 from learning.lookup import Bound, bind
 from learning.packed import packed_logprobs
+from learning.references import statistics_of
 from learning.rollout import names, score
 from learning.split import mini_batches
-from learning.update import with_reference
+from learning.trials import Trial
 from schemas.errors import StepError
 from schemas.schedules import Linear
 from schemas.use import SurrogateUse
@@ -93,13 +94,13 @@ def test_clipped_gradient_weight_is_the_closed_form(sign):
 def test_an_option_may_be_a_schedule():
     use = SurrogateUse.model_validate({"use": "clipped", "epsilon": {"linear": {"from": 0.4, "to": 0.0, "steps": 4}}})
     have = {"log_ratio_T": torch.tensor([1.0]), "advantage_T": torch.tensor([1.0])}
-    losses = [float(supply(bind(use), step, have)[0]) for step in (0, 1, 4, 9)]
+    losses = [float(bind(use).ask(step, have)[0]) for step in (0, 1, 4, 9)]
     assert losses == pytest.approx([-1.4, -1.3, -1.0, -1.0])
 
 
 def test_a_part_that_asks_for_what_nobody_has_is_told_so():
-    with pytest.raises(StepError, match="asks for moon_T; the loop supplies lp_T"):
-        supply(Bound("mine", lambda moon_T: moon_T, {}), 0, {"lp_T": torch.zeros(1)})
+    with pytest.raises(StepError, match="asks for moon_T; here there is lp_T"):
+        Bound("mine", lambda moon_T: moon_T, {}).ask(0, {"lp_T": torch.zeros(1)})
 
 
 def test_only_what_is_asked_for_is_needed():
@@ -130,19 +131,20 @@ def test_reference_log_probabilities_land_at_their_tokens(tiny_policy):
         for ns in ((4, 9, 2), (7, 3))
     ]
     made = single_turn([[8, 9, 10], [11]], groups).take([3, 0, 4, 2])
-    got = with_reference(made, tiny_policy.model, max_tokens=12, temperature=0.8).sampled("lp_ref")
+    got = statistics_of(made, tiny_policy.model, ("lp",), max_tokens=12, temperature=0.8)["lp"]
     with torch.no_grad():
         want, _ = packed_logprobs(tiny_policy.model, made.packed, temperature=0.8)
     torch.testing.assert_close(got, want[made.sampled_T].double(), atol=1e-5, rtol=0)
 
 
 def test_rewards_of_the_same_name_are_numbered_and_raw_scores_kept():
-    flat = Bound("x.y", lambda rows, texts: [float(len(t)) for t in texts], {})
-    made = single_turn([[1]], [[Generation([1], [0.0], "stop")] * 2])
+    flat = Bound("x.y", lambda completions: [float(len(t)) for t in completions], {})
+    trials = [Trial({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", text) for text in ("a", "bb")]
     rising = Linear.model_validate({"linear": {"from": 0, "to": 2, "steps": 2}})
-    scored = score([flat, flat], [1.0, rising], made, [{}] * 2, ["a", "bb"], 1)
+    score([flat, flat], [1.0, rising], trials, {"step": 1})
     assert names([flat, flat, flat]) == ["x.y", "x.y#2", "x.y#3"]
-    assert scored.paths["score:x.y#2"].tolist() == [1.0, 2.0]
-    assert scored.paths["reward"].tolist() == [2.0, 4.0]
+    assert [t.scores["x.y#2"] for t in trials] == [1.0, 2.0]
+    assert [t.reward for t in trials] == [2.0, 4.0]
+    assert forest(trials).paths["reward"].tolist() == [2.0, 4.0]
     with pytest.raises(StepError, match="1 scores for 2 completions"):
-        score([Bound("bad", lambda rows, texts: [0.0], {})], [1.0], made, [{}] * 2, ["a", "b"], 0)
+        score([Bound("bad", lambda rows: [0.0], {})], [1.0], trials, {"step": 0})

@@ -1,7 +1,6 @@
 """Traps into which RL trainers have fallen, one test each; the numbers are those of the list of traps."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,16 +8,20 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning import advantages, filters, weighing
 from learning.algorithm import Algorithm, Term
-from learning.batch import Batch, single_turn
+from learning.batch import Batch
+from learning.collecting import gate
 from learning.components import kl
 from learning.engines.protocol import Generation
+from learning.forest import single_turn
 from learning.lookup import Bound
 from learning.packed import pack, packed_logprobs
+from learning.plans import prompts_of_step
 from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.ratios import sequence, token
-from learning.rollout import gate, group_seed, prompts_of_step, score
+from learning.rollout import score, stream
 from learning.split import micro_batches, mini_batches
 from learning.surrogates import clipped
+from learning.trials import Trial
 
 VOCABULARY = 29
 
@@ -154,14 +157,14 @@ def test_trap_04_equal_rewards_give_exactly_nothing(dtype, stat, size):
 
 
 def test_trap_05_the_filter_sees_raw_scores_only():
-    right = Bound("exact", lambda rows, texts: [0.0, 0.0, 0.0, 1.0, 0.0], {})
-    brevity = Bound("brevity", lambda rows, texts: [0.1 * len(t) for t in texts], {})
-    groups = [[Generation([1], [0.0], "stop")] * n for n in (3, 2)]
-    batch = single_turn([[1], [2]], groups)
-    batch = score([right, brevity], [1.0, 1.0], batch, [{}] * 5, ["a", "aa", "aaa", "a", "a"], 0)
-    assert float(batch.paths["reward"][:3].std()) > 0.05
-    how = replace(algorithm(), filter=Bound("reward_variance", filters.reward_variance, {}))
-    assert gate(how, batch, 0).paths["path"].tolist() == [3, 4]
+    right = Bound("exact", lambda completions: [0.0, 0.0, 0.0, 1.0, 0.0], {})
+    brevity = Bound("brevity", lambda completions: [0.1 * len(t) for t in completions], {})
+    places = zip((0, 0, 0, 1, 1), ("a", "aa", "aaa", "a", "a"), strict=True)
+    trials = [Trial({"id": str(g)}, g, "policy", [1], [1], [0.0], "stop", text) for g, text in places]
+    score([right, brevity], [1.0, 1.0], trials, {"step": 0})
+    assert [t.reward for t in trials] == pytest.approx([0.1, 0.2, 0.3, 1.1, 0.1])
+    batch = gate(Bound("reward_variance", filters.reward_variance, {}), trials, 0, {}, {})
+    assert batch.paths["path"].tolist() == [3, 4]
 
 
 def test_trap_09_lost_log_probabilities_give_finite_gradients(model):
@@ -317,7 +320,7 @@ def test_trap_19_groups_are_found_by_id(model):
 
 
 def test_trap_20_no_two_groups_or_steps_share_a_random_stream():
-    seeds = {group_seed(seed, step, group) for seed in (0, 1) for step in range(40) for group in range(16)}
+    seeds = {stream(seed, step, group) for seed in (0, 1) for step in range(40) for group in range(16)}
     assert len(seeds) == 2 * 40 * 16
     assert all(0 <= s < 2**63 for s in seeds)
     epochs = [prompts_of_step(7, 3, seed=4, step=s) for s in range(7)]

@@ -1,0 +1,98 @@
+"""One iteration's trials: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.batch import Batch
+from learning.forest import forest
+from learning.history import History
+from learning.lookup import Bound, bind
+from learning.rollout import Sampler, score
+from learning.supply import Columns
+from learning.trials import Ask, Trial
+from schemas.schedules import Number, settled
+from schemas.stages.rl import Rl
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """The slots of an rl stage from problems to the trials that are trained on, bound."""
+
+    plan: Bound
+    drive: Bound
+    rewards: tuple[Bound, ...]
+    weights: tuple[Number, ...]
+    follow_ups: tuple[Bound, ...]
+    sources: tuple[Bound, ...]
+    filter: Bound | None
+    max_rounds: int
+
+    def needs(self, name: str) -> bool:
+        """Whether a part asks for it."""
+        parts = (self.plan, self.drive, *self.rewards, *self.follow_ups, *self.sources)
+        return any(name in part.asks for part in (*parts, *((self.filter,) if self.filter else ())))
+
+
+def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
+    """Bind every slot; raises StepError for an unknown name or option."""
+    return Collecting(
+        bind(stage.plan, "plan", inputs),
+        bind(stage.drive, "drive", inputs),
+        tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)),
+        tuple(use.weight for use in stage.rewards),
+        tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
+        tuple(bind(use, f"source.{i}", inputs) for i, use in enumerate(stage.source)),
+        bind(stage.filter, "filter", inputs) if stage.filter else None,
+        stage.max_rounds,
+    )
+
+
+def collect(
+    parts: Collecting, sampler: Sampler, history: History, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> list[Trial]:
+    """Everything that an iteration sampled, scored, with what sources add.
+
+    `have` is what plans, rewards and the rest may ask for: rows, num_groups, n, seed, step, states, metrics.
+    """
+    step = have["step"]
+    have = {**have, "sampler": sampler, "history": history, "policy": sampler.policy, "engine": sampler.engine}
+    trials: list[Trial] = []
+    asks: list[Ask] = parts.plan.settled(controls).ask(step, have)
+    for number in range(parts.max_rounds):
+        now = {**have, "round": number}
+        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks})
+        _score(parts, new, controls, now)
+        trials += new
+        asks = []
+        for part in parts.follow_ups:
+            trials, more = part.settled(controls).ask(step, {**now, "trials": trials})
+            asks += more
+        if not asks:
+            break
+    history.add(trials)
+    for part in parts.sources:
+        trials = part.settled(controls).ask(step, {**have, "trials": trials})
+    _score(parts, [t for t in trials if not t.scores], controls, have)
+    return trials
+
+
+def _score(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
+    if trials:
+        rewards = [part.settled(controls) for part in parts.rewards]
+        score(rewards, [settled(w, controls) for w in parts.weights], trials, have)
+
+
+def gate(
+    part: Bound | None, trials: list[Trial], step: int, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> Batch:
+    """The batch that is trained on: the (scored) trials of groups that the filter keeps; paths are numbered as they."""
+    batch = forest(trials)
+    if part is None or not trials:
+        return batch
+    columns = Columns(batch, **{**have, "rows": [t.row for t in trials]})
+    keep_P = part.settled(controls).ask(step, columns)
+    return batch.take(torch.as_tensor(keep_P).nonzero()[:, 0].tolist())

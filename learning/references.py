@@ -1,0 +1,86 @@
+"""Policies whose log-probabilities the loss compares with: fixed ones, and ones that follow the trained policy.
+
+Shapes: T sampled tokens.
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learning.algorithm import Algorithm
+from learning.batch import Batch
+from learning.checkpoint import load_weights
+from learning.packed import packed_statistics
+from learning.policy import Policy, load_policy
+from learning.split import micro_batches
+from schemas.stages.rl import ReferenceSpec, Rl
+
+
+class References:
+    """Reference policies by name; only those are loaded that some part of the algorithm asks for."""
+
+    def __init__(self, stage: Rl, algorithm: Algorithm, policy: Policy, inputs: Mapping[str, Path]) -> None:
+        specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
+        self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
+        self.models: dict[str, Any] = {}
+        for name, spec in self.specs.items():
+            port = "reference" if name == "ref" else f"references.{name}.model"
+            self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[port], policy)
+            self.models[name].requires_grad_(False)
+
+    def add_to(self, batch: Batch, *, max_tokens: int, temperature: float) -> Batch:
+        """Add the token columns `lp_<name>`, at the sampling temperature."""
+        for name, model in self.models.items():
+            found = statistics_of(batch, model, ("lp",), max_tokens=max_tokens, temperature=temperature)
+            batch = batch.with_tokens(**{f"lp_{name}": found["lp"]})
+        return batch
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy, step: int) -> None:
+        """Bring those that are due after iteration `step` (0-based) nearer to the trained policy."""
+        for name, spec in self.specs.items():
+            if spec.every is not None and (step + 1) % spec.every == 0:
+                theirs = self.models[name].parameters()
+                for old, new in zip(theirs, policy.model.parameters(), strict=True):
+                    old.lerp_(new.to(old.dtype), spec.mix)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights of those that change, for a checkpoint."""
+        return {
+            f"{name}/{key}": parameter
+            for name, spec in self.specs.items()
+            if spec.every is not None
+            for key, parameter in self.models[name].named_parameters()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave; raises StepError for those of another model."""
+        load_weights(self.tensors(), tensors)
+
+
+def _load(folder: Path, like: Policy) -> Any:
+    dtype = str(like.model.dtype).removeprefix("torch.")
+    return load_policy(folder, device=str(like.model.device), dtype=dtype).model
+
+
+@torch.no_grad()
+def statistics_of(
+    batch: Batch, model: Any, names: tuple[str, ...], *, max_tokens: int, temperature: float
+) -> dict[str, Tensor]:
+    """Statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient."""
+    found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
+    for micro in micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens):
+        columns = packed_statistics(
+            model,
+            micro.packed.to(model.device),
+            followed=names,
+            temperature=temperature,
+            needed_M=micro.tokens["learn"],
+        )
+        for name, column_M in columns.items():
+            found[name][micro.sampled("place_in_whole")] = column_M.cpu()[micro.sampled_T].double()
+    return {name: column_M[batch.sampled_T] for name, column_M in found.items()}

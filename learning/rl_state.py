@@ -1,0 +1,146 @@
+"""What an RL loop holds while it runs, and how it is put aside and taken up again, to the same bits."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.algorithm import Algorithm
+from learning.checkpoint import (
+    load_latest,
+    load_optimizer_state,
+    load_weights,
+    optimizer_state,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from learning.collecting import Collecting
+from learning.critic import Critic
+from learning.curves import Curves
+from learning.engines.protocol import EngineProtocol
+from learning.history import History
+from learning.policy import Policy
+from learning.references import References
+from learning.trajectories import Trajectories
+from learning.watchdogs import Watchdogs
+from schemas.errors import StepError
+
+PLAIN = ("states", "samples", "parts", "rate", "stopped", "held_out")
+
+
+@dataclass
+class Loop:
+    """Everything stateful of a stage."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    engine: EngineProtocol
+    algorithm: Algorithm
+    collecting: Collecting
+    references: References
+    critic: Critic | None
+    rows: list[dict[str, Any]]
+    held_out_rows: list[dict[str, Any]]
+    trajectories: Trajectories
+    curves: Curves
+    watchdogs: Watchdogs
+    checkpoints: Path
+    history: History = field(default_factory=History)
+    states: dict[str, Any] = field(default_factory=dict)
+    """Memory of the slots' functions, by slot."""
+    samples: dict[str, Any] = field(default_factory=dict)
+    parts: list[int] = field(default_factory=list)
+    """Steps at which trajectories were put aside."""
+    held_out: dict[str, float] = field(default_factory=dict)
+    """Points of the last look at held-out problems."""
+    rate: float = 1.0
+    """Factor that steps back have left on the learning rate."""
+    stopped: str | None = None
+    """Why the stage ended early."""
+
+    @property
+    def memories(self) -> dict[str, Any]:
+        """Parts that say themselves what a checkpoint must hold."""
+        return {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
+
+
+def save(loop: Loop, step: int) -> None:
+    """Leave a checkpoint from which a killed step continues; it is also the one to step back to while all is well."""
+    loop.trajectories.put_aside(step)
+    loop.parts.append(step)
+    if loop.watchdogs.is_good:
+        save_good(loop, step)
+    rng_tensors, rng_rest = rng_state()
+    plain = {name: getattr(loop, name) for name in PLAIN}
+    told = {name: part.to_json() for name, part in loop.memories.items()}
+    tensors, rest = _trained(loop)
+    tensors |= _prefixed("rng", rng_tensors) | _prefixed("references", loop.references.tensors())
+    save_checkpoint(loop.checkpoints, step, tensors, {**rest, "rng": rng_rest, "plain": plain, "memories": told})
+
+
+def resume(loop: Loop) -> int:
+    """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
+    found = load_latest(loop.checkpoints)
+    if found is None:
+        save_good(loop, 0)
+        return 0
+    step, tensors, state = found
+    _put_back(loop, tensors, state)
+    loop.references.load(_below("references", tensors))
+    set_rng_state(_below("rng", tensors), state["rng"])
+    for name in PLAIN:
+        setattr(loop, name, state["plain"][name])
+    for name, part in loop.memories.items():
+        part.load(state["memories"][name])
+    loop.engine.sync(step)
+    return step
+
+
+def save_good(loop: Loop, step: int) -> None:
+    """Keep the weights as ones to step back to, where some watch may ask for that."""
+    if any(watch.action != "warn" for watch in loop.watchdogs.watches):
+        tensors, rest = _trained(loop)
+        save_checkpoint(loop.checkpoints / "good", step, tensors, rest)
+
+
+def step_back(loop: Loop, step: int) -> int:
+    """Put back the weights and moments of the last good checkpoint up to `step`; returns the iteration they are of.
+
+    A killed run may have left one that lies ahead of where it was taken up.
+    """
+    found = load_latest(loop.checkpoints / "good", upto=step)
+    if found is None:
+        raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
+    _put_back(loop, found[1], found[2])
+    return found[0]
+
+
+def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Weights and moments of everything that is trained."""
+    moments, rest = optimizer_state(loop.optimizer)
+    tensors = _prefixed("model", weights(loop)) | _prefixed("optimizer", moments)
+    if loop.critic is not None:
+        tensors |= _prefixed("critic", loop.critic.tensors())
+    return tensors, {"optimizer": rest, "critic": None if loop.critic is None else loop.critic.state()}
+
+
+def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    load_weights(weights(loop), _below("model", tensors))
+    load_optimizer_state(loop.optimizer, _below("optimizer", tensors), state["optimizer"])
+    if loop.critic is not None:
+        loop.critic.load(_below("critic", tensors), state["critic"])
+
+
+def weights(loop: Loop) -> dict[str, torch.Tensor]:
+    """Parameters that a checkpoint holds; tied ones once."""
+    return dict(loop.policy.model.named_parameters())
+
+
+def _prefixed(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{group}/{name}": value for name, value in tensors.items()}
+
+
+def _below(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}
