@@ -127,7 +127,7 @@ def packed_statistics(
 
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
     `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
-    outside the boolean `needed_M` cost no logits and are 0. Raises StepError for a model whose head's output is changed.
+    outside the boolean `needed_M` cost no logits and are 0. Raises StepError where a model changes its logits.
     """
     hidden_MC = packed_hidden(model, packed)
     head = _head(model)

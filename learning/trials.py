@@ -1,7 +1,7 @@
 """What an iteration samples: asks go in, trials come out.
 
-Plans, drives, follow-ups and sources work on lists of these; `learning.forest` lays the trials that are trained on out as
-a batch.
+Plans, drives, follow-ups and sources work on lists of these; `learning.forest` lays out as a batch the trials that are
+trained on.
 """
 
 from dataclasses import asdict, dataclass, field

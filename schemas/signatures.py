@@ -87,7 +87,7 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
             raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")
         if slot.takes is None and (strange := [n for n in found.supplied if not supplies(slot, n)]):
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
-            raise SignatureError(said, suggest(strange[0], sorted(slot.asks), "names"))
+            raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
         return found
     except ModuleError as error:
         advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
