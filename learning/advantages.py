@@ -18,9 +18,10 @@ from torch import Tensor
 from learning.batch import Batch
 from learning.columns import Column, lift, of_rewards, place
 from learning.credit import diff, gae
+from learning.multitask import tmn_reweight
 from schemas.schedules import Number
 
-__all__ = ["Column", "center", "clip", "diff", "gae", "lift", "of_rewards", "scale", "togo"]
+__all__ = ["Column", "center", "clip", "diff", "gae", "lift", "of_rewards", "scale", "tmn_reweight", "togo"]
 
 Key = Literal["group", "batch", "episode"]
 

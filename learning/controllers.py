@@ -14,8 +14,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from learning.heterogeneous import log_entropy_quantile
 from schemas.errors import StepError
 from schemas.schedules import Number
+
+__all__ = [
+    "adaptive_kl",
+    "bapo",
+    "entropy_gated",
+    "entropy_target",
+    "log_entropy_quantile",
+    "pid",
+    "recap",
+]
 
 Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]

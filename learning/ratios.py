@@ -6,6 +6,10 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 import torch
 from torch import Tensor
 
+from learning.hybrid import multiple_importance
+
+__all__ = ["multiple_importance", "none", "sequence", "sequence_token", "token"]
+
 
 def token(lp_T: Tensor, lp_behav_T: Tensor) -> Tensor:
     """One ratio per token (PPO, Schulman et al. 2017)."""

@@ -6,7 +6,12 @@ Shapes: T sampled tokens.
 
 from torch import Tensor
 
+from learning.heterogeneous import heterogeneous
+from learning.hybrid import exploratory
+from learning.valuation import rover
 from schemas.schedules import Number
+
+__all__ = ["clipped", "exploratory", "heterogeneous", "reinforce", "rover", "weighted"]
 
 LIMIT = 20.0
 

@@ -14,6 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch import Batch
+from learning.sample_balance import sample_balanced
+
+__all__ = ["constant", "sample_balanced", "sequence_mean", "token_mean"]
 
 Unit = Literal["episode", "path", "group"]
 
