@@ -1,0 +1,73 @@
+"""A stage that trains, in folders of its own, and may be interrupted."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tasks.context import Context
+
+TIMED = {"time", "tokens_per_second", "generation_seconds"}
+
+
+class Stopped(Exception):
+    """What a test throws to interrupt a stage."""
+
+
+def stop_at(step):
+    def on_progress(event):
+        if event["step"] == step and "total" in event:
+            raise Stopped
+
+    return on_progress
+
+
+def files(context):
+    """Every published file, as bytes."""
+    outputs = context.folder / "outputs"
+    return {str(p.relative_to(outputs)): p.read_bytes() for p in sorted(outputs.rglob("*")) if p.is_file()}
+
+
+def curve(context):
+    """The curves without what is timed."""
+    lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in lines]
+
+
+@pytest.fixture
+def at(inputs, tmp_path):
+    """A context in a folder of its own; the same name shares checkpoints."""
+
+    def make(name, attempt=0, on_progress=lambda event: None):
+        folder = tmp_path / f"{name}-{attempt}"
+        folder.mkdir()
+        checkpoints = tmp_path / f"{name}-checkpoints"
+        checkpoints.mkdir(exist_ok=True)
+        return Context(inputs, folder, checkpoints, seed=3, on_progress=on_progress)
+
+    return make
+
+
+@pytest.fixture
+def training():
+    """The helpers above, for tests."""
+    return SimpleNamespace(files=files, curve=curve, stop_at=stop_at, Stopped=Stopped)
+
+
+@pytest.fixture
+def same_when_interrupted(at):
+    """Run a stage whole, and once more interrupted at some steps: results, files and curves are equal."""
+
+    def check(run, stage, steps):
+        whole = at("whole")
+        result = run(stage, whole)
+        for attempt, step in enumerate(steps):
+            with pytest.raises(Stopped):
+                run(stage, at("broken", attempt, stop_at(step)))
+        last = at("broken", len(steps))
+        assert run(stage, last) == result
+        assert files(last) == files(whole)
+        assert curve(last) == curve(whole)
+        return curve(whole)
+
+    return check

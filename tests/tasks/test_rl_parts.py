@@ -1,0 +1,175 @@
+"""The RL loop with parts that remember, several references, critics and watchdogs."""
+
+import pytest
+import torch
+
+from learning.policy import load_policy
+from learning.rows import write_rows
+from learning.trials import Ask
+from schemas.errors import StepError
+from schemas.stages.rl import Rl
+from tasks.rl import run
+
+PROMPTS = ["ab", "abc", "b", "cab", "ba"]
+HERE = __name__
+
+
+def stage(**more):
+    base = {
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:short"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "surrogate": "clipped",
+        "weigh": "token_mean",
+    }
+    return Rl.model_validate({**base, **more})
+
+
+def short(completions):
+    """The shorter, the better."""
+    return [-len(text) / 8 for text in completions]
+
+
+def rising(completions, step):
+    """Worse and worse."""
+    return [-float(step) - 0.01 * len(text) for text in completions]
+
+
+def again(trials, round, state):
+    """The first group is dropped and asked for once more in the first round; every call is counted."""
+    state["calls"] = state.get("calls", 0) + 1
+    if round:
+        return trials, []
+    first = trials[0].group
+    dropped = [t for t in trials if t.group == first]
+    return [t for t in trials if t.group != first], [Ask(dropped[0].row, n=len(dropped), source="hinted")]
+
+
+def stored(trials, state, step):
+    """The first trial of the iteration before joins its group's successor as a replay."""
+    old, state["kept"] = state.get("kept"), trials[0].to_json()
+    if old is None:
+        return trials
+    replayed = type(trials[0]).from_json({**old, "group": trials[0].group, "source": "replay"})
+    return [*trials, replayed]
+
+
+def anchored(lp_T, lp_ref_T, lp_prev_T):
+    """Half of the squared log-ratios to two references."""
+    return ((lp_T - lp_ref_T).square() + (lp_T - lp_prev_T).square()) / 2
+
+
+def by_visits(metrics, state):
+    """A number that rises with the iterations and falls with the length of completions."""
+    state["n"] = state.get("n", 0) + 1
+    return 0.2 + 0.01 * state["n"] - 0.01 * metrics.get("completion_length", 0.0)
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
+    write_rows(folder, "prompts", rows)
+    return {"model": tiny_policy_folder, "prompts": folder, "eval_prompts": folder}
+
+
+EVERYTHING = {
+    "follow_up": [f"{HERE}:again"],
+    "source": [f"{HERE}:stored"],
+    "references": {"prev": {"every": 2, "mix": 0.5}},
+    "components": [{"use": f"{HERE}:anchored", "coef": {"control": "anchor"}}],
+    "control": {"anchor": f"{HERE}:by_visits"},
+    "critic": {"learning_rate": 1e-2, "warmup_steps": 1},
+    "advantage": [{"use": "gae", "lam": 0.9}],
+    "num_iterations": 2,
+    "num_mini_batches": 2,
+    "watch": [{"metric": "reward", "min": -0.9, "patience": 2, "action": "step_back"}],
+    "eval_prompts": "p",
+    "eval_steps": 2,
+}
+
+
+def test_trap_24_memories_critics_references_and_controls_resume_to_the_same_bits(same_when_interrupted):
+    points = same_when_interrupted(run, stage(**EVERYTHING), (1, 3, 5))
+    assert [p["completions"] for p in points] == [16] + [17] * 5
+    assert all("value_loss" in p for p in points)
+    assert ["eval_reward" in p for p in points] == [False, True] * 3
+    changes = [
+        b - a
+        for a, b in zip([p["control/anchor"] for p in points], [p["control/anchor"] for p in points][1:], strict=False)
+    ]
+    assert all(change != 0 for change in changes)
+
+
+def test_a_critic_alone_learns_while_it_warms_up(at, inputs):
+    context = at("warming")
+    warming = stage(critic={"warmup_steps": 3, "learning_rate": 1e-2}, advantage=["gae"], max_steps=3)
+    result = run(warming, context)
+    before, after = load_policy(inputs["model"]), load_policy(context.folder / "outputs" / "model")
+    pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert result.metrics["value_loss"] > 0
+
+
+def test_values_without_a_critic_are_refused(at):
+    with pytest.raises(StepError, match="critic"):
+        run(stage(modulate=[f"{HERE}:by_value"]), at("none"))
+
+
+def by_value(advantage_T, value_T):
+    """Asks for a critic."""
+    return advantage_T - value_T
+
+
+def test_a_watch_stops_with_the_last_good_weights(at, inputs, training):
+    context = at("stopped")
+    watched = stage(rewards=[f"{HERE}:rising"], watch=[{"metric": "reward", "min": -2.5, "patience": 2}], save_steps=2)
+    result = run(watched, context)
+    # Rewards are −0, −1, −2, −3 and −4: outside at iterations 4 and 5, the last good checkpoint is that of 2.
+    assert result.metrics["steps"] == 5
+    assert "stopped at iteration 5 with the weights of iteration 2" in result.details["stopped"]
+    shorter = at("shorter")
+    run(stage(rewards=[f"{HERE}:rising"], max_steps=2, save_steps=2), shorter)
+    assert training.files(context)["model/model.safetensors"] == training.files(shorter)["model/model.safetensors"]
+
+
+def test_a_watch_steps_back_and_lowers_the_rate(at, training):
+    context = at("back")
+    band = {"metric": "reward", "min": -2.5, "action": "step_back", "factor": 0.25}
+    run(stage(rewards=[f"{HERE}:rising"], watch=[band], save_steps=1), context)
+    points = training.curve(context)
+    assert [p["learning_rate"] for p in points] == pytest.approx([1e-2] * 4 + [1e-2 / 4, 1e-2 / 16])
+    assert ["watch/reward" in p for p in points] == [False] * 3 + [True] * 3
+
+
+def test_a_watch_may_only_warn(at, training):
+    quiet, warned = at("quiet"), at("warned")
+    run(stage(rewards=[f"{HERE}:rising"]), quiet)
+    run(
+        stage(rewards=[f"{HERE}:rising"], watch=[{"metric": "reward", "max": -1.5, "min": -2.5, "action": "warn"}]),
+        warned,
+    )
+    assert training.files(quiet) == training.files(warned)
+    assert ["watch/reward" in p for p in training.curve(warned)] == [True, True, False, True, True, True]
+
+
+def test_the_gap_between_training_and_held_out_reward_is_a_point(at, training):
+    context = at("gap")
+    run(stage(eval_prompts="p", eval_steps=3), context)
+    points = training.curve(context)
+    assert ["reward_gap" in p for p in points] == [False, False, True, False, False, True]
+    for p in points:
+        if "reward_gap" in p:
+            assert p["reward_gap"] == pytest.approx(p["reward"] - p["eval_reward"])
