@@ -16,6 +16,7 @@ from torch import Tensor
 
 from learning.batch import Batch
 from learning.columns import Column, lift, place
+from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -39,11 +40,11 @@ def gae(
     After a path that ended by itself comes nothing.
     """
     column = lift(column, batch, at="last")
-    value_T, next_T = batch.sampled("value").double(), _next_value(batch, tail)
+    value_T, next_T = _value(batch), _next_value(batch, tail)
     delta_T = column.values_X + gamma * next_T - value_T
     lam_P = torch.full((batch.num_paths,), lam, dtype=torch.float64)
     if adaptive is not None:
-        length_P = batch.path_T.bincount(minlength=batch.num_paths).clamp(min=1)
+        length_P = batch.path_T.bincount(minlength=batch.num_paths).clamp(min=1).double()
         lam_P = (1 - 1 / (adaptive * length_P)).clamp(min=0)
     target_P = lam_P if lam_value is None else torch.full_like(lam_P, lam_value)
     return_T = _discounted(delta_T, batch, gamma * target_P) + value_T
@@ -60,12 +61,19 @@ def diff(column: Column, batch: Batch) -> Column:
     after_T = _next_value(batch, "bootstrap") + column.values_X
     end_T = after_T.where(place(batch.path_T)[1] == 0, torch.zeros_like(after_T))
     return_T = _discounted(end_T, batch, torch.ones(batch.num_paths, dtype=torch.float64))
-    return replace(column, values_X=after_T - batch.sampled("value").double(), return_X=return_T)
+    return replace(column, values_X=after_T - _value(batch), return_X=return_T)
+
+
+def _value(batch: Batch) -> Tensor:
+    """Value of the state before each sampled token (T,); raises StepError where there is no critic."""
+    if "value" not in batch.tokens:
+        raise StepError("advantage: gae and diff read the values of a critic; give the stage a `critic:`")
+    return batch.sampled("value").double()
 
 
 def _next_value(batch: Batch, tail: str) -> Tensor:
     """Value of the state after each sampled token (T,)."""
-    value_T, path_T = batch.sampled("value").double(), batch.path_T
+    value_T, path_T = _value(batch), batch.path_T
     before_T, after_T = place(path_T)
     order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
     next_T = torch.zeros_like(value_T)

@@ -29,6 +29,7 @@ from learning.checkpoint import load_optimizer_state, load_weights, optimizer_st
 from learning.lookup import Bound, bind
 from learning.optimize import clip_gradients, make_optimizer
 from learning.packed import packed_hidden
+from learning.parallel import add_up, add_up_gradients, my_share
 from learning.policy import Policy
 from learning.split import micro_batches
 from learning.supply import Columns
@@ -100,23 +101,29 @@ class Critic:
         return batch.with_tokens(value=self.combine(value_TH), **columns).with_paths(value_end=self.combine(end_PH))
 
     def learn(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:
-        """One step of the optimiser on the mean loss of the selected tokens of a mini-batch."""
+        """One step of the optimiser on the mean loss of the selected tokens of a mini-batch.
+
+        Raises StepError when no operation of the advantage pipeline gave targets.
+        """
+        if "return" not in mini.tokens:
+            raise StepError("critic: nothing says what it is to predict; add `gae` or `diff` to `advantage`")
         keep_T, loss_of = self._selected(mini, step), self.loss.settled(controls or {})
         if not bool(keep_T.any()):
             return
         mini = mini.with_tokens(**{"w.critic": keep_T.double() / keep_T.sum()})
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for micro in micro_batches(mini, self.stage.max_tokens_per_micro_batch):
+        for micro in my_share(micro_batches(mini, self.stage.max_tokens_per_micro_batch)):
             if bool((micro.sampled("w.critic") != 0).any()):
                 loss = self._loss(loss_of, micro, step)
                 loss.backward()
                 total += float(loss.detach())
+        add_up_gradients(self.network)
         for group in self.optimizer.param_groups:
             group["lr"] = value_at(settled(self.block.learning_rate, controls or {}), step)
         norm = clip_gradients(self.network, self.stage.max_grad_norm)
         self.optimizer.step()
-        self._tell(value_loss=total, value_grad_norm=norm)
+        self._tell(value_loss=add_up([total])[0], value_grad_norm=norm)
 
     def points(self, batch: Batch) -> dict[str, float]:
         """Points for the curves since the last call; `explained_variance` is that of the values before the update."""

@@ -94,8 +94,12 @@ def solve(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, 
 
 
 def regulate(algorithm: Algorithm, step: int, have: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of the controllers that go by the points of the last iteration."""
-    return {name: p.ask(step, have) for name, p in algorithm.control.items() if not _looks(p.asks)}
+    """The numbers of the controllers that go by the points of the last iteration; one may use those before it."""
+    numbers: dict[str, float] = {}
+    for name, part in algorithm.control.items():
+        if not _looks(part.asks):
+            numbers[name] = part.settled(numbers).ask(step, have)
+    return numbers
 
 
 def _looks(asks: list[str]) -> bool:
@@ -111,17 +115,18 @@ def update(
     step: int,
     *,
     critic: "Critic | None" = None,
+    controls: Mapping[str, float] | None = None,
     have: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Train on a batch that carries advantages and all fixed columns; returns points for the curves.
 
-    `have` is what controllers may ask for beside columns.
+    `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration.
     """
     sums, norms = Sums(), []
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
             if critic is not None:
-                critic.learn(mini, step)
+                critic.learn(mini, step, controls)
                 if critic.warming(step):
                     continue
             now = solve(algorithm, mini, model, stage, step, have or {})

@@ -144,7 +144,9 @@ def learn(
     batch = with_factors(algorithm, batch, step)
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
-    points = update(algorithm, model, loop.optimizer, batch, stage, step, critic=loop.critic, have=have)
+    points = update(
+        algorithm, model, loop.optimizer, batch, stage, step, critic=loop.critic, controls=controls, have=have
+    )
     if loop.critic is not None:
         points |= loop.critic.points(batch)
     loop.references.refresh(loop.policy, step)
