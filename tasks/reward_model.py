@@ -11,6 +11,7 @@ import torch
 
 from learning.checkpoint import load_latest, load_optimizer_state, optimizer_state, save_checkpoint
 from learning.epochs import Epochs
+from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import load_policy, set_determinism
 from learning.preference_batches import Pair, by_tokens, encode_pairs, split_by_prompt
@@ -55,6 +56,7 @@ def run(stage: Stage, context: Context) -> Result:
 def prepare(stage: Stage, context: Context) -> Loop:
     """Load the body, encode and split the pairs."""
     set_determinism(context.seed, context.num_threads)
+    keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     judge = make_reward_model(policy, stage.max_length)
     rows = read_rows(context.input("data"), "preference_pairs")

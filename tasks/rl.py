@@ -15,6 +15,7 @@ from learning.critic import Critic
 from learning.curves import Curves
 from learning.engines.load import make_engine
 from learning.engines.protocol import Sampling
+from learning.memory import keep_pages
 from learning.optimize import learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, save_policy, set_determinism
 from learning.policy_loss import with_advantages, with_dropped, with_factors
@@ -45,6 +46,7 @@ def run(stage: Rl, context: Context) -> Result:
 def prepare(stage: Rl, context: Context) -> Loop:
     """Load the policy, its engine, the prompts and the functions that the recipe names."""
     set_determinism(context.seed, context.num_threads)
+    keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     algorithm = bind_algorithm(stage, context.inputs)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []

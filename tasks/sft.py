@@ -20,6 +20,7 @@ from learning.checkpoint import (
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
+from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
 from learning.rows import read_rows
@@ -60,6 +61,7 @@ def run(stage: Sft, context: Context) -> Result:
 def prepare(stage: Sft, context: Context) -> Loop:
     """Load the policy, encode the rows, cut them into steps."""
     set_determinism(context.seed, context.num_threads)
+    keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     limit = room(policy, stage.max_length)
     examples = encode_rows(policy.tokenizer, read_rows(context.input("data"), "chat"), limit)
