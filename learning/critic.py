@@ -119,8 +119,9 @@ class Critic:
                 loss.backward()
                 total += float(loss.detach())
         add_up_gradients(self.network)
+        rate = self.stage.learning_rate if self.block.learning_rate is None else self.block.learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = value_at(settled(self.block.learning_rate, controls or {}), step)
+            group["lr"] = value_at(settled(rate, controls or {}), step)
         norm = clip_gradients(self.network, self.stage.max_grad_norm)
         self.optimizer.step()
         self._tell(value_loss=add_up([total])[0], value_grad_norm=norm)

@@ -27,8 +27,8 @@ class Critic(Schema):
     Its targets come from the operation of `advantage` that reads its values (`gae`, `diff`).
     """
 
-    learning_rate: Number = 1e-3
-    """Rate of the critic's AdamW; a schedule is allowed. Decay, moments and clipping are those of the stage."""
+    learning_rate: Number | None = None
+    """Rate of the critic's AdamW, or a schedule of it; null: the stage's. Decay, moments, clipping: the stage's."""
     warmup_steps: int = Field(default=0, ge=0)
     """First iterations in which only the critic learns."""
     loss: CriticLossUse = CriticLossUse(use="squared")
