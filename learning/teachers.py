@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from learning.countdown import worked_countdown
 from schemas.errors import StepError
+
+__all__ = ["answer", "worked_countdown", "worked_spelling", "worked_sum"]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 

@@ -1,0 +1,53 @@
+"""Rewards for arithmetic expressions: computed from their text, nothing is executed."""
+
+import ast
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+from learning.countdown import problem_of
+
+FORM = re.compile(r"[-+*/()\d\s]{1,200}")
+"""What an expression may be made of."""
+
+
+def reaches(rows: list[dict[str, Any]], completions: list[str], *, marker: str = "#") -> list[float | None]:
+    """1 where the expression after the last marker (without one: the whole text) solves the row's countdown, else 0.
+
+    Every number may be used once; signs are + − * / and parentheses. Raises StepError for rows of another kind.
+    """
+    return [float(solves(row, text.rpartition(marker)[2])) for row, text in zip(rows, completions, strict=True)]
+
+
+def solves(row: dict[str, Any], text: str) -> bool:
+    """Whether the expression uses the row's numbers, each at most once, and gives its target."""
+    numbers, target = problem_of(row)
+    if not FORM.fullmatch(text):
+        return False
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        used: list[int] = []
+        value = _value(tree.body, used)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+    return value == target and not Counter(used) - Counter(numbers)
+
+
+def _value(node: ast.expr, used: list[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if not isinstance(node, ast.BinOp):
+        raise ValueError("no sum, difference, product or quotient")
+    left, right = _value(node.left, used), _value(node.right, used)
+    match node.op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+        case ast.Div():
+            return left / right
+    raise ValueError("no sum, difference, product or quotient")
