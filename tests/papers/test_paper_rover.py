@@ -1,0 +1,81 @@
+"""Random Policy Valuation is Enough for LLM Reasoning with Verifiable Rewards: target, loss and gradient of ROVER.
+
+Not shown: the gain in diversity at 8B.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.surrogates import clipped
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"
+
+
+def surrogate():
+    return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {}).surrogate
+
+
+def columns(q, value, advantage, path=None, place=None):
+    """Tokens whose Q and whose uniform mean of Q are given; old log-probabilities are −1 and −3."""
+    size = len(q)
+    double = {"dtype": torch.float64}
+    return {
+        "lp_T": (torch.tensor(q, **double) - 1).requires_grad_(),
+        "lp_prox_T": torch.full((size,), -1.0, **double),
+        "lp_mean_T": (torch.tensor(value, **double) - 3).requires_grad_(),
+        "lp_mean_prox_T": torch.full((size,), -3.0, **double),
+        "advantage_T": torch.tensor(advantage, **double),
+        "path_T": torch.tensor(path or [0] * size),
+        "place_T": torch.tensor(place or list(range(size))),
+    }
+
+
+def test_target_is_the_centred_reward_plus_the_uniform_mean_of_the_next_q():
+    # At the second state Q is 0.4 and −0.2 over two words: the uniform mean is 0.1, under (0.9, 0.1) it is 0.34.
+    have = columns([0.3, 0.4], [7.0, (0.4 - 0.2) / 2], [0.5, 0.5])
+    loss = surrogate().ask(0, have)
+    assert loss.tolist() == pytest.approx([(0.3 - 0.6) ** 2, (0.4 - 0.5) ** 2], abs=1e-12)
+    assert loss[0].item() == pytest.approx(0.09, abs=1e-12)
+    under_the_policy = (0.3 - (0.5 + 0.9 * 0.4 + 0.1 * -0.2)) ** 2
+    assert abs(loss[0].item() - under_the_policy) > 0.1
+
+
+def test_no_gradient_flows_through_the_target():
+    have = columns([0.3, 0.4], [7.0, 0.1], [0.5, 0.5])
+    loss = surrogate().ask(0, have).sum()
+    lp, mean = torch.autograd.grad(loss, (have["lp_T"], have["lp_mean_T"]), allow_unused=True)
+    assert lp.tolist() == pytest.approx([2 * (0.3 - 0.6), 2 * (0.4 - 0.5)], abs=1e-12)
+    assert mean is None or not mean.any()
+
+
+def test_the_next_token_is_the_paths_own_whatever_the_order():
+    # Two paths, their tokens interleaved and out of order.
+    path, place = [3, 1, 3, 1, 3], [1, 0, 0, 1, 2]
+    have = columns([0.0] * 5, [0.1, 0.2, 0.3, 0.4, 0.5], [1.0, -1.0, 1.0, -1.0, 1.0], path, place)
+    target = torch.tensor([1.5, -0.6, 1.1, -1.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(surrogate().ask(0, have), target.square(), atol=1e-12, rtol=0)
+
+
+def test_a_ratio_of_five_still_learns_where_ppo_has_stopped():
+    log_five = torch.tensor(5.0, dtype=torch.float64).log().item()
+    have = columns([log_five], [0.0], [3.0])
+    (rover,) = torch.autograd.grad(surrogate().ask(0, have).sum(), have["lp_T"])
+    assert rover.item() == pytest.approx(2 * (log_five - 3.0), abs=1e-12)
+    log_ratio = torch.tensor([log_five], dtype=torch.float64, requires_grad=True)
+    (ppo,) = torch.autograd.grad(clipped(log_ratio, have["advantage_T"]).sum(), log_ratio)
+    assert ppo.item() == 0.0
+
+
+def test_the_loop_measures_the_mean_over_the_vocabulary(tiny_policy):
+    from learning.packed import pack, packed_statistics
+
+    packed = pack([[5, 6, 7], [8, 9]], [-1, 0])
+    found = packed_statistics(tiny_policy.model, packed, followed=("lp", "lp_mean"))
+    with torch.no_grad():
+        logp = tiny_policy.model(torch.tensor([[5, 6, 7, 8, 9]])).logits[0].log_softmax(-1)
+    want = torch.cat([torch.zeros(1), logp[:-1].mean(-1)])
+    torch.testing.assert_close(found["lp_mean"], want, atol=1e-4, rtol=0)
