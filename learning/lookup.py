@@ -43,9 +43,9 @@ class Bound:
         now = {k: value_at(v, step) if isinstance(v, numbers) else v for k, v in self.options.items()}
         return partial(self.function, **now)
 
-    def ask(self, step: int, have: Mapping[str, Any]) -> Any:
-        """Call with what the function asks for by name; raises StepError for what is not there."""
-        return self.at(step)(*(self._given(name, step, have) for name in self.asks))
+    def ask(self, step: int, have: Mapping[str, Any], *placed: Any) -> Any:
+        """Call with `placed` by place and the rest by name, as asked for; raises StepError for what is not there."""
+        return self.at(step)(*placed, *(self._given(name, step, have) for name in self.asks[len(placed) :]))
 
     def _given(self, name: str, step: int, have: Mapping[str, Any]) -> Any:
         """`state` is this slot's own of `states`, `rng` this slot's and step's own of `seed`; all else is as it is."""

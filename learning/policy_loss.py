@@ -33,7 +33,7 @@ def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) 
     total_T = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
     for column, operations, coef in pipelines:
         for operation in operations:
-            column = operation.at(step)(column, batch)
+            column = operation.ask(step, Columns(batch, step=step, **have), column, batch)
         lifted = lift(column, batch)
         total_T = total_T + coef * lifted.values_X
         if lifted.return_X is not None:
@@ -51,13 +51,13 @@ def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:
     return batch.with_tokens(dropped=dropped_T)
 
 
-def with_factors(algorithm: Algorithm, batch: Batch, step: int) -> Batch:
-    """Add the token column `factor`, the product of the corrections, where there are any."""
+def with_factors(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:
+    """Add the token column `factor`, the product of the corrections, where there are any; `have` as `seed`."""
     if not algorithm.correct:
         return batch
     factor_T = torch.ones(len(batch.sampled_T), dtype=torch.float64)
     for part in algorithm.correct:
-        factor_T = factor_T * part.ask(step, Columns(batch, step=step)).detach().double()
+        factor_T = factor_T * part.ask(step, Columns(batch, step=step, **have)).detach().double()
     return batch.with_tokens(factor=factor_T)
 
 

@@ -70,8 +70,8 @@ def _k3(lp_T: Tensor, other_T: Tensor) -> Tensor:
 
 
 def with_proximal(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl) -> Batch:
-    """Add the token columns `lp_prox`, `lp_mean_prox`, `entropy_prox` that are asked for: those of the weights now."""
-    names = tuple(n for n in ("lp", "lp_mean", "entropy") if algorithm.needs(f"{n}_prox_T"))
+    """Add the token columns `lp_prox`, `lp_mean_prox` … that are asked for: those of the weights now."""
+    names = tuple(n for n in CURRENT if algorithm.needs(f"{n}_prox_T"))
     if not names:
         return batch
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}

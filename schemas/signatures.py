@@ -79,13 +79,12 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
     house = ":" not in name
     try:
         found = _find(module, function, folders, 0, is_class=bool(slot.member))
-        if slot.takes is not None and (
-            found.supplied != slot.takes if house else len(found.supplied) != len(slot.takes)
-        ):
+        placed, named = _split(slot, found.supplied)
+        if slot.takes is not None and (placed != slot.takes if house else len(placed) != len(slot.takes)):
             given = ", ".join(slot.takes) or "nothing"
             said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
             raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")
-        if slot.takes is None and (strange := [n for n in found.supplied if not supplies(slot, n)]):
+        if strange := [n for n in named if not supplies(slot, n)]:
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
             raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
         return found
@@ -197,11 +196,18 @@ def _fits(slot: type[Use], name: str) -> bool:
     """Whether a function is meant for the slot: helpers in the same module take something else."""
     try:
         found = _find(*address(slot, name), (), 0, is_class=False)
-        if slot.takes is None:
-            return bool(found.supplied) and all(supplies(slot, n) for n in found.supplied)
-        return found.supplied == slot.takes and bool(slot.takes or found.options)
+        placed, named = _split(slot, found.supplied)
+        if not all(supplies(slot, n) for n in named):
+            return False
+        return bool(named) if slot.takes is None else placed == slot.takes and bool(slot.takes or found.options)
     except (SignatureError, ModuleError, KeyError):
         return False
+
+
+def _split(slot: type[Use], supplied: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a function is given by place, and what it asks for by name."""
+    count = len(slot.takes or ()) if slot.takes is None or slot.asks else len(supplied)
+    return supplied[:count], supplied[count:]
 
 
 def supplies(slot: type[Use], name: str) -> bool:

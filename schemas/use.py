@@ -27,7 +27,8 @@ class Use(Schema):
     takes: ClassVar[tuple[str, ...] | None] = None
     """What is before the star, in this order; None: the function asks by name for any of `asks`."""
     asks: ClassVar[frozenset[str]] = frozenset()
-    """What the loop can supply by name. Columns of log-probabilities of named references (`lp_<name>_T`) are added."""
+    """What the loop can supply by name, after what it gives by place. Columns of named references (`lp_<name>_T`) are
+    added."""
 
     use: str = Field(min_length=1)
     """Name of the function, or `package.module:function`."""
@@ -51,7 +52,7 @@ FIXED = frozenset(
     f"{name}_T"
     for name in (
         "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
-        "length", "group", "source", "external", "version", "truncated", "broken", "value",
+        "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
     )
 ) | {"step"}  # fmt: skip
 """Columns of sampled tokens that do not change while a batch is trained on."""
@@ -143,6 +144,7 @@ class AdvantageUse(Use):
 
     home = "learning.advantages"
     takes = ("column", "batch")
+    asks = FIXED | {"rows", "state", "scores_P"}
 
 
 class ModulateUse(Use):
@@ -170,7 +172,7 @@ class CorrectUse(Use):
     """A factor ≥ 0 on the surrogate of every token, for samples of another policy; it does not touch denominators."""
 
     home = "learning.corrections"
-    asks = FIXED | {"advantage_T", "batch"}
+    asks = FIXED | {"advantage_T", "batch", "rng"}
 
 
 class SurrogateUse(Use):

@@ -102,12 +102,17 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     places = {id(trial): place for place, trial in enumerate(kept)}
     loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
     points |= describe(trials, trained) | held_out(loop, stage, context, step)
+    tokens = sum(len(t.completion_ids) - t.given for t in trials if t.logprobs is not None)
+    loop.sampled += tokens
     points |= {
-        "tokens_per_second": sum(len(t.completion_ids) - t.given for t in trials) / (time.perf_counter() - began),
+        "sampled_tokens": float(loop.sampled),
+        "tokens_per_second": tokens / (time.perf_counter() - began),
         "generation_seconds": sampled_at - began,
         "learning_rate": loop.optimizer.param_groups[0]["lr"],
     }
     watch(loop, step, points)
+    if loop.stopped is None and stage.max_sampled_tokens and loop.sampled >= stage.max_sampled_tokens:
+        loop.stopped = f"{loop.sampled} tokens sampled at iteration {step + 1}"
     remember(loop, stage, context, step, points, trials)
 
 
@@ -143,7 +148,7 @@ def learn(
     if loop.critic is not None:
         batch = loop.critic.values(batch)
     batch = with_advantages(algorithm, batch, step, states=loop.states, rows=have["rows"])
-    batch = with_factors(algorithm, batch, step)
+    batch = with_factors(algorithm, batch, step, seed=have["seed"])
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
     points = update(
