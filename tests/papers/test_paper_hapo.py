@@ -1,0 +1,103 @@
+"""From Uniform to Heterogeneous: bounds, advantages and temperature follow the entropy of a token, by HAPO's numbers.
+
+Not shown: gains on AIME.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.engines.protocol import Generation
+from learning.forest import single_turn
+from learning.heterogeneous import adaptive_bounds, entropy_score, redistributed
+from learning.policy_loss import with_advantages, with_dropped
+from learning.supply import Columns
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"
+DOUBLE = {"dtype": torch.float64}
+
+
+def algorithm():
+    return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {})
+
+
+def surrogate():
+    """The recipe's surrogate where log-entropies of −2, 0 and 2 score −1, 0 and 1."""
+    return algorithm().surrogate.settled({"lowest": -2.0, "pivot": 0.0, "highest": 2.0})
+
+
+def gradient(ratio, h, advantage):
+    """Derivative of the loss by the log-ratio, over −ρ: the advantage that counts, 0 where the ratio is clipped."""
+    log_ratio = torch.tensor([ratio], **DOUBLE).log().requires_grad_()
+    entropy = torch.tensor([math.exp(2 * h)], **DOUBLE)
+    have = {"log_ratio_T": log_ratio, "advantage_T": torch.tensor([advantage], **DOUBLE), "entropy_behav_T": entropy}
+    (found,) = torch.autograd.grad(surrogate().ask(0, have).sum(), log_ratio)
+    return -found.item() / ratio
+
+
+def test_bounds_are_the_tokens_own():
+    low, high = adaptive_bounds(torch.tensor([0.5, -0.5, 0.0], **DOUBLE), 0.2, 0.28)
+    assert low.tolist() == pytest.approx([0.2, 0.3, 0.2], abs=1e-15)
+    assert high.tolist() == pytest.approx([0.42, 0.28, 0.28], abs=1e-15)
+
+
+@pytest.mark.parametrize(("h", "lower", "upper"), [(0.5, 0.8, 1.42), (-0.5, 0.7, 1.28)])
+def test_the_loss_stops_at_the_tokens_own_bounds(h, lower, upper):
+    assert gradient(upper - 0.01, h, 1.0) > 0
+    assert gradient(upper + 0.01, h, 1.0) == 0
+    assert gradient(lower + 0.01, h, -1.0) < 0
+    assert gradient(lower - 0.01, h, -1.0) == 0
+
+
+def test_redistribution_is_inside_the_band_for_certain_tokens_and_outside_for_uncertain_ones():
+    # The band reaches half-way to the bounds: from 0.9 to 1.21 at h = 0.5, from 0.85 to 1.14 at h = −0.5.
+    assert gradient(1.0, 0.5, 2.0) == pytest.approx(2.0)
+    assert gradient(1.3, 0.5, 2.0) == pytest.approx(3.0)
+    assert gradient(1.0, -0.5, 2.0) == pytest.approx(1.0)
+    assert gradient(1.2, -0.5, 2.0) == pytest.approx(2.0)
+    h, one = torch.tensor([0.5, -0.5], **DOUBLE), torch.ones(2, **DOUBLE)
+    got = redistributed(one, h, torch.tensor([1.0, 1.0]), 0.2 * one, 0.28 * one)
+    assert got.tolist() == [1.0, 0.5]
+
+
+def test_switches_of_the_recipe_turn_each_part_off():
+    plain = algorithm().surrogate
+    options = {**plain.options, "low": -2.0, "pivot": 0.0, "high": 2.0, "epsilon": 0.2, "epsilon_high": 0.28}
+    off = {**options, "adaptive_clip": False, "redistribute": False, "delta": None}
+    log_ratio = torch.linspace(-0.5, 0.5, 11, **DOUBLE)
+    advantage = torch.tensor([1.0, -1.0] * 5 + [1.0], **DOUBLE)
+    entropy = torch.linspace(0.1, 5, 11, **DOUBLE)
+    got = plain.function(log_ratio, advantage, entropy, **off)
+    rho = log_ratio.exp()
+    want = -torch.minimum(rho * advantage, rho.clamp(0.8, 1.28) * advantage)
+    torch.testing.assert_close(got, want, atol=1e-15, rtol=0)
+
+
+def batch(lengths):
+    groups = [[Generation([7] * n, [-1.0] * n, "stop", [0.1 * (i + 1)] * n) for i, n in enumerate(lengths)]]
+    made = single_turn([[1]], groups).with_paths(reward=torch.tensor([1.0, 0.0], **DOUBLE))
+    return with_dropped(made, False)
+
+
+def test_the_average_of_a_group_is_over_its_tokens():
+    made = with_advantages(algorithm(), batch([1, 3]), 0).sampled("advantage")
+    assert made.tolist() == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], abs=1e-4)
+    assert made.sum().item() == pytest.approx(0.0, abs=1e-12)
+    stage = load_recipe(RECIPE, profile="tiny").stages["baseline"]
+    grpo = with_advantages(bind_algorithm(stage, {}), batch([1, 3]), 0).sampled("advantage")
+    assert grpo.sum().item() == pytest.approx(-2 * grpo[0].item())
+
+
+def test_scores_of_entropy_span_the_batch_around_a_quantile():
+    entropy = torch.tensor([0.01, 0.1, 0.2, 0.5, 1.5], **DOUBLE)
+    control = algorithm().control
+    found = {name: part.ask(0, Columns(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
+    assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
+    h = entropy_score(entropy, found["lowest"], found["pivot"], found["highest"])
+    assert h[[0, 3, 4]].tolist() == pytest.approx([-1, 0, 1])
+    half_way = torch.tensor([math.sqrt(0.01 * 0.5), math.sqrt(0.5 * 1.5), 9.0, 0.0], **DOUBLE)
+    assert entropy_score(half_way, *found.values()).tolist() == pytest.approx([-0.5, 0.5, 1, -1])
