@@ -27,7 +27,7 @@ from learning.trajectories import Trajectories
 from learning.watchdogs import Watchdogs
 from schemas.errors import StepError
 
-PLAIN = ("states", "samples", "parts", "rate", "stopped", "held_out")
+PLAIN = ("states", "samples", "parts", "rate", "stopped", "sampled")
 
 
 @dataclass
@@ -53,8 +53,8 @@ class Loop:
     samples: dict[str, Any] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)
     """Steps at which trajectories were put aside."""
-    held_out: dict[str, float] = field(default_factory=dict)
-    """Points of the last look at held-out problems."""
+    sampled: int = 0
+    """Tokens sampled so far."""
     rate: float = 1.0
     """Factor that steps back have left on the learning rate."""
     stopped: str | None = None

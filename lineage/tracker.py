@@ -47,7 +47,7 @@ class Tracker:
         metrics = []
         for step in plan.steps:
             record = read_record(layout.artifact(step.kind, step.key))
-            metrics += final_metrics(record, f"{step.name}/") if record and states.get(step.name) in FINISHED else []
+            metrics += final_metrics(record, step.name) if record and states.get(step.name) in FINISHED else []
         self._log(parent, metrics=metrics)
         if any(state in ("failed", "blocked") for state in known):
             self.client.set_terminated(parent, "FAILED")

@@ -37,10 +37,11 @@ def milliseconds(when: str) -> int:
     return int(datetime.fromisoformat(when).timestamp() * 1000)
 
 
-def final_metrics(record: Record, prefix: str = "") -> list[Metric]:
-    """The final numbers of a step; texts are left out."""
+def final_metrics(record: Record, step: str | None = None) -> list[Metric]:
+    """The final numbers of a step, below its name when one is given; texts are left out."""
     end = milliseconds(record["started"]) + int(record["seconds"] * 1000)
     numbers = {n: float(v) for n, v in record["metrics"].items() if isinstance(v, (bool, int, float))}
+    prefix = f"{named(step)}/" if step else ""
     return [Metric(prefix + named(name), value, end, 0) for name, value in numbers.items()]
 
 

@@ -133,6 +133,8 @@ class Rl(Training, BaseStage):
     """Leave completions that hit the length limit out of the loss (and, unless `weigh` says so, its denominator)."""
     max_steps: int = Field(ge=1)
     """Iterations of sample, score, update."""
+    max_sampled_tokens: int | None = Field(default=None, ge=1)
+    """Ends the stage once so many tokens were sampled, which makes algorithms comparable; null: max_steps alone."""
     eval_prompts: PromptsRef | None = None
     """Held-out problems, whose accuracy is a point of the curves; needed by a watch on `reward_gap`."""
     eval_steps: int = Field(default=20, ge=1)

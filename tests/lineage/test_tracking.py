@@ -5,6 +5,7 @@ import pytest
 from mlflow import MlflowClient
 
 from lineage.tracking import project_run
+from lineage.tracking_content import final_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 STATES = {name: {"state": "done"} for name in ("base", "lessons", "lessons_clean", "tuned", "raw")}
@@ -92,3 +93,13 @@ def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
         "FINISHED",
     ]
     assert failed["tuned"].data.metrics == {}
+
+
+def test_the_numbers_of_a_variant_have_names_that_mlflow_takes():
+    record = {
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.5,
+        "metrics": {"reward/answers.exact": 0.5, "x": "text"},
+    }
+    (metric,) = final_metrics(record, "rl@algorithm=grpo,seed=1")
+    assert (metric.key, metric.value) == ("rl_algorithm_grpo_seed_1/reward_answers.exact", 0.5)
