@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.countdown import countdown
+from learning.documents import documents
 from learning.gym import BLOCK, dataset, families
 from schemas.errors import StepError
 
-__all__ = ["countdown", "reasoning_gym"]
+__all__ = ["countdown", "documents", "reasoning_gym"]
 
 PATIENCE = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""

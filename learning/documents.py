@@ -1,0 +1,122 @@
+"""Problems over a document that must be read to its end: six kinds of questions, each with a natural metric of its own.
+
+A document lists names with numbers, `ann 12, bob 7, cat 30, …`; the question comes after it. The kinds, and what
+scores an answer (`learning.rewards.overlap`): `lookup` and `total` exact match, `ranking` NDCG, `ordering` share of
+pairs in order, `extraction` overlap of intervals, `listing` F1 of sets.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+Kind = Literal["lookup", "total", "ranking", "ordering", "extraction", "listing"]
+Entries = list[tuple[str, int]]
+LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+PATIENCE = 20
+"""Draws per problem asked for, after which the space counts as exhausted."""
+
+
+def documents(
+    *,
+    kind: Kind,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    entries: Annotated[int, Field(ge=4, le=2000)] = 24,
+    largest: Annotated[int, Field(ge=9, le=10_000)] = 99,
+) -> list[dict[str, Any]]:
+    """`size` problems of one kind over documents of so many entries, from one side of a split by document.
+
+    An entry takes about seven characters: 40 give some 300. Raises StepError when the space holds too few.
+    """
+    rng = np.random.default_rng([seed, entries, largest, *kind.encode()])
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(size * PATIENCE):
+        made = _document(rng, entries, largest)
+        text = ", ".join(f"{name} {value}" for name, value in made)
+        question, answer = QUESTIONS[kind](made, rng)
+        if _held_out(text, test_share) == (split == "test"):
+            row = _row(kind, f"{text}; {question}", answer, made)
+            rows[row["id"]] = row
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(
+        f"documents {kind}: found {len(rows)} {split} problems of {size}; give longer documents by `entries`"
+    )
+
+
+def _document(rng: np.random.Generator, entries: int, largest: int) -> Entries:
+    """Distinct names, distinct numbers where there are enough."""
+    names: list[str] = []
+    while len(names) < entries:
+        name = "".join(rng.choice(LETTERS, 3))
+        if name not in names:
+            names.append(name)
+    values = rng.choice(np.arange(1, largest + 1), entries, replace=largest < entries)
+    return list(zip(names, (int(v) for v in values), strict=True))
+
+
+def _lookup(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    name, value = made[int(rng.integers(len(made)))]
+    return f"{name}?", str(value)
+
+
+def _total(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    chosen = [made[i] for i in _some(rng, len(made), 2)]
+    return f"{'+'.join(name for name, _ in chosen)}?", str(sum(value for _, value in chosen))
+
+
+def _ranking(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    best = sorted(made, key=lambda entry: (-entry[1], entry[0]))[:3]
+    return "top 3?", " ".join(name for name, _ in best)
+
+
+def _ordering(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    places = _some(rng, len(made), 3)
+    return f"order {' '.join(made[i][0] for i in places)}?", " ".join(made[i][0] for i in sorted(places))
+
+
+def _extraction(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    first, last = sorted(_some(rng, len(made), 2))
+    return f"{made[first][0]} to {made[last][0]}?", f"{first + 1}-{last + 1}"
+
+
+def _listing(made: Entries, rng: np.random.Generator) -> tuple[str, str]:
+    bound = sorted(value for _, value in made)[-3]
+    return f"from {bound}?", " ".join(name for name, value in made if value >= bound)
+
+
+QUESTIONS: dict[str, Callable[[Entries, np.random.Generator], tuple[str, str]]] = {
+    "lookup": _lookup,
+    "total": _total,
+    "ranking": _ranking,
+    "ordering": _ordering,
+    "extraction": _extraction,
+    "listing": _listing,
+}
+
+
+def _some(rng: np.random.Generator, size: int, count: int) -> list[int]:
+    return [int(i) for i in rng.choice(size, count, replace=False)]
+
+
+def _row(kind: str, text: str, answer: str, made: Entries) -> dict[str, Any]:
+    return {
+        "id": hashlib.sha256(f"documents\n{kind}\n{text}".encode()).hexdigest()[:16],
+        "prompt": [{"role": "user", "content": text}],
+        "answer": answer,
+        "family": kind,
+        "metadata": json.dumps({"entries": len(made)}),
+    }
+
+
+def _held_out(text: str, test_share: float) -> bool:
+    digest = hashlib.sha256(f"documents\n{text}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < test_share * 2**64
