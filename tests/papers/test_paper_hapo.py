@@ -4,6 +4,7 @@ Not shown: gains on AIME.
 """
 
 import math
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"
 DOUBLE = {"dtype": torch.float64}
 
 
+@cache
 def algorithm():
     return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {})
 

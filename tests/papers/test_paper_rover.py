@@ -3,6 +3,7 @@
 Not shown: the gain in diversity at 8B.
 """
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from schemas.recipe import load_recipe
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"
 
 
+@cache
 def surrogate():
     return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {}).surrogate
 

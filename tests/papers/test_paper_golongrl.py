@@ -1,0 +1,97 @@
+"""GoLongRL: TMN-Reweight puts the problems of a task on one scale and weighs them by difficulty, to the digit.
+
+Not shown: real long contexts.
+"""
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.columns import of_rewards
+from learning.forest import forest
+from learning.policy_loss import with_advantages, with_dropped
+from learning.trials import Trial
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"
+
+
+@cache
+def algorithm(stage="trained"):
+    return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages[stage], {})
+
+
+def batch(*groups):
+    """Groups of (family, rewards), one token each."""
+    trials = [
+        Trial(
+            {"id": f"p{g}", "family": family}, g, "policy", [1, g], [5], [-1.0], "stop", "", scores={"r": r}, reward=r
+        )
+        for g, (family, rewards) in enumerate(groups)
+        for r in rewards
+    ]
+    return with_dropped(forest(trials), False)
+
+
+def operated(made, **options):
+    operation = algorithm().advantage[0]
+    return operation.function(of_rewards(made), made, **{**operation.options, "epsilon": 0.0, **options}).values_X
+
+
+def test_one_scale_for_all_problems_of_a_task():
+    made = batch(("sums", (0.0, 1.0)), ("sums", (0.4, 0.6)))
+    got = operated(made, gamma=None).tolist()
+    assert got == pytest.approx([-0.980581, 0.980581, -0.196116, 0.196116], abs=1e-6)
+    grpo = with_advantages(algorithm("baseline"), made, 0).sampled("advantage")
+    assert grpo.tolist() == pytest.approx([-0.7071, 0.7071, -0.7071, 0.7071], abs=1e-3)
+
+
+def test_tasks_do_not_share_a_scale():
+    made = batch(("sums", (0.0, 1.0)), ("ranking", (0.4, 0.6)))
+    half = 1 / math.sqrt(2)
+    assert operated(made, gamma=None).tolist() == pytest.approx([-half, half, -half, half], abs=1e-12)
+    both = operated(made, gamma=None, by="batch").tolist()
+    assert both == pytest.approx([-0.980581, 0.980581, -0.196116, 0.196116], abs=1e-6)
+
+
+def test_difficulty_weighs_positives_up_and_negatives_down():
+    made = batch(("sums", (1.0, 0.0, 0.0, 0.0)))
+    ratio = operated(made, gamma=1.0, smoothing=0.0) / operated(made, gamma=None)
+    assert ratio.tolist() == pytest.approx([1.284025, 0.778801, 0.778801, 0.778801], abs=1e-6)
+    easy = batch(("sums", (1.0, 1.0, 1.0, 0.0)))
+    ratio = operated(easy, gamma=1.0, smoothing=0.0) / operated(easy, gamma=None)
+    assert ratio.tolist() == pytest.approx([0.778801] * 3 + [1.284025], abs=1e-6)
+
+
+def test_smoothing_moves_the_bar_towards_the_tasks_mean():
+    # Means 0.75 and 0.25, the task's 0.5: with the bar half-way, 0.625, the 0.7 of the first group passes too.
+    made = batch(("sums", (0.6, 0.9, 0.7, 0.8)), ("sums", (0.0, 0.5, 0.0, 0.5)))
+    plain = operated(made, gamma=None)
+    own = operated(made, gamma=1.0, smoothing=0.0) / plain
+    mixed = operated(made, gamma=1.0, smoothing=0.5) / plain
+    assert own[:4].tolist() == pytest.approx([1.0] * 4)
+    up, down = math.exp(-0.25), math.exp(0.25)
+    assert mixed[:4].tolist() == pytest.approx([down, up, down, up])
+
+
+def test_groups_without_differences_give_exactly_nothing():
+    made = batch(("sums", (0.1, 0.1, 0.1)), ("ranking", (0.3,)), ("sums", (0.0, 1.0)))
+    got = operated(made, gamma=1.0).tolist()
+    assert got[:4] == [0.0] * 4
+    assert all(got[4:])
+    alone = operated(batch(("sums", (0.1, 0.1))), gamma=1.0)
+    assert alone.tolist() == [0.0, 0.0]
+
+
+def test_order_of_rows_does_not_matter_and_tokens_come_too_late():
+    made = batch(("a", (0.0, 1.0, 0.5)), ("b", (0.2, 0.9)), ("a", (0.4, 0.6)))
+    order = [5, 2, 0, 6, 3, 1, 4]
+    torch.testing.assert_close(operated(made.take(order)), operated(made)[order], atol=1e-15, rtol=0)
+    operation = algorithm().advantage[0].at(0)
+    with pytest.raises(ValueError, match="before lift"):
+        operation(replace(of_rewards(made), unit="token"), made)
