@@ -1,20 +1,36 @@
 """What every engine speaks: requests of token ids in, generations of token ids out.
 
 An engine is one file in this package with one class `Engine`, made as `Engine(policy, **options)`.
+Shapes: B sequences at once, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Processor = Callable[["Tensor", "Tensor"], "Tensor"]
+"""(logits_BV after temperature, place_B of the token in its completion) → logits_BV; every row for itself alone."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """`n` completions of one prompt; sample i uses the random stream of (seed, i), whatever else runs beside it."""
+    """`n` completions of one prompt; sample i uses the random stream of (seed, first + i), whatever runs beside it.
+
+    Token k of a completion takes draw k of its stream, so that one continued from the tokens `begun` becomes what it
+    would have been without a break.
+    """
 
     prompt_ids: list[int]
     n: int
     seed: int
+    first: int = 0
+    begun: tuple[int, ...] = ()
+    """Tokens of the completion that exist already: they count in its length and are not returned again."""
     temperature: float | None = None
+    """None: that of the sampling; 0: greedy."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +39,31 @@ class Sampling:
 
     temperature: float = 1.0
     max_new_tokens: int = 64
+    """Tokens of a completion, with those that were begun."""
     entropy: bool = False
+    """Whether generations carry entropies."""
+    stop: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that end a completion, beside the tokenizer's end token; they stay a part of it."""
+    processor: Processor | None = None
+    """Changes the distribution that is sampled from; what is reported is of the changed one."""
+    target: int | None = None
+    """Suspend what is left as soon as so many completions of the call have ended."""
+    window: int | None = None
+    """Suspend a completion that has not ended after so many tokens in this call."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One completion. `logprobs` are processed: of the distribution sampled from, i.e. after temperature."""
+    """One completion. `logprobs` are processed: of the distribution sampled from, i.e. after temperature.
+
+    A suspended one goes on as a request with `begun` and the same seed and stream; it may hold no token yet.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "suspended"]
     entropies: list[float] = field(default_factory=list)
+    """Nats of the distribution that each token was sampled from; empty unless the sampling asks for them."""
 
 
 class EngineProtocol(Protocol):

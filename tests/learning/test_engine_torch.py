@@ -6,8 +6,9 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from learning.engines.picking import draw
 from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine, draw
+from learning.engines.torch import Engine
 from learning.policy import Policy
 from schemas.errors import StepError
 
