@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.algorithm import Algorithm, Term
+from learning.algorithm import Algorithm
 from learning.batch import Batch
 from learning.columns import Column, lift, of_rewards
 from learning.lookup import Bound
@@ -115,13 +115,17 @@ def micro_loss(
     factor_T = columns["factor_T"] if algorithm.correct else 1.0
     policy = _weighted(algorithm.surrogate.ask(step, columns) * factor_T, columns["w_T"])
     (policy_grad_T,) = torch.autograd.grad(policy, leaves["lp"], retain_graph=True)
-    total = policy + _components(algorithm.components, columns, step)
+    parts = [
+        _weighted(term.function.ask(step, columns), columns[f"w.{i}_T"]) for i, term in enumerate(algorithm.components)
+    ]
+    total = policy + sum(parts)
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, grads, strict=True)
     loss = sum(((at[name] * grad_T).sum() for name, grad_T in pairs if grad_T is not None), torch.zeros(()))
     # The value is the loss, the gradient is chained through the statistics by hand.
     loss = loss + (total - loss).detach()
     columns["policy_grad_T"] = policy_grad_T
+    columns["parts"] = [float(part.detach()) for part in parts]
     columns.detach()
     return loss, columns
 
@@ -133,10 +137,6 @@ def columns_of(batch: Batch, statistics: Mapping[str, Tensor]) -> Columns:
     # A token whose sampling log-probability is unknown has ratio 1 and weight 0.
     columns["lp_behav_T"] = columns["lp_behav_T"].where(~columns["broken_T"], lp_T.detach())
     return columns
-
-
-def _components(terms: Sequence[Term], columns: Columns, step: int) -> Tensor | float:
-    return sum(_weighted(t.function.ask(step, columns), columns[f"w.{i}_T"]) for i, t in enumerate(terms))
 
 
 def _weighted(loss_T: Tensor, w_T: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 Shapes: T sampled tokens.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from learning.optimize import clip_gradients
 from learning.parallel import add_up_gradients, my_share
 from learning.policy_loss import columns_of, micro_loss, with_weights
 from learning.references import statistics_of
+from learning.rollout import names
 from learning.split import micro_batches, mini_batches
 from learning.supply import Columns
 from schemas.stages.rl import Rl
@@ -28,8 +29,13 @@ CURRENT = ("lp", "entropy", "lp_mean", "collision")
 
 @dataclass
 class Sums:
-    """Means over tokens, gathered micro-batch by micro-batch; `gap` is a maximum."""
+    """Means over tokens, gathered micro-batch by micro-batch; `gap` is a maximum.
 
+    `names` are those of the loss's components, `parts` their weighted sums and the sums of their weights.
+    """
+
+    names: Sequence[str] = ()
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
     tokens: int = 0
     clipped: float = 0.0
     entropy: float = 0.0
@@ -48,6 +54,9 @@ class Sums:
         self.kl_to_sampler += float(_k3(lp_T[own_T], behav_T[own_T]).sum())
         if "lp_ref_T" in columns:
             self.kl += float(_k3(lp_T, columns["lp_ref_T"]).sum())
+        for i, (name, part) in enumerate(zip(self.names, columns["parts"], strict=True)):
+            total, weight = self.parts.get(name, (0.0, 0.0))
+            self.parts[name] = (total + part, weight + float(columns[f"w.{i}_T"].sum()))
         fresh_T = own_T & (columns["source_T"] == 0)
         if first and bool(fresh_T.any()):
             self.gap = max(self.gap, float((lp_T - behav_T)[fresh_T].abs().max()))
@@ -60,6 +69,7 @@ class Sums:
             "entropy": self.entropy / n,
             "kl_to_sampler": self.kl_to_sampler / n,
         }
+        found |= {f"loss/{name}": total / weight for name, (total, weight) in self.parts.items() if weight}
         return {**found, "logprob_gap": self.gap, **({"kl": self.kl / n} if has_reference else {})}
 
 
@@ -122,7 +132,7 @@ def update(
 
     `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration.
     """
-    sums, norms = Sums(), []
+    sums, norms = Sums(names([term.function for term in algorithm.components])), []
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
             if critic is not None:
