@@ -235,4 +235,4 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     timed = ("step", "tokens_per_second", "generation_seconds")
     final = {key: value for key, value in last.items() if key not in timed}
     told = {"stopped": loop.stopped} if loop.stopped else {}
-    return Result({"steps": int(last["step"]), **final}, {"samples": loop.samples, **told})
+    return Result({"steps": int(last["step"]), "tokens": loop.sampled, **final}, {"samples": loop.samples, **told})
