@@ -4,11 +4,13 @@ GRPO is `center(by: group)` then `scale(by: group)`; Dr.GRPO leaves out the seco
 others. The column starts as one reward per path; `lift` spreads it over the sampled tokens. Groups are found by id,
 never by position. A key with one member, or with equal values, gives exactly 0: rounding must not become a signal.
 
+An operation gets the column and the batch, and may ask for fixed columns of tokens by name, and for `state` and `rows`.
 Shapes: P paths, T sampled tokens, X entries of a column (P or T).
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -18,36 +20,59 @@ from torch import Tensor
 from learning.batch import Batch
 from learning.columns import Column, lift, of_rewards, place
 from learning.credit import diff, gae
+from learning.estimators import best_margin, compensate, decoupled, pass_at_k, running
+from learning.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
+from learning.maps import affine, power, sign, where
 from learning.multitask import tmn_reweight
+from learning.selections import Source
+from learning.tokenwise import entropy_share, path_consistency, token_baseline
 from schemas.schedules import Number
 
-__all__ = ["Column", "center", "clip", "diff", "gae", "lift", "of_rewards", "scale", "tmn_reweight", "togo"]
-
-Key = Literal["group", "batch", "episode"]
+__all__ = [
+    "Column", "affine", "best_margin", "center", "clip", "compensate", "decoupled", "diff", "entropy_share", "gae",
+    "lift", "of_rewards", "pass_at_k", "path_consistency", "power", "running", "scale", "sign", "tmn_reweight", "togo",
+    "token_baseline", "where",
+]  # fmt: skip
 
 
 def center(
-    column: Column, batch: Batch, *, by: Key = "group", stat: Literal["mean", "loo", "median"] = "mean"
+    column: Column,
+    batch: Batch,
+    *,
+    by: Key | list[Key] = "group",
+    stat: Literal["mean", "loo", "median", "max", "quantile", "len_weighted"] = "mean",
+    q: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    among: list[Source] | None = None,
 ) -> Column:
-    """Subtract a statistic of the entries with the same key; `loo` is the mean of the others (Kool et al. 2019)."""
-    index_X = _index(column, batch, by)
-    count_X, values = _per_key(torch.ones_like(column.values_X), index_X, torch.sum), column.values_X
-    if stat == "median":
-        base_X = _per_key(values, index_X, _median)
-    elif stat == "mean":
-        base_X = _per_key(values, index_X, torch.sum) / count_X
+    """Subtract a statistic of the entries with the same key (or keys); `loo` is the mean of the others (RLOO).
+
+    `len_weighted` weighs paths by their sampled tokens (OPO, Hao et al. 2025); `quantile` is at `q`. `among` takes the
+    statistic of entries from these sources only: `[greedy]` is ReMax's baseline. Where there is none the result is 0.
+    """
+    index_X, among_X = index_of(batch, column.path_X, by), among_of(batch, column.path_X, among)
+    values_X = column.values_X
+    if stat in ("loo", "len_weighted"):
+        base_X = _others(values_X, index_X, among_X) if stat == "loo" else _by_length(column, batch, index_X, among_X)
     else:
-        base_X = (_per_key(values, index_X, torch.sum) - values) / (count_X - 1).clamp(min=1)
-    return replace(column, values_X=(values - base_X).masked_fill(_flat(values, index_X), 0.0))
+        of_key: dict[str, Callable[[Tensor], Tensor]] = {
+            "mean": torch.mean,
+            "median": median,
+            "max": torch.max,
+            "quantile": partial(torch.quantile, q=q),
+        }
+        base_X = per_key(values_X, index_X, of_key[stat], among_X)
+    same_X = equal(values_X, index_X, among_X) & (values_X == per_key(values_X, index_X, torch.max, among_X))
+    return replace(column, values_X=(values_X - base_X).masked_fill(same_X | base_X.isnan(), 0.0))
 
 
 def scale(
     column: Column,
     batch: Batch,
     *,
-    by: Key = "group",
-    stat: Literal["std", "mean", "mad"] = "std",
+    by: Key | list[Key] = "group",
+    stat: Literal["std", "mean", "mad", "range"] = "std",
     of: Literal["self", "raw"] = "self",
+    among: list[Source] | None = None,
     epsilon: Annotated[float, Field(ge=0)] = 1e-4,
     unbiased: bool = True,
 ) -> Column:
@@ -55,16 +80,17 @@ def scale(
 
     `of: raw` takes it of the rewards as they were before any operation. Where they do not differ the result is 0.
     """
-    index_X = _index(column, batch, by)
+    index_X, among_X = index_of(batch, column.path_X, by), among_of(batch, column.path_X, among)
     source_X = column.raw_X if of == "raw" else column.values_X
     of_key: dict[str, Callable[[Tensor], Tensor]] = {
-        "std": lambda v: v.std(correction=int(unbiased)) if len(v) > 1 else v.new_zeros(()),
+        "std": partial(deviation, correction=int(unbiased)),
         "mean": torch.mean,
-        "mad": lambda v: _median((v - _median(v)).abs()),
+        "mad": lambda v: median((v - median(v)).abs()),
+        "range": lambda v: v.max() - v.min(),
     }
-    spread_X = _per_key(source_X, index_X, of_key[stat]) + epsilon
-    scaled_X = column.values_X / spread_X
-    return replace(column, values_X=scaled_X.masked_fill(_flat(source_X, index_X) | (spread_X == 0), 0.0))
+    spread_X = per_key(source_X, index_X, of_key[stat], among_X) + epsilon
+    useless_X = equal(source_X, index_X, among_X) | (spread_X == 0) | spread_X.isnan()
+    return replace(column, values_X=(column.values_X / spread_X).masked_fill(useless_X, 0.0))
 
 
 def clip(column: Column, batch: Batch, *, low: Number = -5.0, high: Number = 5.0) -> Column:
@@ -85,26 +111,17 @@ def togo(column: Column, batch: Batch, *, gamma: Annotated[float, Field(ge=0, le
     return replace(column, values_X=padded_PL[column.path_X, from_end_T])
 
 
-def _index(column: Column, batch: Batch, by: str) -> Tensor:
-    """Number (0..) of each entry's key."""
-    return batch.key(by)[column.path_X].unique(return_inverse=True)[1]
+def _others(values_X: Tensor, index_X: Tensor, among_X: Tensor | None) -> Tensor:
+    """Mean of the key's other entries."""
+    mine_X = torch.ones_like(values_X) if among_X is None else among_X.to(values_X.dtype)
+    count_X, total_X = sums(mine_X, index_X), sums(values_X, index_X, among_X)
+    base_X = (total_X - values_X * mine_X) / (count_X - mine_X).clamp(min=1)
+    return base_X.masked_fill(count_X == 0, torch.nan)
 
 
-def _per_key(values_X: Tensor, index_X: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A statistic of each key's entries, at every one of them."""
-    out_X = torch.empty_like(values_X)
-    order = index_X.argsort(stable=True)
-    for members in order.split(index_X.bincount().tolist()):
-        out_X[members] = function(values_X[members])
-    return out_X
-
-
-def _flat(values_X: Tensor, index_X: Tensor) -> Tensor:
-    """Whether all entries of the key are equal (a single one is)."""
-    low_X, high_X = _per_key(values_X, index_X, torch.min), _per_key(values_X, index_X, torch.max)
-    return low_X == high_X
-
-
-def _median(values: Tensor) -> Tensor:
-    """The mean of the two middle values for an even count (torch takes the lower)."""
-    return values.quantile(0.5)
+def _by_length(column: Column, batch: Batch, index_X: Tensor, among_X: Tensor | None) -> Tensor:
+    """Mean of the key's entries, each path weighing as its sampled tokens (a token as one)."""
+    weight_X = torch.ones_like(column.values_X)
+    if column.unit == "path":
+        weight_X = batch.path_T.bincount(minlength=batch.num_paths).to(weight_X.dtype)
+    return sums(column.values_X * weight_X, index_X, among_X) / sums(weight_X, index_X, among_X)

@@ -50,6 +50,16 @@ def kl_convex(
     return lam * base_T + (1 - lam) * previous_T
 
 
+def drift(log_ratio_T: Tensor, *, estimator: Literal["abs", "k2", "k3"] = "abs") -> Tensor:
+    """Distance from the sampling policy: |log ρ|, (log ρ)²/2, or ρ − 1 − log ρ (KL(behaviour ‖ policy))."""
+    held_T = log_ratio_T.clamp(-LIMIT, LIMIT)
+    return {
+        "abs": held_T.abs,
+        "k2": lambda: held_T.square() / 2,
+        "k3": lambda: held_T.expm1() - held_T,
+    }[estimator]()
+
+
 def entropy(entropy_T: Tensor) -> Tensor:
     """Entropy bonus: minus the entropy of the policy at each sampled token."""
     return -entropy_T

@@ -11,8 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.covariance import high_covariance
 from learning.trials import SOURCES
 from schemas.schedules import Number
+
+__all__ = [
+    "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "low_entropy", "negative",
+    "own", "positive", "rewarded", "sources", "unlikely",
+]  # fmt: skip
 
 Source = Literal[
     "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset"

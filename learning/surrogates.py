@@ -8,10 +8,15 @@ from torch import Tensor
 
 from learning.heterogeneous import heterogeneous
 from learning.hybrid import exploratory
+from learning.regressions import mirror, path_consistent
+from learning.soft_surrogates import cispo, divergence, geometric, shaped_external, soft_adaptive, tapered, variational
 from learning.valuation import rover
 from schemas.schedules import Number
 
-__all__ = ["clipped", "exploratory", "heterogeneous", "reinforce", "rover", "weighted"]
+__all__ = [
+    "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
+    "reinforce", "rover", "shaped_external", "soft_adaptive", "tapered", "variational", "weighted",
+]  # fmt: skip
 
 LIMIT = 20.0
 

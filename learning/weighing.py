@@ -16,9 +16,9 @@ from torch import Tensor
 from learning.batch import Batch
 from learning.sample_balance import sample_balanced
 
-__all__ = ["constant", "sample_balanced", "sequence_mean", "token_mean"]
+__all__ = ["constant", "nested_mean", "sample_balanced", "sequence_mean", "token_mean"]
 
-Unit = Literal["episode", "path", "group"]
+Unit = Literal["episode", "path", "group", "prompt", "family"]
 
 
 def token_mean(batch: Batch, *, count_dropped: bool = False) -> Tensor:
@@ -51,6 +51,25 @@ def constant(
     kept_T, counted_T = _masks(batch, count_dropped)
     sequences = batch.key(by)[batch.path_T][counted_T > 0].unique().numel()
     return kept_T / (max(sequences, 1) * float(length or max_completion_length))
+
+
+def nested_mean(
+    batch: Batch, *, levels: Annotated[list[Unit], Field(min_length=1)], count_dropped: bool = False
+) -> Tensor:
+    """Mean over the first unit of the mean over the second, and so on, of the mean over tokens.
+
+    `[group, path]` lets every prompt weigh the same whatever the number of its completions, and in it every completion
+    whatever its length.
+    """
+    kept_T, counted_T = _masks(batch, count_dropped)
+    weight_T, above_T = kept_T, torch.zeros_like(batch.path_T)
+    for level in levels:
+        unit_T = torch.stack([above_T, batch.key(level)[batch.path_T]]).unique(dim=1, return_inverse=True)[1]
+        pairs = torch.stack([above_T, unit_T])[:, counted_T > 0].unique(dim=1)
+        units = torch.bincount(pairs[0], minlength=len(above_T) + 1)
+        weight_T, above_T = weight_T / units[above_T].clamp(min=1), unit_T
+    tokens = torch.zeros(len(above_T) + 1, dtype=torch.float64).index_add(0, above_T, counted_T)
+    return weight_T / tokens[above_T].clamp(min=1)
 
 
 def _masks(batch: Batch, count_dropped: bool) -> tuple[Tensor, Tensor]:
