@@ -16,6 +16,7 @@ from learning.batch import Batch
 from learning.columns import Column, lift, of_rewards
 from learning.lookup import Bound
 from learning.packed import STATISTICS, packed_statistics
+from learning.routing import replayed
 from learning.supply import Columns
 from schemas.schedules import value_at
 
@@ -99,14 +100,15 @@ def micro_loss(
     asked = algorithm.asked()
     followed = ["lp", *(name for name in STATISTICS if f"{name}_T" in asked and name != "collision")]
     watched = ["entropy", *(["collision"] if "collision_T" in asked else [])]
-    found = packed_statistics(
-        model,
-        batch.packed.to(model.device),
-        followed=tuple(followed),
-        watched=tuple(name for name in watched if name not in followed),
-        temperature=temperature,
-        needed_M=batch.tokens["learn"],
-    )
+    with replayed(model, batch.tokens.get("experts")):
+        found = packed_statistics(
+            model,
+            batch.packed.to(model.device),
+            followed=tuple(followed),
+            watched=tuple(name for name in watched if name not in followed),
+            temperature=temperature,
+            needed_M=batch.tokens["learn"],
+        )
     at = {name: column_M[batch.sampled_T] for name, column_M in found.items()}
     leaves = {name: at[name].detach().requires_grad_() for name in followed}
     columns = columns_of(batch, {**at, **leaves})

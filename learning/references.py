@@ -16,6 +16,7 @@ from learning.batch import Batch
 from learning.checkpoint import load_weights
 from learning.packed import packed_statistics
 from learning.policy import Policy, load_policy
+from learning.routing import replayed
 from learning.split import micro_batches
 from schemas.stages.rl import ReferenceSpec, Rl
 
@@ -69,18 +70,28 @@ def _load(folder: Path, like: Policy) -> Any:
 
 @torch.no_grad()
 def statistics_of(
-    batch: Batch, model: Any, names: tuple[str, ...], *, max_tokens: int, temperature: float
+    batch: Batch,
+    model: Any,
+    names: tuple[str, ...],
+    *,
+    max_tokens: int,
+    temperature: float,
+    replay: bool = False,
 ) -> dict[str, Tensor]:
-    """Statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient."""
+    """Statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
+
+    With `replay` a mixture of experts uses the experts that the batch has on record, if it has.
+    """
     found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
     for micro in micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens):
-        columns = packed_statistics(
-            model,
-            micro.packed.to(model.device),
-            followed=names,
-            temperature=temperature,
-            needed_M=micro.tokens["learn"],
-        )
+        with replayed(model, micro.tokens.get("experts") if replay else None):
+            columns = packed_statistics(
+                model,
+                micro.packed.to(model.device),
+                followed=names,
+                temperature=temperature,
+                needed_M=micro.tokens["learn"],
+            )
         for name, column_M in columns.items():
             found[name][micro.sampled("place_in_whole")] = column_M.cpu()[micro.sampled_T].double()
     return {name: column_M[batch.sampled_T] for name, column_M in found.items()}

@@ -84,7 +84,7 @@ def with_proximal(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl) -> 
     names = tuple(n for n in CURRENT if algorithm.needs(f"{n}_prox_T"))
     if not names:
         return batch
-    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature, "replay": True}
     found = statistics_of(batch, model, names, **how)
     return batch.with_tokens(**{f"{name}_prox": column for name, column in found.items()})
 
@@ -96,7 +96,7 @@ def solve(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, 
         return algorithm
     asked = {name for part in looking.values() for name in part.asks}
     names = ("lp", *(n for n in CURRENT[1:] if f"{n}_T" in asked))
-    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature, "replay": True}
     columns = columns_of(batch, statistics_of(batch, model, names, **how))
     for name, value in have.items():
         columns[name] = value

@@ -22,6 +22,7 @@ from learning.policy_loss import with_advantages, with_dropped, with_factors
 from learning.references import References
 from learning.rl_state import Loop, resume, save, step_back
 from learning.rollout import Sampler, score
+from learning.routing import with_experts
 from learning.rows import read_rows
 from learning.trajectories import Trajectories, path_advantages
 from learning.trials import Ask, Trial
@@ -144,6 +145,8 @@ def learn(
     algorithm, model = loop.algorithm.settled(controls), loop.policy.model
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
     batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), **how)
+    if stage.routing_replay:
+        batch = with_experts(batch, model, max_tokens=stage.max_tokens_per_micro_batch)
     batch = with_proximal(algorithm, batch, model, stage)
     if loop.critic is not None:
         batch = loop.critic.values(batch)

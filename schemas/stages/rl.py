@@ -129,6 +129,8 @@ class Rl(Training, BaseStage):
     """Tokens per completion."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; training log-probabilities use the same."""
+    routing_replay: bool = False
+    """For a mixture of experts: those chosen before an iteration's update are used throughout it (R2)."""
     mask_truncated_completions: bool = False
     """Leave completions that hit the length limit out of the loss (and, unless `weigh` says so, its denominator)."""
     max_steps: int = Field(ge=1)
