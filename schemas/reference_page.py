@@ -1,8 +1,10 @@
 """docs/recipes.md, written from the code: every key of every kind, and every function that a slot can name."""
 
+import itertools
 import re
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -99,8 +101,19 @@ def _kind(model: type[BaseStage]) -> str:
         if inner is not LoRA:
             text += [f"**{inner.__name__}**: {_doc(inner)}", "", _table(inner, set())]
     if "algorithm" in model.model_fields:
-        text += [f"Algorithms: {', '.join(f'`{n}`' for n in preset_names())}.", ""]
+        text += ["Algorithms, in `recipes/algorithms/`:", "", *map(_preset, preset_names().items()), ""]
     return "\n".join(text)
+
+
+def _preset(named: tuple[str, Path]) -> str:
+    """A line of the list: the name, and the first sentence of the file's header."""
+    name, file = named
+    header = " ".join(line.lstrip("# ").strip() for line in _header(file))
+    return f"- `{name}`: {re.split(r'(?<=[)][.]) |(?<=[.]) (?=[A-Z])', header)[0]}"
+
+
+def _header(file: Path) -> Iterator[str]:
+    return itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
 
 
 def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
