@@ -1,10 +1,12 @@
 """From a name in a recipe to the function it names: the name is the address, there is no registry.
 
 `schemas.signatures` checks the same from the source text, before anything is imported; here it is bound for real.
+An option may itself name a function (`of: {use: answers.exact}`): it is bound too, and handed over as an `Inner`.
 """
 
 import importlib
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +19,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas.errors import StepError
 from schemas.references import Reference
-from schemas.schedules import SCHEDULES, Controlled, settled, value_at
+from schemas.schedules import SCHEDULES, Controlled, Number, settled, value_at
 from schemas.use import Use
 
 
@@ -30,6 +32,8 @@ class Bound:
     options: Mapping[str, Any]
     slot: str = ""
     """Path of the slot in the stage."""
+    weight: Number = 1.0
+    """Factor that the recipe gives it, where its slot has one."""
 
     @property
     def asks(self) -> list[str]:
@@ -37,15 +41,19 @@ class Bound:
         parameters = inspect.signature(self.function).parameters.values()
         return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
-    def at(self, step: int) -> Callable[..., Any]:
-        """The function with the options as they are at a step (0-based)."""
-        numbers = (*SCHEDULES, Controlled)
-        now = {k: value_at(v, step) if isinstance(v, numbers) else v for k, v in self.options.items()}
-        return partial(self.function, **now)
+    def at(self, step: int, have: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """The function with the options as they are at a step (0-based); those that are functions get `have`."""
+
+        def now(value: Any) -> Any:
+            if isinstance(value, (*SCHEDULES, Controlled)):
+                return value_at(value, step)
+            return Inner(value, step, have or {}) if isinstance(value, Bound) else value
+
+        return partial(self.function, **{k: _each(v, now) for k, v in self.options.items()})
 
     def ask(self, step: int, have: Mapping[str, Any], *placed: Any) -> Any:
         """Call with `placed` by place and the rest by name, as asked for; raises StepError for what is not there."""
-        return self.at(step)(*placed, *(self._given(name, step, have) for name in self.asks[len(placed) :]))
+        return self.at(step, have)(*placed, *(self._given(name, step, have) for name in self.asks[len(placed) :]))
 
     def _given(self, name: str, step: int, have: Mapping[str, Any]) -> Any:
         """`state` is this slot's own of `states`, `rng` this slot's and step's own of `seed`; all else is as it is."""
@@ -61,11 +69,41 @@ class Bound:
 
     def settled(self, controls: Mapping[str, float]) -> "Bound":
         """The same with the numbers that controllers give."""
-        return replace(self, options={k: settled(v, controls) for k, v in self.options.items()})
+
+        def now(value: Any) -> Any:
+            return value.settled(controls) if isinstance(value, Bound) else settled(value, controls)
+
+        options = {k: _each(v, now) for k, v in self.options.items()}
+        return replace(self, options=options, weight=settled(self.weight, controls))
 
     def __call__(self, *supplied: Any) -> Any:
         """Call at step 0."""
         return self.at(0)(*supplied)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A function that an option of another one names, with what the loop gave that one."""
+
+    bound: Bound
+    step: int
+    have: Mapping[str, Any]
+
+    @property
+    def weight(self) -> float:
+        """Factor that the recipe gives it, now."""
+        return value_at(self.bound.weight, self.step)
+
+    def __call__(self, **instead: Any) -> Any:
+        """Call with what it asks for by name, some of it replaced; raises StepError for what is not there."""
+        return self.bound.ask(self.step, ChainMap(instead, self.have))  # type: ignore[arg-type]
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to a value, or to every entry of one that is a list or a map."""
+    if isinstance(value, dict):
+        return {key: _each(item, change) for key, item in value.items()}
+    return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def find(use: Use) -> Callable[..., Any]:
@@ -105,7 +143,18 @@ def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> 
     """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)
     options = options_of(function, use.options, use.use)
-    for name, value in options.items():
-        if isinstance(value, Reference):
-            options[name] = (inputs or {})[f"{port}.{name}"]
-    return Bound(use.use, function, options, port)
+    found = {name: _resolved(value, f"{port}.{name}", inputs or {}) for name, value in options.items()}
+    return Bound(use.use, function, found, port, getattr(use, "weight", 1.0))
+
+
+def _resolved(value: Any, path: str, inputs: Mapping[str, Path]) -> Any:
+    """An option with folders for references and bound functions for those it names; engines are made by their user."""
+    if isinstance(value, Reference):
+        return inputs[path]
+    if isinstance(value, Use):
+        return value if value.member else bind(value, path, inputs)
+    if isinstance(value, dict):
+        return {key: _resolved(item, f"{path}.{key}", inputs) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, f"{path}.{i}", inputs) for i, item in enumerate(value)]
+    return value

@@ -37,7 +37,7 @@ def learned(
         answer = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
         if len(prompt) + len(answer) <= longest:
             groups[tuple(prompt)].append((i, answer))
-    for batch in batches(groups):
+    for batch in _batches(groups):
         places = [i for _, answers in batch for i, _ in answers]
         with torch.no_grad():
             rewards_P = judge.rewards([p for p, _ in batch], [[ids for _, ids in answers] for _, answers in batch])
@@ -52,7 +52,7 @@ def loaded(folder: str) -> RewardModel:
     return load_reward_model(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list[list[tuple[list[int], list]]]:
+def _batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list[list[tuple[list[int], list]]]:
     """Prompts with their completions, in forwards of about `TOKENS` tokens."""
     made: list[list[tuple[list[int], list]]] = []
     room = 0
