@@ -34,7 +34,7 @@ def gap(model, requests, answers, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-def test_logprobs_equal_a_full_forward_pass(tiny_policy, temperature):
+def test_trap_07_logprobs_equal_a_full_forward_pass(tiny_policy, temperature):
     requests = [Request(r.prompt_ids, 4 if temperature else 1, r.seed) for r in REQUESTS]
     answers = Engine(tiny_policy, max_slots=7).generate(requests, Sampling(temperature, 24))
     assert gap(tiny_policy.model, requests, answers, temperature or 1.0) < 1e-5
@@ -80,7 +80,7 @@ def test_a_longer_limit_continues_the_same_samples(tiny_policy):
         assert one.token_ids == other.token_ids[:6]
 
 
-def test_samples_of_a_group_differ_and_a_rerun_is_bitwise_equal(tiny_policy):
+def test_trap_20_samples_of_a_group_differ_and_a_rerun_is_bitwise_equal(tiny_policy):
     requests = [Request([5, 6, 7], 64, 3), Request([5, 6, 7], 64, 4)]
     first = Engine(tiny_policy, max_slots=32).generate(requests, Sampling(1.0, 16))
     long = [tuple(g.token_ids) for gs in first for g in gs if len(g.token_ids) > 4]
@@ -115,7 +115,7 @@ def test_samples_follow_the_softmax(tiny_policy, temperature):
     assert chisquare(seen, wanted / wanted.sum() * 4000).pvalue > 0.01
 
 
-def test_new_weights_are_sampled_from_after_sync(tiny_policy):
+def test_trap_21_new_weights_are_sampled_from_after_sync_of_a_prompt_known_before(tiny_policy):
     engine = Engine(tiny_policy)
     before = engine.generate(REQUESTS, Sampling(0.7, 12))
     with torch.no_grad():
