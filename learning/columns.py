@@ -1,6 +1,6 @@
 """Values at paths or at sampled tokens, as advantage operations pass them on.
 
-Shapes: P paths, T sampled tokens, X entries of a column (P or T).
+Shapes: P paths, T sampled tokens, X entries of a column (P or T), H pairs of a segment and a path that holds it.
 """
 
 from dataclasses import dataclass
@@ -30,16 +30,37 @@ def of_rewards(batch: Batch) -> Column:
     return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
 
 
-def lift(column: Column, batch: Batch, *, at: Literal["all", "last"] = "all") -> Column:
-    """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere)."""
+def lift(
+    column: Column, batch: Batch, *, at: Literal["all", "last"] = "all", tree: Literal["mean", "max", "owner"] = "mean"
+) -> Column:
+    """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere).
+
+    A token that several paths share gets the mean of their values, their maximum, or that of the path that owns it.
+    """
     if column.unit == "token":
         return column
     path_T = batch.path_T
     values_T, raw_T = column.values_X[path_T], column.raw_X[path_T]
+    if tree != "owner" and at == "all":
+        values_T = _over_paths(column.values_X, batch, tree)
     if at == "last":
         last_T = place(path_T)[1] == 0
         values_T = values_T.where(last_T, torch.zeros_like(values_T))
     return Column(values_T, raw_T, path_T, "token", column.return_X)
+
+
+def _over_paths(values_P: Tensor, batch: Batch, tree: str) -> Tensor:
+    """Mean or maximum over all paths that hold a sampled token, at each of them (T,)."""
+    held: list[tuple[int, int]] = []
+    for path, segment in enumerate(batch.leaves):
+        while segment >= 0:
+            held.append((segment, path))
+            segment = batch.parents[segment]
+    segment_H, path_H = torch.tensor(held, dtype=torch.long).reshape(-1, 2).unbind(1)
+    of_segment = values_P.new_zeros(len(batch.segments)).scatter_reduce(
+        0, segment_H, values_P[path_H], {"mean": "mean", "max": "amax"}[tree], include_self=False
+    )
+    return of_segment[torch.searchsorted(batch.packed.cu_seqlens_S1, batch.sampled_T, right=True) - 1]
 
 
 def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
