@@ -55,6 +55,13 @@ def row_seed(seed: int, row: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
 
+def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+    """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
+    left = iter(scores)
+    of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
+    return [[group[of.index(max(of))]] for group, of in zip(groups, of_groups, strict=True)]
+
+
 def weighted_scores(
     rewards: Sequence[Bound], weights: Sequence[Number], rows: list[dict[str, Any]], texts: list[str]
 ) -> list[float | None]:

@@ -1,0 +1,73 @@
+"""Scripted dialogues in which one side asks for donations: small enough for a model of a few characters' vocabulary.
+
+A row's prompt ends with what the other side just said; the asker's earlier words are the assistant's messages, the
+first of which states a fact about the asker. `answer` is what the scripted human says next: to the point, not said
+before, and in agreement with the fact.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+FACTS = {"gave": ("i donated.", "i donated twice."), "never": ("i never donated.", "i have not donated.")}
+GREETINGS = ("hi.", "hello.", "who is this?", "yes?")
+REPLIES = {
+    "why give?": ("kids need food.", "children starve.", "families need help."),
+    "how much?": ("one dollar helps.", "any coin helps.", "give two dollars."),
+    "who gets it?": ("the charity does.", "poor kids get it.", "hungry children."),
+    "is it safe?": ("the charity is old.", "all money is checked."),
+}
+OWN = {"gave": ("yes, i donated.", "sure, i gave food."), "never": ("no, i never donated.", "not yet, i will give.")}
+ASKED = "do you give?"
+SPACE = 100_000
+"""Draws after which the space counts as exhausted."""
+
+
+def donations(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+) -> list[dict[str, Any]]:
+    """`size` distinct contexts of donation dialogues, from one side of a split by context.
+
+    `metadata` says the asker's fact (`gave` or `never`) and the words that are to the point. Raises StepError when the
+    space holds too few.
+    """
+    rng = np.random.default_rng(seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(SPACE):
+        row = _row(rng)
+        if row["id"] not in rows and (int(row["id"], 16) < test_share * 2**64) == (split == "test"):
+            rows[row["id"]] = row
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(f"donations: found {len(rows)} {split} contexts of {size}; lower `size` or change `test_share`")
+
+
+def _row(rng: np.random.Generator) -> dict[str, Any]:
+    """One context: greeting, fact, a question and its reply, a question."""
+
+    def one(choices: tuple[str, ...]) -> str:
+        return choices[int(rng.integers(len(choices)))]
+
+    fact = one(tuple(FACTS))
+    known = {**REPLIES, ASKED: OWN[fact]}
+    first, last = one(tuple(known)), one(tuple(known))
+    said = [one(GREETINGS), one(FACTS[fact]), first, one(known[first]), last]
+    roles = ("user", "assistant")
+    answer = one(tuple(reply for reply in known[last] if reply not in said))
+    topic = sorted({word.strip(".,?") for reply in known[last] for word in reply.split()})
+    return {
+        "id": hashlib.sha256("\n".join(said).encode()).hexdigest()[:16],
+        "prompt": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)],
+        "answer": answer,
+        "family": "donations",
+        "metadata": json.dumps({"fact": fact, "topic": topic}, sort_keys=True),
+    }

@@ -1,0 +1,83 @@
+"""Sentence-level rewards in a dialogue, from what its context holds alone: nobody answers the sentence.
+
+The speaker's earlier utterances are the assistant's messages of the prompt.
+"""
+
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import Field
+
+NEGATIONS = {"not", "never", "no", "none", "nothing"}
+FILLERS = {"yes", "sure", "well", "have", "has", "had", "do", "did", "does", "yet", "ever", "a", "the", "to"}
+Penalty = Annotated[float, Field(ge=0)]
+
+
+def repetition(
+    rows: list[dict[str, Any]],
+    completions: list[str],
+    *,
+    penalty: Penalty = 1.0,
+    overlap: Annotated[float, Field(gt=0, le=1)] = 0.8,
+) -> list[float | None]:
+    """−penalty where the words are (nearly) those of an earlier utterance of the speaker's own, else 0.
+
+    Nearly: words in common over words in either are at least `overlap`.
+    """
+    return [
+        -penalty if any(_likeness(text, old) >= overlap for old in own(row)) else 0.0
+        for row, text in zip(rows, completions, strict=True)
+    ]
+
+
+def inconsistency(rows: list[dict[str, Any]], completions: list[str], *, penalty: Penalty = 1.0) -> list[float | None]:
+    """−penalty where a sentence denies what the speaker said before (`i donated` and `i never donated`), else 0."""
+    return [
+        -penalty if any(contradicts(text, old) for old in own(row)) else 0.0
+        for row, text in zip(rows, completions, strict=True)
+    ]
+
+
+def relevance(rows: list[dict[str, Any]], completions: list[str], *, reward: Penalty = 1.0) -> list[float | None]:
+    """`reward` where a word is to the point, by the row's `topic` in its metadata; None for rows without one."""
+    found: list[float | None] = []
+    for row, text in zip(rows, completions, strict=True):
+        topic = json.loads(row["metadata"] or "{}").get("topic")
+        found.append(None if topic is None else reward * bool(_content(text) & set(topic)))
+    return found
+
+
+def own(row: dict[str, Any]) -> list[str]:
+    """What the speaker said before."""
+    return [message["content"] for message in row["prompt"] if message["role"] == "assistant"]
+
+
+def contradicts(text: str, old: str) -> bool:
+    """Whether two utterances hold sentences that say the same but for a negation."""
+    pairs = [(a, b) for a in _sentences(text) for b in _sentences(old)]
+    return any(_denies(a, b) for a, b in pairs)
+
+
+def _denies(a: str, b: str) -> bool:
+    one, other = _content(a), _content(b)
+    same = len(one & other) >= 2 and (one <= other or other <= one)
+    return same and bool(_words(a) & NEGATIONS) != bool(_words(b) & NEGATIONS)
+
+
+def _likeness(a: str, b: str) -> float:
+    one, other = _words(a), _words(b)
+    return len(one & other) / len(one | other) if one | other else 1.0
+
+
+def _sentences(text: str) -> list[str]:
+    return [s for s in re.split(r"[.!?]+", text) if s.strip()]
+
+
+def _words(text: str) -> set[str]:
+    """Words in lower case; `don't` counts as `do not`."""
+    return set(re.findall(r"[a-z]+", text.lower().replace("n't", " not")))
+
+
+def _content(text: str) -> set[str]:
+    return _words(text) - NEGATIONS - FILLERS
