@@ -45,6 +45,12 @@ def markdown(results: dict[str, Any]) -> str:
     if results["comparisons"]:
         head = ["difference on the same problems", "family", "metric", f"gain, {level} interval", "p", "detectable"]
         parts.append(grid(head, [comparison(line) for line in results["comparisons"]]))
+    if results.get("weights"):
+        head = ["weights", "against", "measure", "mean over tensors", "tensors"]
+        parts.append(grid(head, [weight_line(line) for line in results["weights"]]))
+    if results.get("calls"):
+        rows = [[name, str(c["calls"]), str(c["longest_call"])] for name, c in results["calls"].items()]
+        parts.append(grid(["asked by the program", "calls", "longest, characters"], rows))
     for gate in results["gates"]:
         parts.append(f"- gate {'passed' if gate['passed'] else 'FAILED'}: {gate['text']}\n")
     return "\n".join(parts)
@@ -56,6 +62,12 @@ def comparison(line: dict[str, Any]) -> list[str]:
     detectable = "" if line["detectable"] is None else f"{line['detectable']:.3f}"
     pair = f"{line['model']} − {line['against']}"
     return [pair, line["family"], line["metric"], gain, f"{line['p_value']:.2g}", detectable]
+
+
+def weight_line(line: dict[str, Any]) -> list[str]:
+    """Cells of one measure of one model's weights."""
+    value = "—" if line["value"] is None else f"{line['value']:.4g}"
+    return [line["model"], line["against"], line["measure"], value, str(line["tensors"])]
 
 
 def grid(head: list[str], rows: list[list[str]]) -> str:

@@ -2,7 +2,8 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
@@ -115,6 +116,39 @@ def read(target: Target) -> list[Tensor]:
     return [source.weights.read(located(source, name)) for source, name in pairs]
 
 
+def supplied(
+    target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
+) -> tuple[list[Source], dict[str, Any]]:
+    """The models that are merged and what their method is given of them; takes the tensors out of the list."""
+    models, base = participants(target, method)
+    by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
+    tensors.clear()
+    given: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
+    if base is not None:
+        given["base"] = by_source[id(base)]
+    return models, given
+
+
+def totals_of(wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype) -> list[float]:
+    """What `<method>_totals` beside the method says of every tensor, added up; raises StepError when it is missing."""
+    if "totals" not in method.supplied:
+        return []
+    name = f"{method.function.__name__}_totals"
+    count = getattr(sys.modules[method.function.__module__], name, None)
+    if count is None:
+        raise StepError(f"merge_method {method.name}: asks for totals, but there is no function {name} beside it")
+    options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    totals: list[float] = []
+    for target in wanted:
+        tensors = read(target)
+        if tensors[0].is_floating_point():
+            models, given = supplied(target, tensors, method, dtype)
+            bound = method.bind(target, models, document)
+            found = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
+            totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
+    return totals
+
+
 def merged(
     target: Target,
     tensors: list[Tensor],
@@ -124,21 +158,18 @@ def merged(
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     seed: int,
+    totals: list[float],
 ) -> Tensor:
     """Apply the method to the tensors of all sources; integers are not merged but must be equal."""
     if not tensors[0].is_floating_point():
         if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
             raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
         return tensors[0]
-    models, base = participants(target, method)
-    by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
-    tensors.clear()
-    supplied: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
-    if base is not None:
-        supplied["base"] = by_source[id(base)]
-    if "seed" in method.supplied:
-        supplied["seed"] = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
-    result = method.function(**supplied, **method.bind(target, models, document))
-    if result.shape != supplied["tensors"][0].shape:
+    models, given = supplied(target, tensors, method, dtype)
+    own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
+    shape = given["tensors"][0].shape
+    given |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}
+    result = method.function(**given, **method.bind(target, models, document))
+    if result.shape != shape:
         raise StepError(f"merge_method {method.name}: made {list(result.shape)} for tensor {target.name}")
     return result.to(out_dtype)

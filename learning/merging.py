@@ -2,16 +2,19 @@
 
 A method makes one tensor out of the same tensor of K models. What stands before the star is supplied by name: `tensors`
 (K tensors of one shape and precision), `base` (the base model's; a method that takes it gets the other models in
-`tensors`) and `seed` (of this tensor). What stands after the star are mergekit's parameters: a `list` holds one value
-per model of `tensors`, anything else is one value for the tensor. `lambda` is written `lambda_`. The result has the
-precision of `tensors`; the arithmetic is one precision wider.
+`tensors`), `seed` (of this tensor) and `totals`: what `<method>_totals` beside it says of every tensor, added up over
+the whole model before the first is merged. What stands after the star are mergekit's parameters: a `list` holds one
+value per model of `tensors`, anything else is one value for the tensor. `lambda` is written `lambda_`. The result has
+the precision of `tensors`; the arithmetic is one precision wider.
 """
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from learning.blocks import blocks, blockwise, kth_magnitude
@@ -119,6 +122,65 @@ def passthrough(tensors: list[Tensor], *, scale: list | None = None) -> Tensor:
     if len(tensors) != 1:
         raise StepError(f"merge_method passthrough: wants one model per slice, got {len(tensors)}")
     return tensors[0] if scale is None else blockwise(lambda block: block * scale[0], tensors)
+
+
+def ram(
+    tensors: list[Tensor], base: Tensor, *, epsilon: Annotated[float, Field(ge=0)] = 1e-5, lambda_: float = 1.0
+) -> Tensor:
+    """Keep what one model alone changed, average what several did (RAM, Reinforced Agent Merging, Yuan et al. 2026).
+
+    A difference counts as a change when it is larger than `epsilon`. The mean is over the models that changed the
+    entry, so that nothing is diluted by those that left it alone.
+    """
+    return _kept_and_shared(tensors, base, epsilon, [lambda_] * len(tensors), lambda_)
+
+
+def ram_plus(
+    tensors: list[Tensor],
+    base: Tensor,
+    totals: list[float],
+    *,
+    r: Annotated[float, Field(ge=1)] = 1.2,
+    epsilon: Annotated[float, Field(ge=0)] = 1e-5,
+    lambda_: float = 1.0,
+) -> Tensor:
+    """RAM with what one model alone changed scaled up, the more the larger its share of shared changes (RAM+).
+
+    The factor of model k is 1 + (r − 1) · min(1, shared_k / unique_k), both counted over the whole model; 1 for a model
+    without changes, r for one whose changes are all shared.
+    """
+    shared_K, unique_K = totals[::2], totals[1::2]
+    ratios = [min(1.0, s / u) if u else float(s > 0) for s, u in zip(shared_K, unique_K, strict=True)]
+    return _kept_and_shared(tensors, base, epsilon, [lambda_ * (1 + (r - 1) * ratio) for ratio in ratios], lambda_)
+
+
+def ram_plus_totals(base: Tensor, tensors: list[Tensor], *, epsilon: float = 1e-5) -> list[float]:
+    """Shared and unique changes of each model in turn: [shared_0, unique_0, shared_1, …]."""
+    counts = torch.zeros(len(tensors), 2, dtype=torch.float64)
+    for _, (origin, *parts_K) in blocks([base, *tensors]):
+        changed_K = [(part - origin).abs() > epsilon for part in parts_K]
+        several = sum(changed.int() for changed in changed_K) > 1
+        for k, changed in enumerate(changed_K):
+            counts[k] += torch.stack([(changed & several).sum(), (changed & ~several).sum()])
+    return counts.flatten().tolist()
+
+
+def _kept_and_shared(
+    tensors: list[Tensor], base: Tensor, epsilon: float, scales_K: list[float], lambda_: float
+) -> Tensor:
+    """Base plus each model's own changes times its scale, plus λ times the mean of those that are shared."""
+
+    def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
+        deltas_K = [part - origin for part in parts_K]
+        changed_K = [delta.abs() > epsilon for delta in deltas_K]
+        count = sum(changed.to(origin.dtype) for changed in changed_K)
+        total = origin.clone()
+        for delta, changed, scale in zip(deltas_K, changed_K, scales_K, strict=True):
+            factor = torch.where(count > 1, lambda_ / count.clamp(min=1), scale)
+            total.add_(delta * changed * factor)
+        return total
+
+    return blockwise(rule, [base, *tensors])
 
 
 def _weighted(parts_K: list[Tensor], weights_K: list[float]) -> Tensor:

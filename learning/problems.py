@@ -11,12 +11,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from learning.circuits import circuits
 from learning.countdown import countdown
+from learning.dialogues import donations
 from learning.documents import documents
 from learning.gym import BLOCK, dataset, families
+from learning.mazes import mazes
+from learning.needles import needles
+from learning.unlabelled import unlabelled
 from schemas.errors import StepError
 
-__all__ = ["countdown", "documents", "reasoning_gym"]
+__all__ = ["circuits", "countdown", "documents", "donations", "mazes", "needles", "reasoning_gym", "unlabelled"]
 
 PATIENCE = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""

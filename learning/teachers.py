@@ -10,9 +10,11 @@ import numpy as np
 from pydantic import Field
 
 from learning.countdown import worked_countdown
+from learning.dialogues import muddled
+from learning.mazes import solved_maze
 from schemas.errors import StepError
 
-__all__ = ["answer", "worked_countdown", "worked_spelling", "worked_sum"]
+__all__ = ["answer", "muddled", "solved_maze", "worked_countdown", "worked_spelling", "worked_sum"]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 

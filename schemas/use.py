@@ -58,6 +58,8 @@ FIXED = frozenset(
 """Columns of sampled tokens that do not change while a batch is trained on."""
 MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
 """… and those of the weights that are being trained."""
+PAIR_COLUMNS = ("", "_ref", "_prev", "_tokens", "_score")
+"""What is known of each side of a preference pair: log-probabilities of three policies, length, what a judge said."""
 
 
 class TokenizerUse(Use):
@@ -224,10 +226,37 @@ class MetricUse(Use):
     takes = ("correct_PN",)
 
 
+class ProgramUse(Use):
+    """What an evaluation does with a model beside asking it once; nothing is trained."""
+
+    home = "learning.programs"
+    takes = ("rows", "ask")
+
+
+class WeightDiffUse(Use):
+    """A number from one tensor of two models."""
+
+    home = "learning.weight_geometry"
+    takes = ("before", "after")
+
+
 class MergeMethodUse(Use):
     """Makes one tensor of the same tensor of several models."""
 
     home = "learning.merging"
+
+
+class PairLossUse(Use):
+    """Loss of preference pairs; the weighted sum over the list is trained on."""
+
+    home = "learning.preferences"
+    asks = frozenset(
+        f"{name}_{shape}"
+        for name in ("margin", *(f"{side}{of}" for side in ("chosen", "rejected") for of in PAIR_COLUMNS))
+        for shape in "PB"
+    ) | {"kl", "state", "step"}  # fmt: skip
+    weight: Number = 1.0
+    """Factor in the sum; a schedule is allowed."""
 
 
 class FunctionUse(Use):

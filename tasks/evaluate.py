@@ -4,14 +4,16 @@ from typing import Any
 
 import numpy as np
 
+from learning.asking import Asking, run_program
 from learning.engines.load import make_engine
 from learning.engines.protocol import Sampling
-from learning.evaluation import ALL, Scores, check_gates, comparisons, gates, table
+from learning.evaluation import ALL, Scores, check_gates, comparisons, gates, metric_name, table
 from learning.evaluation_report import write_report
 from learning.lookup import bind
-from learning.policy import load_policy, set_determinism
+from learning.policy import load_policy, set_determinism, untied
 from learning.rows import read_rows
-from learning.sampling import Sample, sample_rows, weighted_scores
+from learning.sampling import Sample, best_of, sample_rows, weighted_scores
+from learning.weight_geometry import weight_lines
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
@@ -27,9 +29,11 @@ def run(stage: Evaluate, context: Context) -> Result:
     names = list(ports)
     check_gates(stage, names)
     problems, repeated = gather(stage, context)
-    samples, scores = {}, {}
+    samples, scores, calls = {}, {}, {}
     for index, (name, port) in enumerate(ports.items()):
-        samples[name] = sample(stage, context, problems, port, done=index * len(problems), models=len(ports))
+        done = index * len(problems)
+        samples[name], calls[name] = sample(stage, context, problems, port, done=done, models=len(ports))
+        samples[name] = selected(stage, context, problems, samples[name])
         scores[name] = score(stage, context, problems, samples[name])
     measured = Scores(scores, [row["family"] for row in problems])
     results = {
@@ -39,6 +43,10 @@ def run(stage: Evaluate, context: Context) -> Result:
         "table": table(stage, measured, context.seed),
         "comparisons": comparisons(stage, measured, context.seed),
     }
+    if stage.program:
+        results["calls"] = calls
+    if stage.weight_diff:
+        results["weights"] = weights(stage, context, ports)
     results["gates"] = gates(stage, names, results["table"], results["comparisons"])
     write_report(context.output("report"), results, sample_rows_of(problems, samples, scores))
     return Result(flat(results, scores, names[-1]), results | {"samples": shown(problems, samples, scores)})
@@ -58,18 +66,48 @@ def gather(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
 
 def sample(
     stage: Evaluate, context: Context, problems: list[Row], port: str, *, done: int, models: int
-) -> list[list[Sample]]:
-    """Completions of one model; all models draw the same random numbers for a problem."""
+) -> tuple[list[list[Sample]], dict[str, int]]:
+    """Completions of one model, and with a program what it asked; all models draw the same random numbers."""
     policy = load_policy(context.input(port), device=context.device)
-    return sample_rows(
-        make_engine(stage.engine, policy),
+    engine = make_engine(stage.engine, policy)
+    sampling = Sampling(stage.temperature, stage.max_completion_length)
+    if stage.program:
+        asking = Asking(engine, policy.tokenizer, sampling, context.seed)
+        program = bind(stage.program, "program", context.inputs)
+        found = run_program(program, asking, problems, stage.num_generations)
+        context.progress(done + len(problems), models * len(problems))
+        return found, {"calls": asking.calls, "longest_call": asking.longest}
+    found = sample_rows(
+        engine,
         policy.tokenizer,
         problems,
         n=stage.num_generations,
         seed=context.seed,
-        sampling=Sampling(stage.temperature, stage.max_completion_length),
+        sampling=sampling,
         on_progress=lambda here: context.progress(done + here, models * len(problems)),
     )
+    return found, {}
+
+
+def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
+    """Every measure of every model's weights against those of the first."""
+    measures = {metric_name(use): bind(use, f"weight_diff.{i}") for i, use in enumerate(stage.weight_diff)}
+    (first, port), *others = ports.items()
+    before = untied(load_policy(context.input(port)).model)
+    lines: list[Row] = []
+    for name, other in others:
+        lines += weight_lines(name, first, before, untied(load_policy(context.input(other)).model), measures)
+    return lines
+
+
+def selected(stage: Evaluate, context: Context, problems: list[Row], groups: list[list[Sample]]) -> list[list[Sample]]:
+    """Of every problem's samples the one that the selector likes best; all of them without a selector."""
+    if stage.selector is None:
+        return groups
+    selector = bind(stage.selector, "selector", context.inputs)
+    rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
+    texts = [one.text for group in groups for one in group]
+    return best_of(groups, weighted_scores([selector], [1.0], rows, texts))
 
 
 def score(stage: Evaluate, context: Context, problems: list[Row], samples: list[list[Sample]]) -> np.ndarray:
@@ -89,6 +127,11 @@ def flat(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, fl
         found[name if line["family"] == ALL else f"{name}.{line['family']}"] = line["value"]
         if line["family"] == ALL and line["model"] == last:
             found[line["metric"]] = line["value"]
+    for model, counts in results.get("calls", {}).items():
+        found |= {f"{what}.{model}": count for what, count in counts.items()}
+    for line in results.get("weights", []):
+        if line["value"] is not None:
+            found[f"{line['measure']}.{line['model']}"] = line["value"]
     found["unscorable"] = int(sum(np.isnan(score_PN).sum() for score_PN in scores.values()))
     found["gates_failed"] = sum(not gate["passed"] for gate in results["gates"])
     return found

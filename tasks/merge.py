@@ -11,7 +11,7 @@ from torch import Tensor
 
 from learning.merge_document import Slice, Target, refuse_left_over, targets
 from learning.merge_sources import refuse_misfits, slices_of, write_beside
-from learning.merge_tensor import Method, merged, read, shape_of
+from learning.merge_tensor import Method, merged, read, shape_of, totals_of
 from learning.policy import load_policy, save_policy
 from learning.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
@@ -36,7 +36,8 @@ def run(stage: Merge, context: Context) -> Result:
         dtype, out_dtype = precisions(stage, template)
         shapes = {t.name: (shape_of(t), _kept(t, out_dtype)) for t in wanted}
         folder = context.output("model")
-        options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed}
+        totals = totals_of(wanted, method, stage.parameters, dtype)
+        options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed, "totals": totals}
         with WeightsWriter(folder / "model.safetensors", shapes) as writer:
 
             def make(target: Target) -> Tensor:

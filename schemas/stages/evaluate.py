@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from schemas.base import Schema
 from schemas.references import PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, MetricUse, ProblemsUse, RewardUse
+from schemas.use import EngineUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
 
 
 class Gate(Schema):
@@ -55,8 +55,14 @@ class Evaluate(BaseStage):
     """Score of a completion; correct means the weighted sum reaches `threshold`."""
     threshold: float = 1.0
     """Score from which a completion counts as correct."""
+    selector: RewardUse | None = None
+    """Best of n: of a problem's samples only the one that this scores highest is the model's answer; null: all are."""
     metrics: list[MetricUse] = Field(default=[MetricUse(use="accuracy")], min_length=1)
     """Numbers of the table."""
+    program: ProgramUse | None = None
+    """How a model is asked: in parts, with examples; null gives it the problem as it is."""
+    weight_diff: list[WeightDiffUse] = []
+    """How far the weights of each model are from those of the first, tensor by tensor."""
     num_generations: int = Field(default=1, ge=1)
     """Samples per problem."""
     temperature: float = Field(default=0.0, ge=0)
@@ -81,8 +87,12 @@ class Evaluate(BaseStage):
             raise ValueError("give exactly one of `model` and `models`")
         if not self.tasks and self.prompts is None:
             raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
+        if self.selector is not None and self.num_generations == 1:
+            raise ValueError("`selector` chooses among several samples; raise `num_generations`")
         if self.num_generations > 1 and self.temperature == 0:
             raise ValueError("several samples at temperature 0 are all the same; set `temperature`")
+        if self.weight_diff and len(self.models) < 2:
+            raise ValueError("`weight_diff` compares each model with the first: give two or more in `models`")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from learning.blocks import BLOCK, kth_magnitude
-from learning.merging import dare_linear, dare_ties, linear, passthrough, slerp, task_arithmetic, ties
+from learning.merging import (
+    dare_linear,
+    dare_ties,
+    linear,
+    passthrough,
+    ram,
+    ram_plus,
+    ram_plus_totals,
+    slerp,
+    task_arithmetic,
+    ties,
+)
 from schemas.errors import StepError
 
 BASE = torch.tensor([1.0, 1.0, 1.0, 1.0])
@@ -153,3 +164,39 @@ def test_senseless_parameters_are_refused():
         linear([A, B], weight=[1.0, -1.0])
     with pytest.raises(StepError, match="density"):
         ties([A, B], BASE, weight=[1.0, 1.0], density=[0.5, 1.5])
+
+
+def test_ram_keeps_what_is_unique_and_averages_what_is_shared():
+    base = torch.tensor([5.0, -1.0, 0.5, 2.0])
+    a, b = base + torch.tensor([1.0, 0.0, 2.0, 0.0]), base + torch.tensor([0.0, 3.0, 4.0, 0.0])
+    torch.testing.assert_close(ram([a, b], base), base + torch.tensor([1.0, 3.0, 3.0, 0.0]))
+    assert ram_plus_totals(base, [a, b]) == [1.0, 1.0, 1.0, 1.0]
+    plus = ram_plus([a, b], base, [1.0, 1.0, 1.0, 1.0], r=1.2)
+    torch.testing.assert_close(plus, base + torch.tensor([1.2, 3.6, 3.0, 0.0]))
+    # With r = 1 it is RAM; a third model that changed nothing dilutes nothing.
+    assert torch.equal(ram_plus([a, b, base], base, [1.0, 1.0, 1.0, 1.0, 0.0, 0.0], r=1.0), ram([a, b], base))
+
+
+def test_ram_against_the_direct_formula():
+    base, models = random(3000, 0, torch.float64), []
+    for seed in (1, 2, 3):
+        touched = random(3000, seed + 10) > 0.3
+        models.append(base + random(3000, seed, torch.float64) * touched)
+    totals = ram_plus_totals(base, models, epsilon=0.2)
+    delta_KN = torch.stack(models) - base
+    changed_KN = delta_KN.abs() > 0.2
+    count_N = changed_KN.sum(0)
+    shared_K, unique_K = (changed_KN & (count_N > 1)).sum(1), (changed_KN & (count_N == 1)).sum(1)
+    assert totals == torch.stack([shared_K, unique_K], 1).double().flatten().tolist()
+    scale_K1 = (1 + 0.5 * (shared_K / unique_K).clamp(max=1)).double()[:, None]
+    want = (delta_KN * changed_KN * torch.where(count_N > 1, 1 / count_N.clamp(min=1).double(), scale_K1)).sum(0)
+    got = ram_plus(models, base, totals, r=1.5, epsilon=0.2)
+    torch.testing.assert_close(got - base, want, rtol=0, atol=1e-12)
+
+
+def test_ram_plus_of_models_without_unique_or_any_changes():
+    base = torch.zeros(2)
+    same = torch.tensor([1.0, 0.0])
+    # all of a model's changes shared: they are averaged and nothing is left to scale
+    assert torch.equal(ram_plus([same, same], base, ram_plus_totals(base, [same, same]), r=1.5), same)
+    assert torch.equal(ram_plus([base, base], base, ram_plus_totals(base, [base, base]), r=1.5), base)

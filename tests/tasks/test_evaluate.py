@@ -91,3 +91,41 @@ def test_rows_of_another_stage_and_one_model(tmp_path, tiny_policy_folder):
     assert result.details["repeated"] == 1
     with pytest.raises(StepError, match="no value on any problem"):
         run(made.model_copy(update={"rewards": stage().rewards}), context(tmp_path, "b", **inputs))
+
+
+def test_weights_are_compared_with_the_first_model(tmp_path, two_models):
+    made = stage(limit=2, weight_diff=["bf16_sparsity", {"use": "principal_angle", "k": 2}, "nss"])
+    result = run(made, context(tmp_path, "a", **two_models))
+    one, two = (load_policy(two_models[f"models.{n}"]).model.state_dict() for n in ("one", "two"))
+    shift, entries = 0.0, 0
+    for name, before in one.items():
+        if before.ndim == 2 and name != "lm_head.weight":  # the head is the embedding
+            old, new = (torch.linalg.svdvals(w[name].double()) for w in (one, two))
+            shift += float((new - old).norm() / old.norm()) * before.numel()
+            entries += before.numel()
+    assert result.metrics["nss.two"] == pytest.approx(shift / entries, rel=1e-9)
+    assert "nss.one" not in result.metrics
+    assert 0 < result.metrics["principal_angle_2.two"] <= 90
+    assert result.metrics["bf16_sparsity.two"] < 0.1
+    assert {line["against"] for line in result.details["weights"]} == {"one"}
+    assert "| two | one | nss |" in (tmp_path / "a/outputs/report/table.md").read_text()
+    same = run(made, context(tmp_path, "b", **dict.fromkeys(two_models, two_models["models.one"])))
+    assert (same.metrics["bf16_sparsity.two"], same.metrics["nss.two"]) == (1.0, 0.0)
+
+
+def test_a_program_asks_in_parts_and_repeats_to_the_byte(tmp_path, tiny_policy_folder):
+    tasks = [{"use": "needles", "split": "test", "size": 3, "shortest": 96, "longest": 96}]
+    made = stage(
+        tasks=tasks,
+        program={"use": "lambda_rlm", "window": 32, "combine": "joined"},
+        num_generations=2,
+        temperature=1.0,
+    )
+    inputs = {"models.one": tiny_policy_folder, "models.two": tiny_policy_folder}
+    result = run(made, context(tmp_path, "a", **inputs))
+    # 96 characters in windows of 32: two pieces of 48, which are four of 24; three lists, two samples
+    assert (result.metrics["calls.one"], result.metrics["longest_call.one"]) == (3 * 2 * 4, len("key|") + 24)
+    run(made, context(tmp_path, "b", **inputs))
+    assert (tmp_path / "a/outputs/report/samples.parquet").read_bytes() == (
+        tmp_path / "b/outputs/report/samples.parquet"
+    ).read_bytes()

@@ -242,3 +242,23 @@ def test_memory_is_bounded_by_the_largest_tensor_and_not_by_the_models(tmp_path)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(child, capture_output=True, text=True, env=environment, check=True)
     assert int(done.stdout) < 220
+
+
+def test_ram_plus_counts_over_the_whole_model(models, tmp_path):
+    # `b` and `c` change one entry of a norm together, and alone one and two entries of other tensors.
+    moves = {
+        "b": {"model.norm.weight": [0], LAYER.format(0): [0]},
+        "c": {"model.norm.weight": [0], LAYER.format(1): [0, 1]},
+    }
+    base = weights(models["a"])
+    for name, where in moves.items():
+        state = {k: t.clone() for k, t in base.items()}
+        for tensor, entries in where.items():
+            state[tensor].view(-1)[entries] += 1.0
+        save_file(state, models[name] / "model.safetensors", metadata={"format": "pt"})
+    document = {"base_model": "a", "models": [{"model": "b"}, {"model": "c"}], "parameters": {"r": 1.2}}
+    got = weights(merge(models, tmp_path, merge_method="ram_plus", **document)[1])
+    moved = {k: (got[k] - base[k]).view(-1) for k in got}
+    torch.testing.assert_close(moved[LAYER.format(0)][:2], torch.tensor([1.2, 0.0]))  # shared 1, unique 1
+    torch.testing.assert_close(moved[LAYER.format(1)][:3], torch.tensor([1.1, 1.1, 0.0]))  # shared 1, unique 2
+    torch.testing.assert_close(moved["model.norm.weight"][:2], torch.tensor([1.0, 0.0]))

@@ -1,0 +1,31 @@
+"""Examples found by how much their text looks like another: counts of runs of characters, compared by their angle."""
+
+from collections import Counter
+from math import sqrt
+from typing import Any
+
+
+class Shelf:
+    """Rows to look through; the last message of a row's prompt is what it is found by."""
+
+    def __init__(self, rows: list[dict[str, Any]], grams: int):
+        self.rows, self.grams = rows, grams
+        self.texts = [row["prompt"][-1]["content"] for row in rows]
+        self.counts = [self._count(text) for text in self.texts]
+
+    def nearest(self, text: str, k: int) -> list[dict[str, Any]]:
+        """The k rows with the largest cosine, most similar first, the first among equals; none has the same text."""
+        wanted = self._count(text)
+        places = [i for i, other in enumerate(self.texts) if other != text]
+        places.sort(key=lambda i: -cosine(wanted, self.counts[i]))
+        return [self.rows[i] for i in places[:k]]
+
+    def _count(self, text: str) -> Counter[str]:
+        return Counter(text[i : i + self.grams] for i in range(max(1, len(text) - self.grams + 1)))
+
+
+def cosine(left: Counter[str], right: Counter[str]) -> float:
+    """Cosine of two tables of counts; 0 where one is empty."""
+    dot = sum(count * right[gram] for gram, count in left.items())
+    norms = sqrt(sum(c * c for c in left.values())) * sqrt(sum(c * c for c in right.values()))
+    return dot / norms if norms else 0.0
