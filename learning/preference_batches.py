@@ -20,6 +20,8 @@ class Pair:
     chosen: list[int]
     rejected: list[int]
     margin: float | None
+    metadata: str | None = None
+    """JSON text of whoever made the pair."""
 
     @property
     def size(self) -> int:
@@ -34,7 +36,7 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]],
         prompt = encode_prompt(tokenizer, row["prompt"])
         chosen, rejected = (encode_completion(tokenizer, row[side]) for side in ("chosen", "rejected"))
         if len(prompt) + max(len(chosen), len(rejected)) <= max_length:
-            pairs.append(Pair(row["id"], prompt, chosen, rejected, row["margin"]))
+            pairs.append(Pair(row["id"], prompt, chosen, rejected, row["margin"], row["metadata"]))
     return pairs
 
 
@@ -47,8 +49,8 @@ def split_by_prompt(pairs: list[Pair], fraction: float) -> tuple[list[Pair], lis
     order = {p: hashlib.sha256(json.dumps(p).encode()).hexdigest() for p in {tuple(pair.prompt) for pair in pairs}}
     if len(order) < 2:
         raise StepError(
-            f"reward_model: {len(order)} distinct prompt(s) among the pairs that fit, at least 2 are needed to hold "
-            "one out; give more data or raise max_length"
+            f"data: {len(order)} distinct prompt(s) among the pairs that fit, at least 2 are needed to hold one out; "
+            "give more data or raise max_length"
         )
     number = min(max(1, round(fraction * len(order))), len(order) - 1)
     held_out = set(sorted(order, key=lambda prompt: order[prompt])[:number])

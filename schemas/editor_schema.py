@@ -73,13 +73,13 @@ def _slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json
 
 
 def _stage(kind: str, body: Json) -> Json:
-    """A kind as written: with `matrix`, single gates, words for lists of models, presets."""
+    """A kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
     whole = {**body, "properties": properties, "required": ["kind", *required]}
-    if "gate" in properties:
-        one = properties["gate"]["anyOf"][0]["items"]
-        properties["gate"] = {**properties["gate"], "anyOf": [*properties["gate"]["anyOf"], one]}
+    for key in {"gate", "loss"} & properties.keys():
+        one = properties[key]["anyOf"][0]["items"]
+        properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
     if kind == "rl":
         properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(preset_names())}, _TEXT]}
         whole["required"] = ["kind", *(k for k in required if k not in PRESET_SLOTS)]

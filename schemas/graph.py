@@ -18,6 +18,8 @@ from schemas.tree import Mark, Node, join, problem
 from schemas.validation import coerced, follow, problems_of
 
 NOWHERE = Mark("", 1, 1)
+SINGLES = {KINDS["evaluate"]: "gate", KINDS["preference"]: "loss"}
+"""Key of a kind that takes a list, or a single entry without brackets."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> S
     if kind is None:
         return None
     node = unit.node
-    if kind is KINDS["evaluate"] and (gate := node.get("gate")) is not None and gate.is_map:
-        node = node.with_value({**node.value, "gate": gate.with_value([gate])})
+    key = SINGLES.get(kind)
+    if key is not None and (alone := node.get(key)) is not None and (alone.is_map or isinstance(alone.value, str)):
+        node = node.with_value({**node.value, key: alone.with_value([alone])})
     try:
         stage = kind.model_validate(node.plain())
     except ValidationError as error:

@@ -9,6 +9,7 @@ from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
+from schemas.stages.preference import Preference
 from schemas.stages.python import Python
 from schemas.stages.reward_model import RewardModel
 from schemas.stages.rl import Rl
@@ -21,6 +22,7 @@ Stage = Annotated[
     | Curate
     | Sft
     | RewardModel
+    | Preference
     | Rl
     | Merge
     | Evaluate
