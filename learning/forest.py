@@ -39,8 +39,8 @@ def forest(trials: Sequence[Trial]) -> Batch:
 
     Token columns beside those of `learning.batch`: `external` bool (nobody's policy sampled it: probability 1),
     `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked). Path columns:
-    `path`, `episode`, `group`, `truncated`, `source` (place in SOURCES), `prompt` and `family` (numbers of the
-    row and of its family), `weight`.
+    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
+    `family` (numbers of the row and of its family), `weight`.
     """
     made, roots = _Forest(), {}
     for path, trial in enumerate(trials):
@@ -87,7 +87,7 @@ def _path_columns(trials: Sequence[Trial]) -> dict[str, torch.Tensor]:
     families = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("family") for t in trials))}
     columns = {
         "group": torch.tensor([t.group for t in trials], dtype=torch.long),
-        "truncated": torch.tensor([t.finish == "length" for t in trials], dtype=torch.bool),
+        "truncated": torch.tensor([t.finish != "stop" for t in trials], dtype=torch.bool),
         "source": torch.tensor([SOURCES.index(t.source) for t in trials], dtype=torch.long),
         "prompt": torch.tensor([rows[t.row.get("id")] for t in trials], dtype=torch.long),
         "family": torch.tensor([families[t.row.get("family")] for t in trials], dtype=torch.long),

@@ -18,8 +18,8 @@ class History:
         return {key: len(rates) for key, rates in self.rates.items()}
 
     def add(self, trials: Iterable[Trial]) -> None:
-        """Add the policy's own trials of an iteration; those that could not be scored say nothing."""
-        own = [t for t in trials if t.source == "policy"]
+        """Add the policy's own trials of an iteration; those not ended, or that could not be scored, say nothing."""
+        own = [t for t in trials if t.source == "policy" and t.finish != "suspended"]
         for group in by_group(own).values():
             scores = [s for t in group if (s := next(iter(t.scores.values()), None)) is not None]
             if scores:

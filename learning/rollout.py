@@ -119,14 +119,17 @@ def score(rewards: Sequence[Bound], weights: Sequence[Number], trials: list[Tria
     """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of trials.
 
     `have` is what rewards may ask for beside the trials, and the iteration as `step`. Raises StepError when a reward
-    gives another number of scores.
+    gives another number of scores. What is suspended is shown to no reward: it has earned 0 so far.
     """
     step = have["step"]
+    ended = [trial for trial in trials if trial.finish != "suspended"]
     for name, bound in zip(names(rewards), rewards, strict=True):
-        scores = bound.ask(step, {**have, **scoring(trials)})
-        if len(scores) != len(trials):
-            raise StepError(f"reward {name}: {len(scores)} scores for {len(trials)} completions")
-        for trial, value in zip(trials, scores, strict=True):
+        scores = bound.ask(step, {**have, **scoring(ended)}) if ended else []
+        if len(scores) != len(ended):
+            raise StepError(f"reward {name}: {len(scores)} scores for {len(ended)} completions")
+        for trial in trials:
+            trial.scores[name] = 0.0
+        for trial, value in zip(ended, scores, strict=True):
             trial.scores[name] = None if value is None or value != value else float(value)
     for trial in trials:
         terms = [(value_at(w, step), s) for w, s in zip(weights, trial.scores.values(), strict=True)]

@@ -84,10 +84,10 @@ def path_advantages(trained: Batch) -> dict[int, float]:
 
 
 def status(trial: Trial) -> str:
-    """`done`, `truncated` (hit the length limit) or `unscorable` (a reward could not judge it)."""
+    """`done`, `truncated` (hit the length limit), `suspended` or `unscorable` (a reward could not judge it)."""
     if trial.reward is None:
         return "unscorable"
-    return "truncated" if trial.finish == "length" else "done"
+    return {"stop": "done", "length": "truncated", "suspended": "suspended"}[trial.finish]
 
 
 def _row(trial: Trial, advantage: float | None) -> dict[str, Any]:

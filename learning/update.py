@@ -57,7 +57,7 @@ class Sums:
         for i, (name, part) in enumerate(zip(self.names, columns["parts"], strict=True)):
             total, weight = self.parts.get(name, (0.0, 0.0))
             self.parts[name] = (total + part, weight + float(columns[f"w.{i}_T"].sum()))
-        fresh_T = own_T & (columns["source_T"] == 0)
+        fresh_T = own_T & (columns["source_T"] == 0) & (columns["version_T"] == columns["step"])
         if first and bool(fresh_T.any()):
             self.gap = max(self.gap, float((lp_T - behav_T)[fresh_T].abs().max()))
 

@@ -166,13 +166,14 @@ def learn(
 def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
     """Points for the curves that say what was sampled."""
     own = [t for t in trials if t.logprobs is not None]
+    ended = [t for t in own if t.finish != "suspended"]
     lengths = [len(t.completion_ids) - t.given for t in own]
     points: dict[str, float] = {}
     for name in dict.fromkeys(name for t in trials for name in t.scores):
-        values = [s for t in own if (s := t.scores.get(name)) is not None]
+        values = [s for t in ended if (s := t.scores.get(name)) is not None]
         if values:
             points[f"reward/{name}"] = sum(values) / len(values)
-    if rewards := [t.reward for t in own if t.reward is not None]:
+    if rewards := [t.reward for t in ended if t.reward is not None]:
         points["reward"] = sum(rewards) / len(rewards)
     return points | {
         "completions": float(len(trials)),

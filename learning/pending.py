@@ -1,0 +1,123 @@
+"""Completions that may not have ended, as drives keep them from one iteration to the next."""
+
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
+from typing import Any, Literal
+
+from learning.engines.protocol import Generation, Request
+from learning.rollout import Sampler
+from learning.trials import Ask, Trial
+
+
+@dataclass
+class Pending:
+    """One completion: where its numbers come from, what of it exists."""
+
+    ask: Ask
+    group: str
+    """Those that were begun together have the same."""
+    prompt_ids: list[int]
+    """Sampled under."""
+    seed: int
+    first: int
+    given: list[int] = field(default_factory=list)
+    """Tokens that the completion was made to begin with; they count in its length."""
+    ids: list[int] = field(default_factory=list)
+    """Sampled tokens."""
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: Literal["stop", "length", "suspended"] = "suspended"
+    calls: int = 0
+    """Calls of the engine so far."""
+    before: int = 0
+    """Sampled tokens before the last of these."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        values = asdict(self)
+        return {**values, "ask": {**values["ask"], "begin": list(self.ask.begin)}}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Pending":
+        """What `to_json` gave."""
+        ask = Ask(**{**values["ask"], "begin": tuple(values["ask"]["begin"])})
+        return cls(**{**values, "ask": ask})
+
+    def request(self) -> Request:
+        """What the engine is told to go on."""
+        begun = (*self.given, *self.ids)
+        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.ask.temperature)
+
+
+def start(asks: list[Ask], sampler: Sampler, *, running: int = 0, room: int | None = None) -> list[Pending]:
+    """Completions of the asks, group by group, while fewer than `room` run (None: of all asks)."""
+    together: dict[str, list[tuple[Ask, Request]]] = {}
+    for place, (ask, request) in enumerate(zip(asks, sampler.requests(asks), strict=True)):
+        key = f"{sampler.step}:{place}" if ask.group is None else f"{sampler.step}:given:{ask.group}"
+        together.setdefault(key, []).append((ask, request))
+    made: list[Pending] = []
+    for key, members in together.items():
+        if room is not None and running + len(made) >= room:
+            break
+        made += [Pending(ask, key, r.prompt_ids, r.seed, i) for ask, r in members for i in range(ask.n)]
+    return made
+
+
+def begin(one: Pending, ids: list[int], *, source: str) -> None:
+    """Make a completion that has no token yet begin with some."""
+    one.given = list(ids)
+    one.ask = replace(one.ask, source=source)
+
+
+def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pending]:
+    """Go on with what has not ended, within `limits` (`target`, `window` of a Sampling); returns those."""
+    running = [one for one in pool if one.finish == "suspended"]
+    requests: list[Request] = []
+    for one in running:
+        request, last = one.request(), requests[-1] if requests else None
+        if last is not None and not request.begun and replace(last, n=1, first=last.first + last.n) == request:
+            # Siblings at their beginning: their prompt is computed once.
+            requests[-1] = replace(last, n=last.n + 1)
+        else:
+            requests.append(request)
+    generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))
+    for one, made in zip(running, generations, strict=True):
+        one.before = len(one.ids)
+        one.ids += made.token_ids
+        one.logprobs += made.logprobs
+        one.entropies += made.entropies
+        one.versions += [sampler.step] * len(made.token_ids)
+        one.finish = made.finish
+        one.calls += 1
+    return running
+
+
+def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Trial], list[Pending]]:
+    """Trials of the groups whose completions have all ended, in order, and what is left."""
+    open_ = {one.group for one in pool if one.finish == "suspended"}
+    ended = [one for one in pool if one.group not in open_]
+    ids = group_ids(ended, sampler)
+    return [trial_of(one, ids[one.group], sampler) for one in ended], [one for one in pool if one.group in open_]
+
+
+def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
+    """Ids for the groups of completions: those that were asked for in this iteration, new ones for the rest."""
+    mark = f"{sampler.step}:given:"
+    ids = {one.group: int(one.group.removeprefix(mark)) for one in some if one.group.startswith(mark)}
+    taken = set(ids.values())
+    for one in some:
+        while one.group not in ids:
+            found = sampler.new_group()
+            if found not in taken:
+                ids[one.group] = found
+    return ids
+
+
+def trial_of(one: Pending, group: int, sampler: Sampler, *, since: int = 0) -> Trial:
+    """The completion as a trial; the first `since` sampled tokens are given ones in it, without a loss."""
+    ask = replace(one.ask, begin=(*one.ask.begin, *one.given, *one.ids[:since]))
+    made = Generation(one.ids[since:], one.logprobs[since:], one.finish, one.entropies[since:])
+    trial = sampler.trial(ask, group, made)
+    trial.versions[trial.given - since :] = one.versions
+    return trial
