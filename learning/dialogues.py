@@ -24,6 +24,7 @@ REPLIES = {
 }
 OWN = {"gave": ("yes, i donated.", "sure, i gave food."), "never": ("no, i never donated.", "not yet, i will give.")}
 ASKED = "do you give?"
+BESIDE = ("i like tea.", "nice weather.", "see you.")
 SPACE = 100_000
 """Draws after which the space counts as exhausted."""
 
@@ -71,3 +72,19 @@ def _row(rng: np.random.Generator) -> dict[str, Any]:
         "family": "donations",
         "metadata": json.dumps({"fact": fact, "topic": topic}, sort_keys=True),
     }
+
+
+def muddled(row: dict[str, Any], rng: np.random.Generator, *, rate: Annotated[float, Field(ge=0, le=1)] = 0.3) -> str:
+    """What the human says, or, at `rate`, a sentence said before, one that denies the fact, or one beside the point.
+
+    Raises StepError for a row that is no donation dialogue.
+    """
+    fact = json.loads(row["metadata"] or "{}").get("fact")
+    if fact not in FACTS:
+        raise StepError(f"teacher muddled: row {row['id']} is no donation dialogue")
+    if rng.random() >= rate:
+        return row["answer"]
+    said = [message["content"] for message in row["prompt"] if message["role"] == "assistant"]
+    denials = FACTS["never" if fact == "gave" else "gave"]
+    faults = (said, denials, BESIDE)[int(rng.integers(3))]
+    return faults[int(rng.integers(len(faults)))]
