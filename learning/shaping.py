@@ -122,6 +122,29 @@ def efficient(
     return reward_P - cost_P.where(right_P, torch.zeros_like(cost_P))
 
 
+def entropy_share(
+    reward_P: Tensor,
+    entropy_behav_T: Tensor,
+    path_T: Tensor,
+    group_P: Tensor,
+    *,
+    share: Number = 0.1,
+    above: float = 0.0,
+) -> Tensor:
+    """Right completions gain share · d · H̄/Σ H̄, over the d right ones of their group (GRPO-S, Tan & Pan 2025, eq. 7).
+
+    H̄ is the mean of the entropies at which the tokens were sampled; right is a reward above `above`.
+    """
+    entropy_P = torch.zeros_like(reward_P).index_add(0, path_T, entropy_behav_T.to(reward_P.dtype))
+    entropy_P = entropy_P / path_T.bincount(minlength=len(reward_P)).clamp(min=1)
+    gained_P = torch.zeros_like(reward_P)
+    for group in group_P.unique():
+        right_P = (group_P == group) & (reward_P > above)
+        if (total := entropy_P[right_P].sum()) > 0:
+            gained_P[right_P] = right_P.sum() * entropy_P[right_P] / total
+    return reward_P + share * gained_P
+
+
 def _score(scores_P: Mapping[str, Tensor], name: str, asker: str) -> Tensor:
     if name not in scores_P:
         raise StepError(f"shape {asker}: no reward {name!r} in this stage; it has: {', '.join(scores_P)}")
