@@ -39,14 +39,15 @@ def windowed(
     *,
     window: AtLeast1,
     max_windows: AtLeast1 = 4,
-    partial: Literal["wait", "train"] = "wait",
+    partial: Literal["wait", "train", "all"] = "wait",
 ) -> list[Trial]:
     """At most `window` new tokens of every completion per iteration; what has not ended goes on in the next.
 
     New groups are begun while fewer completions run than an iteration asks for. After `max_windows` a completion ends
     as one that hit the length limit. `partial: wait` returns ended groups alone (segment rollout of UloRL, Du et al.
-    2025); `train` returns the new tokens of all, what went before as a given beginning and an open end as `suspended`
-    (T-PPO, Fan et al. 2025).
+    2025); `train` returns the new tokens of all, what went before as a given beginning and an open end as `suspended`;
+    `all` returns every token so far of all: which are new, `version` says (selection `fresh`), so that the policy can
+    learn from new tokens and a critic from whole completions (T-PPO, Fan et al. 2025).
     """
     pool = _resumed(state, step)
     if pool is None:
@@ -56,8 +57,8 @@ def windowed(
     for one in pool:
         if one.finish == "suspended" and one.calls >= max_windows:
             one.finish = "length"
-    if partial == "train":
-        trials = _new_tokens(moved, sampler)
+    if partial != "wait":
+        trials = _moved(moved, sampler, whole=partial == "all")
         pool = [one for one in pool if one.finish == "suspended"]
     else:
         trials, pool = ended_groups(pool, sampler)
@@ -150,7 +151,7 @@ def _running(pool: list[Pending]) -> int:
     return sum(one.finish == "suspended" for one in pool)
 
 
-def _new_tokens(moved: list[Pending], sampler: Sampler) -> list[Trial]:
-    """What the last call sampled, as trials."""
+def _moved(moved: list[Pending], sampler: Sampler, *, whole: bool) -> list[Trial]:
+    """What the last call sampled, as trials; `whole`: with what calls before it did."""
     ids = group_ids(moved, sampler)
-    return [trial_of(one, ids[one.group], sampler, since=one.before) for one in moved]
+    return [trial_of(one, ids[one.group], sampler, since=0 if whole else one.before) for one in moved]
