@@ -18,10 +18,22 @@ from learning.documents import documents
 from learning.gym import BLOCK, dataset, families
 from learning.mazes import mazes
 from learning.needles import needles
+from learning.rankings import ratings, rising
 from learning.unlabelled import unlabelled
 from schemas.errors import StepError
 
-__all__ = ["circuits", "countdown", "documents", "donations", "mazes", "needles", "reasoning_gym", "unlabelled"]
+__all__ = [
+    "circuits",
+    "countdown",
+    "documents",
+    "donations",
+    "mazes",
+    "needles",
+    "ratings",
+    "reasoning_gym",
+    "rising",
+    "unlabelled",
+]
 
 PATIENCE = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""

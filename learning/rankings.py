@@ -1,0 +1,104 @@
+"""Strings of ten digits, worth as much as they rise: things to write, and things to judge.
+
+A string's worth is how many of its nine steps do not fall, a digit from 0 to 9.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+LENGTH = 10
+SPACE = 50
+"""Draws for each problem wanted after which the space counts as exhausted."""
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+def worth(text: str) -> int:
+    """Steps of a string that do not fall."""
+    return sum(a <= b for a, b in pairwise(text))
+
+
+def ratings(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Share = 0.2,
+    candidates: Annotated[int, Field(ge=1, le=9)] = 3,
+) -> list[dict[str, Any]]:
+    """Strings to be rated: `rate 0123456789 9876543210=`; the answer is their worth in order, `9 0`, all different.
+
+    With one candidate it is the form in which `judges.own` may ask. Raises StepError when the space is too small.
+    """
+
+    def one(rng: np.random.Generator) -> tuple[str, str]:
+        strings: dict[int, str] = {}
+        while len(strings) < candidates:
+            found = _string(rng)
+            strings.setdefault(worth(found), found)
+        return f"rate {' '.join(strings.values())}=", " ".join(map(str, strings))
+
+    return _distinct(one, "ratings", size, seed, split, test_share)
+
+
+def rising(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Share = 0.2,
+) -> list[dict[str, Any]]:
+    """A string to be written that begins as asked and rises as long as it can: `write 37=`; one answer is given."""
+
+    def one(rng: np.random.Generator) -> tuple[str, str]:
+        begin = "".join(map(str, rng.integers(0, 10, size=int(rng.integers(1, 4)))))
+        last = int(begin[-1])
+        rest = [min(9, last + i // 2) for i in range(1, LENGTH - len(begin) + 1)]
+        return f"write {begin}=", begin + "".join(map(str, rest))
+
+    return _distinct(one, "rising", size, seed, split, test_share)
+
+
+def _string(rng: np.random.Generator) -> str:
+    """Digits in order but for some that were exchanged, so that every worth is met."""
+    digits = sorted(rng.integers(0, 10, size=LENGTH).tolist())
+    for _ in range(int(rng.integers(0, 6))):
+        i, j = rng.integers(0, LENGTH, size=2).tolist()
+        digits[i], digits[j] = digits[j], digits[i]
+    if rng.random() < 0.5:
+        digits = digits[::-1]
+    return "".join(map(str, digits))
+
+
+def _distinct(
+    make: Callable[[np.random.Generator], tuple[str, str]],
+    family: str,
+    size: int,
+    seed: int,
+    split: str,
+    test_share: float,
+) -> list[dict[str, Any]]:
+    """`size` rows of one side of a split by question; raises StepError."""
+    rng = np.random.default_rng([seed, len(family)])
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(SPACE * size):
+        question, answer = make(rng)
+        name = hashlib.sha256(f"{family}\n{question}".encode()).hexdigest()[:16]
+        if (int(name, 16) < test_share * 2**64) == (split == "test"):
+            rows[name] = {
+                "id": name,
+                "prompt": [{"role": "user", "content": question}],
+                "answer": answer,
+                "family": family,
+                "metadata": json.dumps({"length": LENGTH}),
+            }
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(f"{family}: found {len(rows)} {split} problems of {size}; lower `size` or change `test_share`")
