@@ -16,7 +16,6 @@ from torch import Tensor
 
 from learning.batch import Batch
 from learning.columns import Column, lift, place
-from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -24,6 +23,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 def gae(
     column: Column,
     batch: Batch,
+    value_T: Tensor,
     *,
     gamma: Share = 1.0,
     lam: Share = 0.95,
@@ -40,7 +40,8 @@ def gae(
     After a path that ended by itself comes nothing.
     """
     column = lift(column, batch, at="last")
-    value_T, next_T = _value(batch), _next_value(batch, tail)
+    value_T = value_T.double()
+    next_T = _next_value(value_T, batch, tail)
     delta_T = column.values_X + gamma * next_T - value_T
     lam_P = torch.full((batch.num_paths,), lam, dtype=torch.float64)
     if adaptive is not None:
@@ -51,29 +52,23 @@ def gae(
     return replace(column, values_X=_discounted(delta_T, batch, gamma * lam_P), return_X=return_T)
 
 
-def diff(column: Column, batch: Batch) -> Column:
+def diff(column: Column, batch: Batch, value_T: Tensor) -> Column:
     """What a token adds to the value: V_{t+1} − V_t, the path's reward coming after its last token.
 
     A truncated path ends in the value of its last state instead. The critic is to predict the reward itself (Monte
     Carlo), or, where a path was cut, that value.
     """
     column = lift(column, batch, at="last")
-    after_T = _next_value(batch, "bootstrap") + column.values_X
+    value_T = value_T.double()
+    after_T = _next_value(value_T, batch, "bootstrap") + column.values_X
     end_T = after_T.where(place(batch.path_T)[1] == 0, torch.zeros_like(after_T))
     return_T = _discounted(end_T, batch, torch.ones(batch.num_paths, dtype=torch.float64))
-    return replace(column, values_X=after_T - _value(batch), return_X=return_T)
+    return replace(column, values_X=after_T - value_T, return_X=return_T)
 
 
-def _value(batch: Batch) -> Tensor:
-    """Value of the state before each sampled token (T,); raises StepError where there is no critic."""
-    if "value" not in batch.tokens:
-        raise StepError("advantage: gae and diff read the values of a critic; give the stage a `critic:`")
-    return batch.sampled("value").double()
-
-
-def _next_value(batch: Batch, tail: str) -> Tensor:
+def _next_value(value_T: Tensor, batch: Batch, tail: str) -> Tensor:
     """Value of the state after each sampled token (T,)."""
-    value_T, path_T = _value(batch), batch.path_T
+    path_T = batch.path_T
     before_T, after_T = place(path_T)
     order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
     next_T = torch.zeros_like(value_T)

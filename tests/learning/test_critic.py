@@ -13,6 +13,8 @@ from learning.critic_heads import least, mean, soft_min
 from learning.critic_losses import huber, squared
 from learning.engines.protocol import Generation
 from learning.forest import single_turn
+from learning.lookup import Bound
+from learning.supply import Columns
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
@@ -37,7 +39,7 @@ def batch(finishes=("stop", "length", "stop", "length")):
 def ready(judge, made=None, **options):
     """The batch with values and targets."""
     made = judge.values(made or batch())
-    column = advantages.gae(of_rewards(made), made, lam=1.0, **options)
+    column = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
     return made.with_tokens(advantage=column.values_X, **{"return": column.return_X})
 
 
@@ -207,8 +209,8 @@ def test_explained_variance():
 
 def test_what_is_missing_is_said(tiny_policy):
     made = batch()
-    with pytest.raises(StepError, match="give the stage a `critic:`"):
-        advantages.gae(of_rewards(made), made)
+    with pytest.raises(StepError, match="asks for value_T"):
+        Bound("gae", advantages.gae, {}).ask(0, Columns(made), of_rewards(made), made)
     judge = critic(tiny_policy)
     with pytest.raises(StepError, match="add `gae` or `diff`"):
         judge.learn(judge.values(made), 0)
