@@ -113,6 +113,13 @@ class DriveUse(Use):
     asks = frozenset({"asks", "sampler", "rng", "state", "step"})
 
 
+class ProcessUse(Use):
+    """Changes the distribution that tokens are sampled from, before their log-probabilities are noted."""
+
+    home = "learning.processors"
+    asks = frozenset({"logits_BV", "place_B"})
+
+
 class FollowUpUse(Use):
     """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
 
@@ -257,6 +264,20 @@ class PairLossUse(Use):
     ) | {"kl", "state", "step"}  # fmt: skip
     weight: Number = 1.0
     """Factor in the sum; a schedule is allowed."""
+
+
+class SearchUse(Use):
+    """How a model's samples of a problem come about."""
+
+    home = "learning.searches"
+    takes = ("problems", "ask", "score")
+
+
+class DuelUse(Use):
+    """How likely the first of two completions is preferred to the second: a number from 0 to 1."""
+
+    home = "learning.duels"
+    takes = ("row", "first", "second")
 
 
 class FunctionUse(Use):

@@ -1,6 +1,9 @@
 """kind: synthesize — prompts alone, with a programmatic teacher's completions, or with a model's own samples."""
 
+import json
 from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,8 @@ def run(stage: Synthesize, context: Context) -> Result:
             f"synthesize: none of {len(generated)} samples was accepted; lower min_reward or min_margin, raise "
             "num_generations, or start from a better model"
         )
-    write_rows(context.output(stage.emit), stage.emit, made)
+    earlier = read_rows(context.input("earlier"), "preference_pairs") if stage.earlier is not None else []
+    write_rows(context.output(stage.emit), stage.emit, earlier + [noted(row, stage.notes) for row in made])
     return report(problems, generated, made, repeated)
 
 
@@ -67,23 +71,17 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> tuple[l
     set_determinism(context.seed, context.num_threads)
     rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     policy = load_policy(context.input("model"), device=context.device)
-    groups = sample_rows(
+    ask = partial(
+        sample_rows,
         make_engine(stage.engine, policy),
         policy.tokenizer,
-        problems,
         n=stage.num_generations,
         seed=context.seed,
         sampling=Sampling(stage.temperature, stage.max_completion_length),
         on_progress=lambda done: context.progress(done, len(problems)),
     )
-    rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
-    samples = [sample for group in groups for sample in group]
-    texts = [sample.text for sample in samples]
-    scores = weighted_scores(rewards, [use.weight for use in stage.rewards], rows, texts)
-    tried = [
-        row | {"text": s.text, "whole": s.finish == "stop", "score": score}
-        for row, s, score in zip(rows, samples, scores, strict=True)
-    ]
+    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards])
+    tried = bind(stage.search, "search", context.inputs)(problems, ask, score)
     choose = accepted if stage.emit == "chat" else paired
     return tried, choose(stage, tried)
 
@@ -108,8 +106,15 @@ def paired(stage: Synthesize, tried: list[Row]) -> list[Row]:
         best, worst = max(group, key=lambda row: row["score"]), min(group, key=lambda row: row["score"])
         margin = best["score"] - worst["score"]
         if margin >= stage.min_margin:
-            pairs.append(best | {"chosen": said(best["text"]), "rejected": said(worst["text"]), "margin": margin})
+            scores = {"chosen_score": best["score"], "rejected_score": worst["score"]}
+            sides = {"chosen": said(best["text"]), "rejected": said(worst["text"]), "margin": margin}
+            pairs.append(noted(best, scores) | sides)
     return pairs
+
+
+def noted(row: Row, notes: Mapping[str, Any]) -> Row:
+    """The row with notes in its metadata."""
+    return row | {"metadata": json.dumps(json.loads(row["metadata"] or "{}") | dict(notes))} if notes else row
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -5,9 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.references import PolicyRef, PromptsRef
+from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, ProblemsUse, RewardUse, TeacherUse
+from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
 class Synthesize(BaseStage):
@@ -19,7 +19,7 @@ class Synthesize(BaseStage):
     prompts: PromptsRef | None = None
     """Problems made by another stage."""
     emit: Literal["prompts", "chat", "preference_pairs"] = "chat"
-    """What to write. `preference_pairs` pairs the best with the worst of a model's samples."""
+    """What to write. `preference_pairs` pairs the best with the worst of a model's samples; both scores are noted."""
     teacher: TeacherUse | None = None
     """Programmatic teacher of `chat`."""
     model: PolicyRef | None = None
@@ -32,12 +32,18 @@ class Synthesize(BaseStage):
     """Sampling temperature."""
     max_completion_length: int = Field(default=64, ge=1)
     """Tokens per completion."""
+    search: SearchUse = SearchUse(use="samples")
+    """How samples come about: each for itself, or by a search in which one builds on another."""
     rewards: list[RewardUse] = [RewardUse(use="answers.exact")]
     """Score of a sample: what rejection and pairing go by."""
     min_reward: float = 1.0
     """Rejection: `chat` keeps samples with at least this reward."""
     min_margin: float = Field(default=0.5, gt=0)
     """Pairing: `preference_pairs` keeps pairs whose rewards differ by at least this."""
+    earlier: PreferencePairsRef | None = None
+    """Pairs that come before the new ones, as those of the rounds before."""
+    notes: dict[str, str | int | float] = {}
+    """Added to the metadata of every row that is made, as `{round: 2}`."""
 
     @model_validator(mode="after")
     def one_source(self) -> Self:
@@ -50,6 +56,10 @@ class Synthesize(BaseStage):
             raise ValueError("give exactly one of `teacher` (programmatic) and `model` (sampled)")
         if self.emit == "preference_pairs" and (self.model is None or self.num_generations < 2 or self.teacher):
             raise ValueError("preference pairs need `model` and `num_generations` of at least 2, and no `teacher`")
+        if self.earlier is not None and self.emit != "preference_pairs":
+            raise ValueError("`earlier` are preference pairs: they go with `emit: preference_pairs`")
+        if self.search.use != "samples" and self.model is None:
+            raise ValueError("`search` is about samples of a model: give `model`")
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:

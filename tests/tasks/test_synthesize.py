@@ -55,7 +55,10 @@ def test_a_teacher_writes_right_sums_and_equal_bytes(tmp_path):
 
 
 def made(scores, texts="abcdef", whole=True):
-    return [{"id": "p", "text": t, "whole": whole, "score": s} for t, s in zip(texts, scores, strict=False)]
+    return [
+        {"id": "p", "text": t, "whole": whole, "score": s, "metadata": '{"x": 1}'}
+        for t, s in zip(texts, scores, strict=False)
+    ]
 
 
 def test_rejection_keeps_good_whole_samples_once():
@@ -71,6 +74,7 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
     )
     (pair,) = paired(stage, made([0.25, 1.0, None, 0.0, 1.0, 0.0]))
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"], pair["margin"]) == ("b", "d", 1.0)
+    assert json.loads(pair["metadata"]) == {"x": 1, "chosen_score": 1.0, "rejected_score": 0.0}
     assert paired(stage, made([1.0, 1.0])) == []
     assert paired(stage, made([0.7, 0.3])) == []
 
@@ -103,6 +107,23 @@ def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder)
     for row in read_rows(files[0].parent, "preference_pairs"):
         lengths = [len(row[side][0]["content"]) for side in ("rejected", "chosen")]
         assert row["margin"] == pytest.approx((lengths[0] - lengths[1]) / 12)
+
+
+def test_earlier_pairs_come_first_and_new_ones_are_noted(tmp_path, tiny_policy_folder):
+    stage = Synthesize(
+        kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=8,
+        max_completion_length=12, temperature=2.0, rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
+        min_margin=0.2, notes={"round": 1},
+    )  # fmt: skip
+    run(stage, context(tmp_path, "a", model=tiny_policy_folder))
+    first = tmp_path / "a/outputs/preference_pairs"
+    second = stage.model_copy(update={"earlier": "first", "notes": {"round": 2}, "seed": 6})
+    run(second, context(tmp_path, "b", model=tiny_policy_folder, earlier=first))
+    old, both = (read_rows(f, "preference_pairs") for f in (first, tmp_path / "b/outputs/preference_pairs"))
+    assert both[: len(old)] == old
+    rounds = [json.loads(row["metadata"])["round"] for row in both]
+    assert rounds == [1] * len(old) + [2] * (len(both) - len(old))
+    assert len(both) > len(old) > 0
 
 
 def test_nothing_accepted_says_what_to_do(tmp_path, tiny_policy_folder):
