@@ -19,6 +19,7 @@ from learning.gym import BLOCK, dataset, families
 from learning.mazes import mazes
 from learning.needles import needles
 from learning.rankings import ratings, rising
+from learning.sums import step_chains
 from learning.unlabelled import unlabelled
 from schemas.errors import StepError
 
@@ -32,6 +33,7 @@ __all__ = [
     "ratings",
     "reasoning_gym",
     "rising",
+    "step_chains",
     "unlabelled",
 ]
 

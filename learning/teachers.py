@@ -12,9 +12,10 @@ from pydantic import Field
 from learning.countdown import worked_countdown
 from learning.dialogues import muddled
 from learning.mazes import solved_maze
+from learning.sums import flawed_sum, sum_of
 from schemas.errors import StepError
 
-__all__ = ["answer", "muddled", "solved_maze", "worked_countdown", "worked_spelling", "worked_sum"]
+__all__ = ["answer", "flawed_sum", "muddled", "solved_maze", "worked_countdown", "worked_spelling", "worked_sum"]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -55,16 +56,6 @@ def worked_spelling(
     if rng.random() < error_rate:
         back = mistaken(back, rng)
     return f"{'-'.join(word)}, {'-'.join(back)} {marker} {back}"
-
-
-def sum_of(row: dict[str, Any]) -> tuple[list[int], list[str]]:
-    """Numbers and signs of the sum at the end of the prompt; raises StepError."""
-    text = row["prompt"][-1]["content"]
-    found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
-    if found is None:
-        raise StepError(f"teacher worked_sum: row {row['id']} does not end with a sum of whole numbers: {text!r}")
-    terms = re.findall(r"([+-])\s*(\d+)", found[2])
-    return [int(found[1]), *(int(number) for _, number in terms)], [sign for sign, _ in terms]
 
 
 def mistaken(text: str, rng: np.random.Generator) -> str:

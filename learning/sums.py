@@ -1,0 +1,107 @@
+"""Sums written out step by step, with and without mistakes: to teach, and to be checked.
+
+A chain is `3 + 5 = 8, 8 - 2 = 6 #### 6`. A mistake in a step is carried on; two that cancel leave the answer right.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+SPACE = 50
+"""Draws for each problem wanted after which the space counts as exhausted."""
+CLEAN = -1
+"""What stands for no mistake."""
+
+
+def sum_of(row: dict[str, Any]) -> tuple[list[int], list[str]]:
+    """Numbers and signs of the sum at the end of the prompt; raises StepError."""
+    text = row["prompt"][-1]["content"]
+    found = re.search(r"(-?\d+)((?:\s*[+-]\s*\d+)+)\s*=?\s*$", text)
+    if found is None:
+        raise StepError(f"teacher worked_sum: row {row['id']} does not end with a sum of whole numbers: {text!r}")
+    terms = re.findall(r"([+-])\s*(\d+)", found[2])
+    return [int(found[1]), *(int(number) for _, number in terms)], [sign for sign, _ in terms]
+
+
+def chain(numbers: Sequence[int], signs: Sequence[str], mistakes: Mapping[int, int], marker: str = "####") -> str:
+    """The running totals of a sum, then the answer; `mistakes` are added to the results of their steps."""
+    total, steps = numbers[0], []
+    for i, (sign, number) in enumerate(zip(signs, numbers[1:], strict=True)):
+        result = (total + number if sign == "+" else total - number) + mistakes.get(i, 0)
+        steps.append(f"{total} {sign} {number} = {result}")
+        total = result
+    return f"{', '.join(steps)} {marker} {total}"
+
+
+def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, int]:
+    """`number` mistakes in a chain: 0, 1 (the answer is wrong) or 2 that cancel (the answer is right)."""
+    places = sorted(rng.choice(num_steps, size=number, replace=False).tolist())
+    by = int(rng.choice([-2, -1, 1, 2]))
+    return {place: by if i == 0 else -by for i, place in enumerate(places)}
+
+
+def flawed_sum(
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    *,
+    marker: str = "####",
+    error_rate: Rate = 0.0,
+    flaw_rate: Rate = 0.0,
+) -> str:
+    """A worked sum with a mistake at `error_rate`, or with two that cancel at `flaw_rate`: right answer, wrong steps.
+
+    Raises StepError when the prompt ends with no sum, or a rate of both above 1.
+    """
+    if error_rate + flaw_rate > 1:
+        raise StepError(f"teacher flawed_sum: error_rate ({error_rate}) and flaw_rate ({flaw_rate}) exceed 1 together")
+    numbers, signs = sum_of(row)
+    chance = rng.random()
+    number = 1 if chance < error_rate else 2 if chance < error_rate + flaw_rate and len(signs) > 1 else 0
+    return chain(numbers, signs, planted(len(signs), number, rng), marker)
+
+
+def step_chains(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    min_steps: Annotated[int, Field(ge=2)] = 4,
+    max_steps: Annotated[int, Field(ge=2)] = 8,
+    question: str = "check ",
+    marker: str = "####",
+) -> list[dict[str, Any]]:
+    """Worked sums to be checked; the answer is the place (from 0) of the first wrong step, −1 where there is none.
+
+    Half are right, a quarter have one mistake, a quarter two that cancel. Raises StepError when the space is too small.
+    """
+    if max_steps < min_steps:
+        raise StepError(f"step_chains: max_steps ({max_steps}) is less than min_steps ({min_steps})")
+    rng = np.random.default_rng(seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(SPACE * size):
+        steps = int(rng.integers(min_steps, max_steps + 1))
+        numbers = rng.integers(1, 10, size=steps + 1).tolist()
+        signs = rng.choice(["+", "-"], size=steps).tolist()
+        mistakes = planted(steps, int(rng.choice([0, 0, 1, 2])), rng)
+        text = question + chain(numbers, signs, mistakes, marker)
+        name = hashlib.sha256(f"step_chains\n{text}".encode()).hexdigest()[:16]
+        if (int(name, 16) < test_share * 2**64) == (split == "test"):
+            rows[name] = {
+                "id": name,
+                "prompt": [{"role": "user", "content": text}],
+                "answer": str(min(mistakes, default=CLEAN)),
+                "family": "step_chains",
+                "metadata": json.dumps({"steps": steps, "mistakes": len(mistakes)}),
+            }
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(f"step_chains: found {len(rows)} {split} problems of {size}; lower `size` or widen the steps")
