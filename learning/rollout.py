@@ -3,6 +3,7 @@
 Everything random is a function of the stage's seed and the iteration, so that a continued run needs no state for it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,7 @@ class Sampler:
     groups: int = 0
     """Group ids given out so far."""
     _count: int = field(default=0, repr=False)
+    _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
     def new_group(self) -> int:
         """An id that no group of this iteration has."""
@@ -44,8 +46,11 @@ class Sampler:
         return self.groups - 1
 
     def encode(self, messages: Messages) -> list[int]:
-        """Token ids of a prompt."""
-        return encode_prompt(self.policy.tokenizer, messages)
+        """Token ids of a prompt; rendered once, however many completions it has."""
+        key = json.dumps(messages)
+        if key not in self._encoded:
+            self._encoded[key] = encode_prompt(self.policy.tokenizer, messages)
+        return list(self._encoded[key])
 
     def sample(self, asks: Sequence[Ask]) -> list[Trial]:
         """Completions of everything asked for, in order."""
@@ -66,6 +71,8 @@ class Sampler:
                 f"{self.sampling.max_new_tokens} make more than the model's {self.policy.max_length}; drop long "
                 "prompts in a curate stage or lower that length"
             )
+        if ask.group is not None:
+            self.groups = max(self.groups, ask.group + 1)
         self._count += 1
         seed = stream(self.seed, self.step, self._count - 1)
         # What a completion begins with is a part of the prompt to the engine: it is nobody's sample.
