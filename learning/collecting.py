@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from learning.batch import Batch
+from learning.engines.protocol import Processor
 from learning.forest import forest
 from learning.history import History
 from learning.lookup import Bound, bind
 from learning.rollout import Sampler, score
 from learning.supply import Columns
 from learning.trials import Ask, Trial
-from schemas.schedules import Number, settled
+from schemas.schedules import Controlled, Number, settled
 from schemas.stages.rl import Rl
 
 
@@ -24,6 +25,7 @@ class Collecting:
 
     plan: Bound
     drive: Bound
+    process: tuple[Bound, ...]
     rewards: tuple[Bound, ...]
     weights: tuple[Number, ...]
     follow_ups: tuple[Bound, ...]
@@ -42,6 +44,7 @@ def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
     return Collecting(
         bind(stage.plan, "plan", inputs),
         bind(stage.drive, "drive", inputs),
+        tuple(bind(use, f"process.{i}", inputs) for i, use in enumerate(stage.process)),
         tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)),
         tuple(use.weight for use in stage.rewards),
         tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
@@ -49,6 +52,28 @@ def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
         bind(stage.filter, "filter", inputs) if stage.filter else None,
         stage.max_rounds,
     )
+
+
+def processor_of(
+    parts: Collecting, step: int, controls: Mapping[str, float], metrics: Mapping[str, float]
+) -> Processor | None:
+    """What the engine is given, None where there is nothing to change.
+
+    Controllers that look at batches have not seen this one: their last word counts, as it stands in the points of the
+    last iteration. A processor that hangs on one which has not spoken yet changes nothing.
+    """
+    known = {key.removeprefix("control/"): value for key, value in metrics.items() if key.startswith("control/")}
+    settled_parts = [part.settled({**known, **controls}) for part in parts.process]
+    ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
+    calls = [(part.at(step), part.asks) for part in ready]
+
+    def process(logits_BV: torch.Tensor, place_B: torch.Tensor) -> torch.Tensor:
+        for call, asks in calls:
+            have = {"logits_BV": logits_BV, "place_B": place_B}
+            logits_BV = call(*(have[name] for name in asks))
+        return logits_BV
+
+    return process if calls else None
 
 
 def collect(
@@ -61,19 +86,21 @@ def collect(
     step = have["step"]
     have = {**have, "sampler": sampler, "history": history, "policy": sampler.policy, "engine": sampler.engine}
     trials: list[Trial] = []
+    seen: list[Trial] = []
     asks: list[Ask] = parts.plan.settled(controls).ask(step, have)
     for number in range(parts.max_rounds):
         now = {**have, "round": number}
         new = parts.drive.settled(controls).ask(step, {**now, "asks": asks})
         _score(parts, new, controls, now)
         trials += new
+        seen += new
         asks = []
         for part in parts.follow_ups:
             trials, more = part.settled(controls).ask(step, {**now, "trials": trials})
             asks += more
         if not asks:
             break
-    history.add(trials)
+    history.add(seen)
     for part in parts.sources:
         trials = part.settled(controls).ask(step, {**have, "trials": trials})
     _score(parts, [t for t in trials if not t.scores], controls, have)

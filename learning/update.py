@@ -89,18 +89,20 @@ def with_proximal(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl) -> 
     return batch.with_tokens(**{f"{name}_prox": column for name, column in found.items()})
 
 
-def solve(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, have: Mapping[str, Any]) -> Algorithm:
-    """The algorithm with the numbers of those controllers that look at the batch about to be trained on."""
+def solve(
+    algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, have: Mapping[str, Any]
+) -> dict[str, float]:
+    """The numbers of those controllers that look at the batch about to be trained on."""
     looking = {name: part for name, part in algorithm.control.items() if _looks(part.asks)}
     if not looking:
-        return algorithm
+        return {}
     asked = {name for part in looking.values() for name in part.asks}
     names = ("lp", *(n for n in CURRENT[1:] if f"{n}_T" in asked))
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature, "replay": True}
     columns = columns_of(batch, statistics_of(batch, model, names, **how))
     for name, value in have.items():
         columns[name] = value
-    return algorithm.settled({name: part.ask(step, columns) for name, part in looking.items()})
+    return {name: part.ask(step, columns) for name, part in looking.items()}
 
 
 def regulate(algorithm: Algorithm, step: int, have: Mapping[str, Any]) -> dict[str, float]:
@@ -133,13 +135,15 @@ def update(
     `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration.
     """
     sums, norms = Sums(names([term.function for term in algorithm.components])), []
+    solved: dict[str, float] = {}
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
             if critic is not None:
                 critic.learn(mini, step, controls)
                 if critic.warming(step):
                     continue
-            now = solve(algorithm, mini, model, stage, step, have or {})
+            solved = solve(algorithm, mini, model, stage, step, have or {})
+            now = algorithm.settled(solved)
             mini = with_weights(now, mini, step, stage.max_completion_length)
             optimizer.zero_grad(set_to_none=True)
             for micro in my_share(micro_batches(mini, stage.max_tokens_per_micro_batch)):
@@ -149,5 +153,7 @@ def update(
             add_up_gradients(model)
             norms.append(clip_gradients(model, stage.max_grad_norm))
             optimizer.step()
-    means = sums.means("lp_ref" in batch.tokens) if norms else {}
-    return {**means, "grad_norm": sum(norms) / len(norms)} if norms else means
+    if not norms:
+        return {}
+    told = {f"control/{name}": value for name, value in solved.items()}
+    return {**sums.means("lp_ref" in batch.tokens), **told, "grad_norm": sum(norms) / len(norms)}

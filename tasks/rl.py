@@ -10,7 +10,7 @@ from typing import Any
 from learning.algorithm import bind_algorithm
 from learning.batch import Batch
 from learning.chat import encode_prompt
-from learning.collecting import bind_collecting, collect, gate
+from learning.collecting import bind_collecting, collect, gate, processor_of
 from learning.critic import Critic
 from learning.curves import Curves
 from learning.engines.load import make_engine
@@ -89,7 +89,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     began = time.perf_counter()
     have = supplied(loop, stage, context, step)
     controls = regulate(loop.algorithm, step, have)
-    trials = collect(loop.collecting, sampler_of(loop, stage, context, step), loop.history, controls, have)
+    trials = collect(loop.collecting, sampler_of(loop, stage, context, step, controls), loop.history, controls, have)
     sampled_at = time.perf_counter()
     kept = [trial for trial in trials if trial.reward is not None]
     trained = gate(loop.collecting.filter, kept, step, controls, {**have, "history": loop.history})
@@ -103,7 +103,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     places = {id(trial): place for place, trial in enumerate(kept)}
     loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
     points |= describe(trials, trained) | held_out(loop, stage, context, step)
-    tokens = sum(len(t.completion_ids) - t.given for t in trials if t.logprobs is not None)
+    tokens = sum(t.versions[t.given :].count(step) for t in trials if t.logprobs is not None)
     loop.sampled += tokens
     points |= {
         "sampled_tokens": float(loop.sampled),
@@ -131,10 +131,11 @@ def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, An
     }
 
 
-def sampler_of(loop: Loop, stage: Rl, context: Context, step: int) -> Sampler:
+def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> Sampler:
     """A sampler for one iteration; entropies are asked of the engine where some part asks for them."""
     wanted = loop.algorithm.needs("entropy_behav_T")
-    sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted)
+    process = processor_of(loop.collecting, step, controls, loop.curves.last)
+    sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
     return Sampler(loop.engine, loop.policy, sampling, context.seed, step)
 
 
@@ -189,7 +190,7 @@ def held_out(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, fl
     """Reward on the held-out problems, looked at every `eval_steps` iterations, and how far training is above it."""
     if not loop.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
-    sampler = sampler_of(loop, stage, context, step).at(Sampling(stage.temperature, stage.max_completion_length))
+    sampler = sampler_of(loop, stage, context, step, {}).at(Sampling(stage.temperature, stage.max_completion_length))
     trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
     have = {**supplied(loop, stage, context, step), "sampler": sampler, "history": loop.history, "states": {}}
     have |= {"policy": loop.policy, "engine": loop.engine}

@@ -22,6 +22,7 @@ from schemas.use import (
     GroupFilterUse,
     ModulateUse,
     PlanUse,
+    ProcessUse,
     RatioUse,
     RewardUse,
     SelectUse,
@@ -73,6 +74,8 @@ class Rl(Training, BaseStage):
     """What an iteration samples."""
     drive: DriveUse = DriveUse(use="whole")
     """How completions come about: at once, in windows, more than needed."""
+    process: list[ProcessUse] = []
+    """Changes to the distribution that tokens are sampled from, in order; training does not know of them."""
     rewards: list[RewardUse] = Field(min_length=1)
     """Verifiable and learned rewards; their weighted sum is the reward."""
     follow_up: list[FollowUpUse] = []
