@@ -1,0 +1,109 @@
+"""T-PPO: an open window bootstraps from its last value, trains the policy once and the critic never, and goes on.
+
+Not shown: 2.5 times less wall-clock time at 32B.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.collecting import bind_collecting
+from learning.critic import Critic
+from learning.engines.load import make_engine
+from learning.engines.protocol import Generation, Sampling
+from learning.forest import forest, single_turn
+from learning.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rollout import Sampler
+from learning.trials import Ask
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "t-ppo.yaml"
+STAGE = load_recipe(RECIPE, profile="tiny").stages["trained"]
+
+
+def advantages(finish, reward, tail=None):
+    """A of three tokens with V = 0.2, 0.5, 0.4 by the recipe's operation with λ = 0.5."""
+    options = {"lam": 0.5, **({"tail": tail} if tail else {})}
+    stage = STAGE.model_copy(update={"advantage": [STAGE.advantage[0].model_copy(update=options)]})
+    made = single_turn([[1]], [[Generation([7] * 3, [-1.0] * 3, finish)]])
+    made = made.with_tokens(value=torch.tensor([0.2, 0.5, 0.4], dtype=torch.float64))
+    ends = {"reward": torch.tensor([reward]).double(), "value_end": torch.tensor([5.0]).double()}
+    made = with_advantages(bind_algorithm(stage, {}), made.with_paths(**ends), 0)
+    return made.sampled("advantage").tolist(), made.sampled("return").tolist()
+
+
+def test_an_open_window_holds_its_last_value():
+    assert advantages("length", 0.0)[0] == pytest.approx([0.25, -0.1, 0.0], abs=1e-12)
+
+
+def test_a_finished_completion_earns_its_reward_and_monte_carlo_returns():
+    found, returns = advantages("stop", 1.0)
+    assert found == pytest.approx([0.4, 0.2, 0.6], abs=1e-12)
+    assert returns == pytest.approx([1.0, 1.0, 1.0], abs=1e-12)
+
+
+def test_a_cut_is_not_taken_for_an_end():
+    as_an_end = advantages("length", 0.0, tail="terminal")[0]
+    assert as_an_end == pytest.approx([0.15, -0.3, -0.4], abs=1e-12)
+    assert advantages("length", 0.0)[0] != pytest.approx(as_an_end)
+
+
+@pytest.fixture
+def rollouts(tiny_policy):
+    """Trials of six iterations of the recipe's drive, with a window of 4 and the tiny policy's own engine."""
+    drive = bind_collecting(STAGE.model_copy(update={"drive": STAGE.drive.model_copy(update={"window": 4})}), {}).drive
+    engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
+    for step in range(6):
+        sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)
+        row = {"id": str(step), "prompt": [{"role": "user", "content": "ab"}], "family": "f"}
+        have = {"asks": [Ask(row, 4)], "sampler": sampler, "step": step, "states": states}
+        found.append(drive.ask(step, have))
+    return found
+
+
+def scored(trials):
+    """The trials as a batch; what is suspended has earned nothing."""
+    return forest([replace(t, scores={"r": 0.0}, reward=float(t.finish == "stop")) for t in trials])
+
+
+def test_the_rollout_goes_on_from_the_same_tokens(rollouts):
+    open_before: list = []
+    for trials in rollouts:
+        taken_up = trials[: len(open_before)]
+        for old, new in zip(open_before, taken_up, strict=True):
+            assert new.row == old.row
+            assert new.completion_ids[: len(old.completion_ids)] == old.completion_ids
+            assert new.logprobs[: len(old.logprobs)] == old.logprobs
+            assert 0 < len(new.completion_ids) - len(old.completion_ids) <= 4
+        open_before = [t for t in trials if t.finish == "suspended"]
+    assert any(len(t.completion_ids) == 16 for trials in rollouts for t in trials)
+
+
+def test_every_token_enters_the_policys_loss_exactly_once(rollouts):
+    algorithm, trained = bind_algorithm(STAGE, {}), 0
+    for step, trials in enumerate(rollouts):
+        batch = with_weights(algorithm, with_dropped(scored(trials), False), step, 64)
+        new_T = batch.sampled("version") == step
+        assert torch.equal(batch.sampled("w") > 0, new_T)
+        assert bool((new_T[batch.path_T == 0].diff() != -1).all())  # the new tokens are the last ones
+        trained += int(new_T.sum())
+    closed = [t for trials in rollouts for t in trials if t.finish != "suspended"]
+    still_open = [t for t in rollouts[-1] if t.finish == "suspended"]
+    assert trained == sum(len(t.completion_ids) for t in [*closed, *still_open]) > 50
+
+
+def test_an_open_completion_trains_no_critic(rollouts, tiny_policy):
+    judge = Critic(STAGE.critic, tiny_policy, STAGE, {}, 0)
+    open_only = next(batch for trials in rollouts if (batch := [t for t in trials if t.finish != "stop"]))
+    ready = with_advantages(bind_algorithm(STAGE, {}), judge.values(scored(open_only)), 0)
+    before = [p.clone() for p in judge.network.parameters()]
+    judge.learn(ready, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, judge.network.parameters(), strict=True))
+    assert "value_loss" not in judge.points(ready)
+    ended = [replace(t, finish="stop") for t in open_only]
+    ready = with_advantages(bind_algorithm(STAGE, {}), judge.values(scored(ended)), 0)
+    judge.learn(ready, 0)
+    assert judge.points(ready)["value_loss"] == pytest.approx(0.5)
