@@ -18,6 +18,7 @@ from learning.documents import documents
 from learning.gym import BLOCK, dataset, families
 from learning.mazes import mazes
 from learning.needles import needles
+from learning.opinions import opinions
 from learning.rankings import ratings, rising
 from learning.sums import step_chains
 from learning.unlabelled import unlabelled
@@ -30,6 +31,7 @@ __all__ = [
     "donations",
     "mazes",
     "needles",
+    "opinions",
     "ratings",
     "reasoning_gym",
     "rising",

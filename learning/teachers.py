@@ -12,10 +12,20 @@ from pydantic import Field
 from learning.countdown import worked_countdown
 from learning.dialogues import muddled
 from learning.mazes import solved_maze
+from learning.opinions import opinion
 from learning.sums import flawed_sum, sum_of
 from schemas.errors import StepError
 
-__all__ = ["answer", "flawed_sum", "muddled", "solved_maze", "worked_countdown", "worked_spelling", "worked_sum"]
+__all__ = [
+    "answer",
+    "flawed_sum",
+    "muddled",
+    "opinion",
+    "solved_maze",
+    "worked_countdown",
+    "worked_spelling",
+    "worked_sum",
+]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
