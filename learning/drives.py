@@ -39,15 +39,15 @@ def windowed(
     *,
     window: AtLeast1,
     max_windows: AtLeast1 = 4,
-    partial: Literal["wait", "train", "all"] = "wait",
+    partial: Literal["wait", "all"] = "wait",
 ) -> list[Trial]:
     """At most `window` new tokens of every completion per iteration; what has not ended goes on in the next.
 
     New groups are begun while fewer completions run than an iteration asks for. After `max_windows` a completion ends
     as one that hit the length limit. `partial: wait` returns ended groups alone (segment rollout of UloRL, Du et al.
-    2025); `train` returns the new tokens of all, what went before as a given beginning and an open end as `suspended`;
-    `all` returns every token so far of all: which are new, `version` says (selection `fresh`), so that the policy can
-    learn from new tokens and a critic from whole completions (T-PPO, Fan et al. 2025).
+    2025); `all` returns what ran with every token so far, open ends as `suspended`: which tokens are new, `version`
+    says (selection `fresh`), so that the policy can learn from those and a critic from ended completions (T-PPO, Fan et
+    al. 2025).
     """
     pool = _resumed(state, step)
     if pool is None:
@@ -57,8 +57,9 @@ def windowed(
     for one in pool:
         if one.finish == "suspended" and one.calls >= max_windows:
             one.finish = "length"
-    if partial != "wait":
-        trials = _moved(moved, sampler, whole=partial == "all")
+    if partial == "all":
+        ids = group_ids(moved, sampler)
+        trials = [trial_of(one, ids[one.group], sampler) for one in moved]
         pool = [one for one in pool if one.finish == "suspended"]
     else:
         trials, pool = ended_groups(pool, sampler)
@@ -149,9 +150,3 @@ def _resumed(state: dict[str, Any], step: int) -> list[Pending] | None:
 
 def _running(pool: list[Pending]) -> int:
     return sum(one.finish == "suspended" for one in pool)
-
-
-def _moved(moved: list[Pending], sampler: Sampler, *, whole: bool) -> list[Trial]:
-    """What the last call sampled, as trials; `whole`: with what calls before it did."""
-    ids = group_ids(moved, sampler)
-    return [trial_of(one, ids[one.group], sampler, since=0 if whole else one.before) for one in moved]

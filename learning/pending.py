@@ -30,8 +30,6 @@ class Pending:
     finish: Literal["stop", "length", "suspended"] = "suspended"
     calls: int = 0
     """Calls of the engine so far."""
-    before: int = 0
-    """Sampled tokens before the last of these."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -83,7 +81,6 @@ def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pendin
             requests.append(request)
     generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))
     for one, made in zip(running, generations, strict=True):
-        one.before = len(one.ids)
         one.ids += made.token_ids
         one.logprobs += made.logprobs
         one.entropies += made.entropies
@@ -114,10 +111,9 @@ def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
     return ids
 
 
-def trial_of(one: Pending, group: int, sampler: Sampler, *, since: int = 0) -> Trial:
-    """The completion as a trial; the first `since` sampled tokens are given ones in it, without a loss."""
-    ask = replace(one.ask, begin=(*one.ask.begin, *one.given, *one.ids[:since]))
-    made = Generation(one.ids[since:], one.logprobs[since:], one.finish, one.entropies[since:])
-    trial = sampler.trial(ask, group, made)
-    trial.versions[trial.given - since :] = one.versions
+def trial_of(one: Pending, group: int, sampler: Sampler) -> Trial:
+    """The completion as a trial."""
+    ask = replace(one.ask, begin=(*one.ask.begin, *one.given))
+    trial = sampler.trial(ask, group, Generation(one.ids, one.logprobs, one.finish, one.entropies))
+    trial.versions[trial.given :] = one.versions
     return trial

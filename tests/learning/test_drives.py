@@ -14,6 +14,7 @@ from learning.forest import forest
 from learning.policy_loss import with_dropped
 from learning.rollout import Sampler, score
 from learning.rows import write_rows
+from learning.selections import fresh
 from learning.trials import Ask
 from schemas.errors import StepError
 
@@ -116,29 +117,30 @@ def test_new_groups_take_the_places_of_ended_ones(tiny_policy):
     assert max(running) <= 6
 
 
-def test_train_gives_every_sampled_token_to_the_loss_once(tiny_policy):
+def test_every_sampled_token_is_fresh_once(tiny_policy):
     state, asks = {}, [Ask(row, 2) for row in ROWS]
     want = by_problem(whole(asks, sampler_at(tiny_policy, 0, eager=2.5)))
-    seen = {}
+    seen, fresh_ones = {}, {}
     for step in range(4):
         sampler = sampler_at(tiny_policy, step, eager=2.5)
-        trials = windowed(asks if step == 0 else [], sampler, state, step, window=6, partial="train")
+        trials = windowed(asks if step == 0 else [], sampler, state, step, window=6, partial="all")
         batch = forest(trials)
-        assert batch.sampled("version").tolist() == [step] * len(batch.sampled_T)
         assert batch.paths["truncated"].tolist() == [t.finish != "stop" for t in trials]
+        fresh_T = fresh(batch.sampled("version"), step, max_age=0)
         for path, trial in enumerate(trials):
-            mine = batch.packed.input_ids_M[batch.sampled_T[batch.path_T == path]].tolist()
-            assert trial.given == 6 * step
-            assert trial.completion_ids[trial.given :] == mine
-            assert len(mine) == 6 or trial.finish != "suspended"
-            seen.setdefault((trial.row["id"], trial.completion_ids[0]), []).append((trial.given, mine))
+            mine_T = batch.path_T == path
+            assert batch.packed.input_ids_M[batch.sampled_T[mine_T]].tolist() == trial.completion_ids
+            new = batch.packed.input_ids_M[batch.sampled_T[mine_T & fresh_T]].tolist()
+            assert len(new) == 6 or trial.finish != "suspended"
+            key = (trial.row["id"], trial.completion_ids[0])
+            fresh_ones.setdefault(key, []).extend(new)
+            assert fresh_ones[key] == trial.completion_ids
+            seen[key] = trial
         state = plain(state)
     assert state["pool"] == []
     for problem, group in want.items():
         for trial in group:
-            pieces = seen[problem, trial.completion_ids[0]]
-            assert [cut for cut, _ in pieces] == [6 * i for i in range(len(pieces))]
-            assert [token for _, piece in pieces for token in piece] == trial.completion_ids
+            assert known(seen[problem, trial.completion_ids[0]]) == known(trial)
 
 
 def test_what_is_suspended_has_earned_nothing_and_is_shown_to_no_reward(tiny_policy):
@@ -151,7 +153,7 @@ def test_what_is_suspended_has_earned_nothing_and_is_shown_to_no_reward(tiny_pol
         return [1.0] * len(completions)
 
     state = {}
-    trials = windowed([Ask(ROWS[0], 8)], sampler_at(tiny_policy, 0, eager=2.5), state, 0, window=6, partial="train")
+    trials = windowed([Ask(ROWS[0], 8)], sampler_at(tiny_policy, 0, eager=2.5), state, 0, window=6, partial="all")
     score([Bound("judge", judge, {})], [1.0], trials, {"step": 0})
     assert {t.reward for t in trials if t.finish == "suspended"} == {0.0}
     assert shown == [t.text for t in trials if t.finish != "suspended"]
