@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
+from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation
 from learning.forest import single_turn
 from learning.heterogeneous import adaptive_bounds, entropy_score, redistributed
@@ -92,6 +93,20 @@ def test_the_average_of_a_group_is_over_its_tokens():
     stage = load_recipe(RECIPE, profile="tiny").stages["baseline"]
     grpo = with_advantages(bind_algorithm(stage, {}), batch([1, 3]), 0).sampled("advantage")
     assert grpo.sum().item() == pytest.approx(-2 * grpo[0].item())
+
+
+def test_temperature_follows_the_entropy():
+    stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
+    (process,) = bind_collecting(stage, {}).process
+    even, sharp = torch.zeros(1, 8, **DOUBLE), torch.tensor([[9.0, *[0.0] * 7]], **DOUBLE)
+    for logits, share in ((even + torch.arange(8) / 100, 0.5), (sharp, -0.5)):
+        entropy = math.log(float(-(logits.softmax(-1) * logits.log_softmax(-1)).sum()))
+        # Where the entropy lies half-way between the pivot and an end, h is ±½.
+        ends = {"lowest": entropy - 1, "pivot": entropy - 1, "highest": entropy + 1}
+        if share < 0:
+            ends = {"lowest": entropy - 1, "pivot": entropy + 1, "highest": entropy + 2}
+        got = process.settled(ends).ask(0, {"logits_BV": logits})
+        torch.testing.assert_close(got, logits / (1 + 0.05 * share), atol=1e-12, rtol=0)
 
 
 def test_scores_of_entropy_span_the_batch_around_a_quantile():
