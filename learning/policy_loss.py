@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.algorithm import Algorithm
+from learning.algorithm import Algorithm, Term
 from learning.batch import Batch
 from learning.columns import Column, lift, of_rewards
 from learning.lookup import Bound
@@ -117,9 +117,7 @@ def micro_loss(
     factor_T = columns["factor_T"] if algorithm.correct else 1.0
     policy = _weighted(algorithm.surrogate.ask(step, columns) * factor_T, columns["w_T"])
     (policy_grad_T,) = torch.autograd.grad(policy, leaves["lp"], retain_graph=True)
-    parts = [
-        _weighted(term.function.ask(step, columns), columns[f"w.{i}_T"]) for i, term in enumerate(algorithm.components)
-    ]
+    parts = _components(algorithm.components, columns, step)
     total = policy + sum(parts)
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, grads, strict=True)
@@ -139,6 +137,11 @@ def columns_of(batch: Batch, statistics: Mapping[str, Tensor]) -> Columns:
     # A token whose sampling log-probability is unknown has ratio 1 and weight 0.
     columns["lp_behav_T"] = columns["lp_behav_T"].where(~columns["broken_T"], lp_T.detach())
     return columns
+
+
+def _components(terms: Sequence[Term], columns: Columns, step: int) -> list[Tensor]:
+    """Σ w·ℓ of every further term."""
+    return [_weighted(t.function.ask(step, columns), columns[f"w.{i}_T"]) for i, t in enumerate(terms)]
 
 
 def _weighted(loss_T: Tensor, w_T: Tensor) -> Tensor:

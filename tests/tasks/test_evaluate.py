@@ -129,3 +129,22 @@ def test_a_program_asks_in_parts_and_repeats_to_the_byte(tmp_path, tiny_policy_f
     assert (tmp_path / "a/outputs/report/samples.parquet").read_bytes() == (
         tmp_path / "b/outputs/report/samples.parquet"
     ).read_bytes()
+
+
+def test_best_of_n_scores_what_the_selector_chose(tmp_path, two_models):
+    """The shortest of three samples is chosen, and only it is scored."""
+    how = {"rewards": [{"use": "formats.matches", "pattern": ".{0,4}"}], "num_generations": 3, "temperature": 1.5}
+    run(stage(**how, limit=10), context(tmp_path, "all", **two_models))
+    brief = {"use": "formats.brevity", "soft": 0, "hard": 40}
+    result = run(stage(**how, limit=10, selector=brief), context(tmp_path, "best", **two_models))
+    read = {n: pq.read_table(tmp_path / n / "outputs/report/samples.parquet").to_pylist() for n in ("all", "best")}
+    groups = {}
+    for sample in read["all"]:
+        groups.setdefault((sample["model"], sample["id"]), []).append(sample["completion"])
+    assert len(read["best"]) == len(groups) == 20
+    for sample in read["best"]:
+        assert sample["completion"] == min(groups[sample["model"], sample["id"]], key=len)
+    marks = [s["score"] for s in read["best"] if s["model"] == "two"]
+    assert result.metrics["accuracy.two"] == pytest.approx(sum(marks) / 10)
+    with pytest.raises(ValueError, match="raise `num_generations`"):
+        stage(selector=brief)
