@@ -10,15 +10,19 @@ from learning.sequences import mean_of_path, sum_of_path
 from schemas.schedules import Number
 
 __all__ = [
-    "decoupled", "mixture", "multiple_importance", "none", "sequence", "sequence_arithmetic", "sequence_product",
-    "sequence_token", "token",
+    "decoupled", "mixture", "multiple_importance", "none", "pseudo_on_policy", "sequence", "sequence_arithmetic",
+    "sequence_product", "sequence_token", "token",
 ]  # fmt: skip
 
 LIMIT = 20.0
 
 
 def token(lp_T: Tensor, lp_behav_T: Tensor) -> Tensor:
-    """One ratio per token (PPO, Schulman et al. 2017)."""
+    """One ratio per token (PPO, Schulman et al. 2017).
+
+    A completion of several segments is compared, token by token, with the weights that sampled each (segment-aware
+    importance sampling of UloRL, Du et al. 2025).
+    """
     return lp_T - lp_behav_T
 
 
@@ -48,6 +52,14 @@ def decoupled(lp_T: Tensor, lp_prox_T: Tensor) -> Tensor:
     What the sampling policy differs from that one is the matter of `correct`; with neither, samples count as own.
     """
     return lp_T - lp_prox_T
+
+
+def pseudo_on_policy(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, version_T: Tensor, step: int) -> Tensor:
+    """Tokens of earlier iterations count as sampled by the weights before this update (POIS of UloRL, Du et al. 2025).
+
+    A completion of several segments is then never clipped for what changed while it was suspended.
+    """
+    return lp_T - lp_behav_T.where(version_T >= step, lp_prox_T)
 
 
 def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: Number = 0.5) -> Tensor:

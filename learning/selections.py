@@ -88,6 +88,24 @@ def fresh(version_T: Tensor, step: int, *, max_age: Annotated[int, Field(ge=0)])
     return version_T >= step - max_age
 
 
+def mask_mastered(
+    reward_T: Tensor,
+    lp_prox_T: Tensor,
+    entropy_prox_T: Tensor,
+    *,
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.99,
+    target_entropy: Annotated[float, Field(ge=0)] = 0.2,
+) -> Tensor:
+    """All tokens, but while the mean entropy is below a target not those that good completions hold for certain.
+
+    Mastered are tokens of probability τ or more, before the update, in completions with a reward above 0: to push them
+    further only lowers the entropy (UloRL, Du et al. 2025). Entropies are in nats.
+    """
+    if len(reward_T) and entropy_prox_T.mean() < target_entropy:
+        return (reward_T <= 0) | (lp_prox_T.exp() < tau)
+    return torch.ones_like(reward_T, dtype=torch.bool)
+
+
 def _top(value_T: Tensor, share: float) -> Tensor:
     """The ⌈share·T⌉ highest values, and those equal to the last of them."""
     if not len(value_T):
