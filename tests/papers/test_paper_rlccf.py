@@ -1,0 +1,122 @@
+"""Wisdom of the Crowd: the vote of models, each heard by its self-consistency, is the only label that training sees.
+
+Not shown: the gain of four models of 7B to 9B. Joint training is in rounds: within one the other models stand still.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning import crowd_vote
+from learning.algorithm import bind_algorithm
+from learning.collecting import bind_collecting
+from learning.engines.protocol import Generation, Sampling
+from learning.forest import forest
+from learning.policy_loss import with_advantages, with_dropped
+from learning.rewards import consensus
+from learning.rewards.consensus import collective, elected, majority
+from learning.rollout import Sampler, score
+from learning.rows import write_rows
+from learning.trials import Trial
+from schemas.recipe import load_recipe
+from tasks.context import Context
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rlccf.yaml"
+FIRST, SECOND, THIRD = "AAAB", "BBCD", "BCDE"
+PORTS = ("rewards.0.others.0", "rewards.0.others.1")
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load_recipe(RECIPE, profile="tiny")
+
+
+class Says:
+    """A model that gives the letters of a text, one for each sample."""
+
+    def __init__(self, tokenizer, letters):
+        self.tokenizer, self.letters = tokenizer, letters
+
+    def generate(self, requests, sampling):
+        return [[Generation(self.tokenizer.encode(c), [], "stop") for c in self.letters[: r.n]] for r in requests]
+
+
+@pytest.fixture
+def rewards_of(recipe, tiny_policy, monkeypatch):
+    """Rewards of one model's completions while the two others say something else, by the recipe's own stage."""
+
+    def of(mine, *others, gold=None, stage="rounds-1-wide"):
+        models = [Sampler(Says(tiny_policy.tokenizer, text), tiny_policy, Sampling(1.0, 6), 0, 0) for text in others]
+        monkeypatch.setattr(consensus, "guest", dict(zip(PORTS, models, strict=True)).get)
+        row = {"id": "q", "prompt": [{"role": "user", "content": "1 + 2 ="}], "answer": gold, "family": "chain_sum"}
+        trials = [Trial(row, 0, "policy", [1], [5 + i], [-1.0], "stop", c) for i, c in enumerate(mine)]
+        parts = bind_collecting(recipe.stages[stage], {port: port for port in PORTS})
+        own = Sampler(None, tiny_policy, Sampling(1.0, 6), 0, 0)
+        score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}, "sampler": own})
+        return trials
+
+    return of
+
+
+def test_votes_are_weighted_by_self_consistency():
+    votes = collective([list(FIRST), list(SECOND), list(THIRD)])
+    assert votes["A"] == 3 * 0.75 == 2.25
+    assert votes["B"] == 1 * 0.75 + 2 * 0.5 + 1 * 0.25 == 2.0
+    assert elected(votes) == "A"
+    plain = majority([{}] * 12, list(FIRST + SECOND + THIRD), [0] * 12)
+    assert [i for i, s in enumerate(plain) if s == 1.0] == [3, 4, 5, 8]
+
+
+def test_every_model_is_rewarded_for_agreeing(rewards_of):
+    assert [t.reward for t in rewards_of(FIRST, SECOND, THIRD)] == [1.0, 1.0, 1.0, 0.0]
+    assert [t.reward for t in rewards_of(SECOND, FIRST, THIRD)] == [0.0] * 4
+    assert [t.reward for t in rewards_of(THIRD, FIRST, SECOND)] == [0.0] * 4
+
+
+def columns(stage, trials):
+    algorithm = bind_algorithm(stage, {})
+    batch = with_advantages(algorithm, with_dropped(forest(trials), False), 0)
+    return {**batch.tokens, **batch.paths, "ids": batch.packed.input_ids_M}
+
+
+def test_gold_answers_reach_no_training_tensor(rewards_of, recipe):
+    stage = recipe.stages["rounds-1-wide"]
+    none, garbage = (columns(stage, rewards_of(FIRST, SECOND, THIRD, gold=gold)) for gold in (None, "garbage"))
+    assert none.keys() == garbage.keys()
+    assert all(torch.equal(none[name], garbage[name]) for name in none)
+    assert float(none["advantage"].abs().max()) > 0.1
+    nameless = recipe.stages["nameless"].problems
+    assert [use.use for use in nameless] == ["unlabelled"]
+
+
+def test_what_one_model_samples_changes_the_rewards_of_another(rewards_of):
+    before = [t.reward for t in rewards_of(SECOND, FIRST, THIRD)]
+    after = [t.reward for t in rewards_of(SECOND, "BBBB", THIRD)]
+    assert before != after == [1.0, 1.0, 0.0, 0.0]
+    alone = majority([{"answer": None}] * 4, list(SECOND), [0] * 4)
+    assert alone == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_every_round_asks_the_others_as_the_last_round_left_them(recipe):
+    models = {"wide", "narrow", "shallow"}
+    for name in models:
+        ports = {port.path: port.steps for port in recipe.ports(f"rounds-2-{name}")}
+        assert ports["model"] == (f"rounds-1-{name}",)
+        assert {ports[p] for p in PORTS} == {(f"rounds-1-{other}",) for other in models - {name}}
+
+
+def test_the_joint_vote_is_measured(tmp_path, tiny_policy, monkeypatch):
+    rows = [
+        {"id": str(i), "prompt": [{"role": "user", "content": "?"}], "answer": a, "family": "f", "metadata": None}
+        for i, a in enumerate(("A", "B", None))
+    ]
+    write_rows(tmp_path, "prompts", rows)
+    said = {"one": FIRST, "two": SECOND, "three": THIRD}
+    models = {k: Sampler(Says(tiny_policy.tokenizer, v), tiny_policy, Sampling(), 0, 0) for k, v in said.items()}
+    monkeypatch.setattr(crowd_vote, "guest", models.get)
+    context = Context({}, tmp_path / "made", tmp_path / "kept", seed=1)
+    got = crowd_vote.group_vote(context, models=list(said), prompts=tmp_path, num_generations=4)
+    assert got == {"vote": 0.5, "majority_0": 0.5, "majority_1": 0.5, "majority_2": 0.5}
+    assert json.loads((context.output("result") / "votes.json").read_text()) == {"0": "A", "1": "A"}
