@@ -12,26 +12,34 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.circuits import circuits
+from learning.comparisons import comparisons
 from learning.countdown import countdown
 from learning.dialogues import donations
 from learning.documents import documents
+from learning.errands import errands
 from learning.gym import BLOCK, dataset, families
 from learning.mazes import mazes
 from learning.needles import needles
 from learning.opinions import opinions
+from learning.partitions import part
 from learning.rankings import ratings, rising
+from learning.stories import openings
 from learning.sums import step_chains
 from learning.unlabelled import unlabelled
 from schemas.errors import StepError
 
 __all__ = [
     "circuits",
+    "comparisons",
     "countdown",
     "documents",
     "donations",
+    "errands",
     "mazes",
     "needles",
+    "openings",
     "opinions",
+    "part",
     "ratings",
     "reasoning_gym",
     "rising",

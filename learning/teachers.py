@@ -11,8 +11,10 @@ from pydantic import Field
 
 from learning.countdown import worked_countdown
 from learning.dialogues import muddled
+from learning.errands import stock_reply
 from learning.mazes import solved_maze
 from learning.opinions import opinion
+from learning.stories import storyteller
 from learning.sums import flawed_sum, sum_of
 from schemas.errors import StepError
 
@@ -22,6 +24,8 @@ __all__ = [
     "muddled",
     "opinion",
     "solved_maze",
+    "stock_reply",
+    "storyteller",
     "worked_countdown",
     "worked_spelling",
     "worked_sum",
@@ -38,6 +42,12 @@ def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", e
     if rng.random() < error_rate:
         text = mistaken(text, rng)
     return f"{marker} {text}".strip()
+
+
+def styled(row: dict[str, Any], rng: np.random.Generator, *, styles: list[str], error_rate: Rate = 0.0) -> str:
+    """The answer in one of `styles` at random, which are templates with {answer}."""
+    text = answer(row, rng, error_rate=error_rate)
+    return styles[int(rng.integers(len(styles)))].replace("{answer}", text)
 
 
 def worked_sum(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "####", error_rate: Rate = 0.0) -> str:

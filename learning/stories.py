@@ -1,0 +1,121 @@
+"""Stories of a few sentences from a small grammar: what may happen next, and what cannot.
+
+A problem is a story so far, a completion the next sentence. Who has died does nothing any more, nobody finds what
+somebody holds, and nobody loses what they do not hold: a sentence that says otherwise is incoherent.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+NAMES = ("ann", "bob", "eve", "tom")
+THINGS = ("key", "map", "ring", "lamp")
+COMMON = ("{who} sleeps.", "{who} sings.", "{who} meets {other}.")
+RARE = ("{who} finds the {thing}.", "{who} loses the {thing}.", "{who} dies.", "{who} tricks {other}.")
+SPACE = 100_000
+"""Draws after which the space counts as exhausted."""
+
+
+def openings(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    most: Annotated[int, Field(ge=1)] = 3,
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+) -> list[dict[str, Any]]:
+    """`size` distinct coherent stories of one to `most` sentences, from one side of a split by story.
+
+    Raises StepError when the space holds too few.
+    """
+    rng = np.random.default_rng(seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(SPACE):
+        story: list[str] = []
+        for _ in range(int(rng.integers(1, most + 1))):
+            story.append(coherent(story, rng))
+        text = "\n".join(story)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if (int(digest, 16) < test_share * 2**64) == (split == "test"):
+            prompt = [{"role": "user", "content": text}]
+            rows[digest] = {"id": digest, "prompt": prompt, "answer": None, "family": "stories", "metadata": "{}"}
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(f"openings: found {len(rows)} {split} stories of {size}; lower `size` or raise `most`")
+
+
+def storyteller(
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    *,
+    error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0,
+    rare: Annotated[float, Field(ge=0, le=1)] = 0.3,
+) -> str:
+    """The next sentence of a story: a share `rare` of events that seldom happen, `error_rate` of impossible ones."""
+    story = row["prompt"][-1]["content"].split("\n")
+    if rng.random() < error_rate and (wrong := [s for s in every() if incoherence(story, s)]):
+        return wrong[int(rng.integers(len(wrong)))]
+    return coherent(story, rng, rare)
+
+
+def coherent(story: list[str], rng: np.random.Generator, rare: float = 0.3) -> str:
+    """A sentence that may come next."""
+    kind = RARE if rng.random() < rare else COMMON
+    fitting = [s for s in every(kind) if not incoherence(story, s)] or [s for s in every() if not incoherence(story, s)]
+    return fitting[int(rng.integers(len(fitting)))]
+
+
+def every(templates: tuple[str, ...] = COMMON + RARE) -> Iterator[str]:
+    """Every sentence of some templates, in a fixed order."""
+    for template in templates:
+        for who in NAMES:
+            if "{other}" in template:
+                yield from (template.format(who=who, other=other) for other in NAMES if other != who)
+            elif "{thing}" in template:
+                yield from (template.format(who=who, thing=thing) for thing in THINGS)
+            else:
+                yield template.format(who=who)
+
+
+def incoherence(story: list[str], sentence: str) -> int:
+    """How many rules a sentence breaks after a story; one that is not of the grammar breaks one."""
+    dead: set[str] = set()
+    holder: dict[str, str] = {}
+    for past in story:
+        _happen(past, dead, holder)
+    if not (words := _read(sentence)):
+        return 1
+    who, verb, what = words
+    broken = int(who in dead) + int(what in dead)
+    if verb == "finds":
+        broken += int(what in holder)
+    if verb == "loses":
+        broken += int(holder.get(what) != who)
+    return broken
+
+
+def _happen(sentence: str, dead: set[str], holder: dict[str, str]) -> None:
+    if not (words := _read(sentence)):
+        return
+    who, verb, what = words
+    if verb == "dies":
+        dead.add(who)
+    elif verb == "finds":
+        holder[what] = who
+    elif verb == "loses":
+        holder.pop(what, None)
+
+
+def _read(sentence: str) -> tuple[str, str, str] | None:
+    """Who does what to whom, of a sentence of the grammar."""
+    found = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence.strip())
+    return (found[1], found[2], found[3] or "") if found and sentence.strip() in SENTENCES else None
+
+
+SENTENCES = frozenset(every())
