@@ -40,7 +40,8 @@ class Pending:
     def from_json(cls, values: dict[str, Any]) -> "Pending":
         """What `to_json` gave."""
         ask = Ask(**{**values["ask"], "begin": tuple(values["ask"]["begin"])})
-        return cls(**{**values, "ask": ask})
+        own = {key: list(value) if isinstance(value, list) else value for key, value in values.items()}
+        return cls(**{**own, "ask": ask})
 
     def request(self) -> Request:
         """What the engine is told to go on."""

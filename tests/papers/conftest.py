@@ -1,0 +1,50 @@
+"""A model that follows a script: completions of known lengths, without weights to speak of."""
+
+import copy
+
+import pytest
+
+
+@pytest.fixture
+def scripted(tiny_policy):
+    """Make a policy that answers a prompt of one letter with that letter, and ends after as many tokens as told.
+
+    Its `model.calls` counts forward passes over new tokens; `model.sharpness` changes how sure it is, not what it says.
+    """
+    import torch
+    from transformers.modeling_outputs import CausalLMOutput
+
+    from learning.policy import Policy
+
+    class Scripted(torch.nn.Module):
+        def __init__(self, lengths, eos, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.config = copy.copy(tiny_policy.model.config)
+            self.lengths, self.eos, self.size = lengths, eos, size
+            self.calls, self.sharpness = 0, 2.0
+
+        @property
+        def device(self):
+            return self.weight.device
+
+        def base_model(self, **ignored):
+            """A prompt needs no memory."""
+
+        def forward(self, input_ids, position_ids, **ignored):
+            self.calls += 1
+            logits = torch.zeros(*input_ids.shape, self.size)
+            for row, (letter, place) in enumerate(
+                zip(input_ids[:, 0].tolist(), position_ids[:, 0].tolist(), strict=True)
+            ):
+                says = self.eos if place == self.lengths.get(letter, 1) - 1 else letter
+                logits[row, 0, says] = self.sharpness
+            return CausalLMOutput(logits=logits)
+
+    def make(lengths):
+        tokenizer = copy.deepcopy(tiny_policy.tokenizer)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        ids = {tokenizer.convert_tokens_to_ids(letter): n for letter, n in lengths.items()}
+        return Policy(Scripted(ids, tokenizer.eos_token_id, len(tokenizer)), tokenizer, 128)
+
+    return make

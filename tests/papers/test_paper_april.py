@@ -1,0 +1,152 @@
+"""APRIL: the rollout stops when enough have ended, the rest goes on from its last token, and no token is sampled twice.
+
+Not shown: 22.5% more throughput and 2.1% accuracy on GPUs.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.collecting import bind_collecting, gate
+from learning.engines.protocol import Sampling
+from learning.engines.torch import Engine
+from learning.forest import forest
+from learning.policy_loss import with_advantages, with_dropped
+from learning.rollout import Sampler
+from learning.trials import Ask
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "april.yaml"
+STAGES = load_recipe(RECIPE, profile="tiny").stages
+LENGTHS = dict(zip("abcdef", (2, 3, 4, 5, 40, 60), strict=True))
+
+
+class Counting(Engine):
+    """Counts the tokens it has sampled."""
+
+    tokens = 0
+
+    def generate(self, requests, sampling):
+        made = super().generate(requests, sampling)
+        self.tokens += sum(len(g.token_ids) for of in made for g in of)
+        return made
+
+
+class Phases:
+    """The recipe's drive with a target of 4, called iteration by iteration; its memory passes through JSON."""
+
+    def __init__(self, policy, name="grpo"):
+        use = STAGES[name].drive.model_copy(update={"target": 4})
+        self.drive = bind_collecting(STAGES[name].model_copy(update={"drive": use}), {}).drive
+        self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
+
+    def __call__(self, asks):
+        self.step += 1
+        self.policy.model.calls = 0
+        sampler = Sampler(self.engine, self.policy, Sampling(1.0, 64), 0, self.step)
+        trials = self.drive.ask(self.step, {"asks": asks, "sampler": sampler, "step": self.step, "states": self.states})
+        self.states = json.loads(json.dumps(self.states))
+        return trials
+
+    @property
+    def pool(self):
+        return {one["ask"]["row"]["id"]: one for one in self.states["drive"]["pool"]}
+
+
+def ask(letter, group=None):
+    row = {"id": letter, "prompt": [{"role": "user", "content": letter}], "answer": letter, "family": "f"}
+    return Ask(row, temperature=0.0, group=group)
+
+
+def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(scripted):
+    policy = scripted(LENGTHS | {"g": 3})
+    phases = Phases(policy)
+    trials = phases([ask(letter) for letter in LENGTHS])
+    assert policy.model.calls == 5
+    assert [(t.row["id"], len(t.completion_ids), t.finish) for t in trials] == [
+        ("a", 2, "stop"),
+        ("b", 3, "stop"),
+        ("c", 4, "stop"),
+        ("d", 5, "stop"),
+    ]
+    kept = phases.pool
+    assert {key: len(one["ids"]) for key, one in kept.items()} == {"e": 5, "f": 5}
+
+    policy.model.sharpness = 3.0
+    ended = {}
+    while not {"e", "f"} <= ended.keys():
+        # Six again: the two that are left, and four new ones.
+        for trial in phases([ask("g") for _ in range(6)]):
+            trials.append(trial)
+            ended[trial.row["id"]] = trial
+        assert all(one["ids"][:5] == kept[key]["ids"] for key, one in phases.pool.items() if key in kept)
+    for letter in "ef":
+        trial = ended[letter]
+        assert len(trial.completion_ids) == LENGTHS[letter]
+        assert trial.versions[:6] == [0] * 5 + [1]
+        assert trial.versions == sorted(trial.versions)
+        assert trial.logprobs[:5] == kept[letter]["logprobs"]
+        assert min(trial.logprobs[5:]) > max(trial.logprobs[:5])  # those of a surer policy
+    whole = sum(len(t.completion_ids) for t in trials)
+    assert phases.engine.tokens == whole + sum(len(one["ids"]) for one in phases.pool.values())
+
+
+def test_with_the_baselines_drive_everybody_waits_for_the_longest(scripted):
+    policy = scripted(LENGTHS)
+    drive = bind_collecting(STAGES["baseline"], {}).drive
+    sampler = Sampler(Counting(policy), policy, Sampling(1.0, 64), 0, 0)
+    trials = drive.ask(0, {"asks": [ask(letter) for letter in LENGTHS], "sampler": sampler})
+    assert policy.model.calls == 60
+    assert len(trials) == 6
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+def test_a_group_is_trained_on_when_all_its_members_have_ended(scripted, name):
+    phases = Phases(scripted(LENGTHS | {"g": 1}), name)
+    groups = {0: "ae", 1: "bc", 2: "df"}
+    asks = [ask(letter, group) for group, letters in groups.items() for letter in letters]
+    trials = phases(asks)
+    assert [t.row["id"] for t in trials] == ["b", "c"]
+    assert sorted(phases.pool) == ["a", "d", "e", "f"]  # ended members wait for the others
+    came = {}
+    for _ in range(60):
+        found = phases([ask("g") for _ in range(6)])
+        for trial in found:
+            came.setdefault(trial.row["id"], (phases.step, trial.group))
+        if not {"a", "d", "e", "f"} & phases.pool.keys():
+            break
+    assert came["a"] == came["e"]
+    assert came["d"] == came["f"]
+    assert came["a"][0] < came["d"][0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo"])
+def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, name):
+    policy = scripted({"e": 9, "f": 9, **dict.fromkeys("abcd", 2)})
+    phases = Phases(policy, name)
+    phases([ask(letter, 0 if letter in "ef" else None) for letter in "abcdef"])
+    policy.model.sharpness = 4.0
+    trials = []
+    while len(trials) < 2:
+        trials += [t for t in phases([ask(letter) for letter in "abcdab"]) if t.row["id"] in "ef"]
+    for trial, reward in zip(trials, (1.0, 0.0), strict=True):
+        trial.scores, trial.reward = {"answers.exact": reward}, reward
+    algorithm = bind_algorithm(STAGES[name], {})
+    filter_ = bind_collecting(STAGES[name], {}).filter
+    batch = gate(filter_, trials, phases.step, {}, {"step": phases.step, "rows": [t.row for t in trials]})
+    batch = with_advantages(algorithm, with_dropped(batch, False), phases.step)
+    assert batch.num_paths == 2
+    first = batch.sampled("advantage")[batch.path_T == 0]
+    assert first.tolist() == pytest.approx([float(first[0])] * 9)
+    assert float(first[0]) > 0
+    lp = torch.linspace(-2.0, -1.0, 18, dtype=torch.float64)
+    have = {"lp_T": lp, "lp_behav_T": batch.sampled("lp_behav"), "path_T": batch.path_T}
+    token = lp - torch.tensor([*trials[0].logprobs, *trials[1].logprobs], dtype=torch.float64)
+    sequence = token.reshape(2, 9).mean(1).repeat_interleave(9)
+    got = algorithm.ratio.ask(phases.step, have)
+    torch.testing.assert_close(got, sequence if name == "gspo" else token, atol=1e-12, rtol=0)
+    assert torch.equal(forest(trials).sampled("version")[:9], torch.tensor(trials[0].versions))
+    assert len(set(trials[0].versions)) > 1
