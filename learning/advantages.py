@@ -39,17 +39,18 @@ def center(
     column: Column,
     batch: Batch,
     *,
-    by: Key | list[Key] = "group",
+    by: Key = "group",
+    within: Key | None = None,
     stat: Literal["mean", "loo", "median", "max", "quantile", "len_weighted"] = "mean",
     q: Annotated[float, Field(ge=0, le=1)] = 0.5,
     among: list[Source] | None = None,
 ) -> Column:
-    """Subtract a statistic of the entries with the same key (or keys); `loo` is the mean of the others (RLOO).
+    """Subtract a statistic of the entries with the same key, and `within` too; `loo` is the mean of the others (RLOO).
 
     `len_weighted` weighs paths by their sampled tokens (OPO, Hao et al. 2025); `quantile` is at `q`. `among` takes the
     statistic of entries from these sources only: `[greedy]` is ReMax's baseline. Where there is none the result is 0.
     """
-    index_X, among_X = index_of(batch, column.path_X, by), among_of(batch, column.path_X, among)
+    index_X, among_X = index_of(batch, column.path_X, by, within), among_of(batch, column.path_X, among)
     values_X = column.values_X
     if stat in ("loo", "len_weighted"):
         base_X = _others(values_X, index_X, among_X) if stat == "loo" else _by_length(column, batch, index_X, among_X)
@@ -69,18 +70,19 @@ def scale(
     column: Column,
     batch: Batch,
     *,
-    by: Key | list[Key] = "group",
+    by: Key = "group",
+    within: Key | None = None,
     stat: Literal["std", "mean", "mad", "range"] = "std",
     of: Literal["self", "raw"] = "self",
     among: list[Source] | None = None,
     epsilon: Annotated[float, Field(ge=0)] = 1e-4,
     unbiased: bool = True,
 ) -> Column:
-    """Divide by a spread (or mean) of the entries with the same key, plus `epsilon`.
+    """Divide by a spread (or mean) of the entries with the same key, and `within` too, plus `epsilon`.
 
     `of: raw` takes it of the rewards as they were before any operation. Where they do not differ the result is 0.
     """
-    index_X, among_X = index_of(batch, column.path_X, by), among_of(batch, column.path_X, among)
+    index_X, among_X = index_of(batch, column.path_X, by, within), among_of(batch, column.path_X, among)
     source_X = column.raw_X if of == "raw" else column.values_X
     of_key: dict[str, Callable[[Tensor], Tensor]] = {
         "std": partial(deviation, correction=int(unbiased)),

@@ -70,7 +70,7 @@ def decoupled(
     scores_P: Mapping[str, Tensor],
     *,
     weights: dict[str, float] | None = None,
-    by: Key | list[Key] = "group",
+    by: Key = "group",
     epsilon: Annotated[float, Field(ge=0)] = 1e-4,
 ) -> Column:
     """Every reward by itself to mean 0 and deviation 1 in the group, then summed (GDPO, Liu et al. 2026, eq. 4-5).

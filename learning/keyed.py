@@ -15,10 +15,9 @@ from learning.trials import SOURCES
 Key = Literal["group", "batch", "episode", "prompt", "family", "source"]
 
 
-def index_of(batch: Batch, path_X: Tensor, by: str | Sequence[str]) -> Tensor:
-    """Number (0..) of each entry's key; with several keys all must agree."""
-    keys = [by] if isinstance(by, str) else list(by)
-    key_KP = torch.stack([batch.key(key) for key in keys])
+def index_of(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
+    """Number (0..) of each entry's key, or of its two keys."""
+    key_KP = torch.stack([batch.key(by), batch.key(within or "batch")])
     return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
 
 

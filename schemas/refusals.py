@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from schemas.contradictions import contradictions
 from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.merges import merge_problems
 from schemas.nearest import suggest
-from schemas.slots import Slot
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
@@ -22,10 +22,8 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
     for info in steps.values():
         if isinstance(info.stage, Rl):
-            refused += _baselines(info, info.stage)
-            refused += _gradients(info)
-            warned += _off_policy(info, info.stage)
-            warned += _wide_clip(info)
+            wrong, odd = contradictions(info, info.stage)
+            refused, warned = refused + wrong, warned + odd
         elif isinstance(info.stage, Init) and trains_by_sampling:
             refused += _dropout(info, info.stage)
         elif isinstance(info.stage, Evaluate):
@@ -37,45 +35,6 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
 
 def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
     return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
-
-
-def _slots(info: StepInfo, field: str) -> Iterator[Slot]:
-    return (s for s in info.slots if s.path == field or s.path.rpartition(".")[0] == field)
-
-
-def _baselines(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    if stage.num_generations > 1:
-        return
-    for slot in _slots(info, "advantage"):
-        if slot.values.get("by") == "group":
-            said = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
-            yield _at(info, slot.path, said, "raise `num_generations`, or write `by: batch`")
-
-
-def _gradients(info: StepInfo) -> Iterator[Problem]:
-    for slot in _slots(info, "components"):
-        if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
-            said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield _at(info, join(slot.path, "estimator"), said, "use k2 or k3")
-
-
-def _off_policy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    if stage.num_iterations * stage.num_mini_batches == 1:
-        return
-    for slot in _slots(info, "components"):
-        if slot.values.get("estimator") in ("k2", "k3") and slot.values.get("importance") is False:
-            said = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
-            yield _at(info, slot.path, said, "write `importance: true`")
-
-
-def _wide_clip(info: StepInfo) -> Iterator[Problem]:
-    if not any("path_T" in slot.signature.supplied for slot in _slots(info, "ratio")):
-        return
-    for slot in _slots(info, "surrogate"):
-        epsilon = slot.values.get("epsilon")
-        if isinstance(epsilon, float) and epsilon > 0.05:
-            said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
-            yield _at(info, join(slot.path, "epsilon"), said, "GSPO uses 3e-4 and 4e-4")
 
 
 def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
