@@ -13,12 +13,26 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from learning.cooperation import observed
 from learning.history import History
 from learning.rows import read_rows
 from learning.trials import Ask
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number
+
+__all__ = [
+    "adaptive_size",
+    "demonstrated",
+    "hard_focus",
+    "hot_cold",
+    "in_context",
+    "observed",
+    "pools",
+    "prompts_of_step",
+    "uniform",
+    "with_greedy",
+]
 
 Row = dict[str, Any]
 AtLeast1 = Annotated[int, Field(ge=1)]

@@ -20,6 +20,7 @@ from learning.errands import errands
 from learning.gym import BLOCK, dataset, families
 from learning.mazes import mazes
 from learning.needles import needles
+from learning.observers import second_opinions
 from learning.opinions import opinions
 from learning.partitions import part
 from learning.rankings import ratings, rising
@@ -43,6 +44,7 @@ __all__ = [
     "ratings",
     "reasoning_gym",
     "rising",
+    "second_opinions",
     "step_chains",
     "unlabelled",
 ]

@@ -5,8 +5,7 @@ questions get equal answers, and asking takes nothing from the random streams of
 """
 
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,12 +21,10 @@ from learning.engines.torch import Engine
 from learning.packed import pack, packed_logprobs
 from learning.policy import load_policy
 from learning.rollout import Sampler
-from schemas.errors import StepError
 from schemas.use import EngineUse
 
 TOKENS = 16_384
 """Tokens per forward."""
-FIELD = re.compile(r"\{(\w+)\}")
 
 
 def guest(folder: Path | str, engine: EngineUse | None = None) -> Sampler:
@@ -41,24 +38,6 @@ def _guest(folder: str, engine: str) -> Sampler:
     policy.model.requires_grad_(False)
     made = make_engine(EngineUse.model_validate_json(engine), policy) if engine else Engine(policy)
     return Sampler(made, policy, Sampling(), 0, 0)
-
-
-def filled(template: str, fields: Mapping[str, str]) -> str:
-    """The template with `{name}` replaced; braces in what is put in stay. Raises StepError for an unknown name."""
-
-    def put(found: re.Match[str]) -> str:
-        if found[1] not in fields:
-            raise StepError(f"template: no field {found[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
-        return fields[found[1]]
-
-    return FIELD.sub(put, template)
-
-
-def question(template: str, row: Mapping[str, Any], **more: str) -> list[dict[str, str]]:
-    """The message put to a judge: the template with the problem's `{prompt}` and `{answer}`, and `more`."""
-    prompt = "\n".join(message["content"] for message in row["prompt"])
-    fields = {"prompt": prompt, "answer": row.get("answer") or "", **more}
-    return [{"role": "user", "content": filled(template, fields)}]
 
 
 def replies(

@@ -13,8 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
+from learning.questions import question
 from learning.rollout import Sampler
-from learning.verdicts import guest, question, replies, word_logprobs
+from learning.verdicts import guest, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from learning.engines.protocol import Sampling
 from learning.lookup import Inner
+from learning.questions import question
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
 from learning.rollout import Sampler
-from learning.verdicts import guest, question, replies, word_logprobs
+from learning.verdicts import guest, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse, RewardUse

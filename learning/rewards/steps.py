@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
+from learning.questions import question
 from learning.sums import CLEAN
-from learning.verdicts import guest, question, replies
+from learning.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse

@@ -11,10 +11,11 @@ from learning.engines.protocol import Generation, Sampling
 from learning.engines.torch import Engine
 from learning.lookup import bind
 from learning.packed import pack, packed_logprobs
+from learning.questions import filled, question
 from learning.rewards import consensus, judges, likelihood, pairwise
 from learning.rollout import Sampler, scoring
 from learning.trials import Trial
-from learning.verdicts import filled, guest, logprobs, question, replies, word_logprobs
+from learning.verdicts import guest, logprobs, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.use import RewardUse
 

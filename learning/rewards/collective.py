@@ -1,0 +1,63 @@
+"""Rewards of two agents who answer one after the other: each earns what both earn together (CORY, Ma et al. 2024).
+
+Where one of the two answers cannot be scored, neither can their sum.
+"""
+
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from learning.engines.protocol import Sampling
+from learning.lookup import Inner
+from learning.observers import TEMPLATE, shown_to
+from learning.rewards.composite import asked
+from learning.verdicts import guest, replies
+from schemas.errors import StepError
+from schemas.references import PolicyRef
+from schemas.use import RewardUse
+
+Row = dict[str, Any]
+
+
+def pioneer(
+    rows: list[Row],
+    completions: list[str],
+    rng: np.random.Generator,
+    *,
+    of: RewardUse,
+    partner: PolicyRef,
+    template: str = TEMPLATE,
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    max_completion_length: Annotated[int, Field(ge=1)] = 64,
+) -> list[float | None]:
+    """The task reward `of` of the completion, and of what a partner answers who is shown it (see `plan: observed`)."""
+    task: Inner = of
+    seen = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    sampling = Sampling(temperature, max_completion_length)
+    said = replies(guest(partner), [row["prompt"] for row in seen], n=1, sampling=sampling, rng=rng)
+    theirs = _scores(task, rows, [None if texts is None else texts[0] for texts in said])
+    return _sums(asked(task, range(len(rows))), theirs)
+
+
+def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[float | None]:
+    """The task reward `of` of the completion, and of the answer that was shown; raises StepError where none was."""
+    task: Inner = of
+    if any("shown" not in row for row in rows):
+        raise StepError("reward collective.observer: nothing was shown; the stage needs `plan: {use: observed, ...}`")
+    return _sums(asked(task, range(len(rows))), _scores(task, rows, [row["shown"] for row in rows]))
+
+
+def _scores(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
+    """Task rewards of texts that are nobody's trials here; None where there is no text."""
+    there = [i for i, text in enumerate(texts) if text is not None]
+    have = {k: task.have[k] for k in task.have if k not in ("trials", "sources", "groups")}
+    other = Inner(task.bound, task.step, have | {"rows": rows, "completions": texts})
+    found: list[float | None] = [None] * len(texts)
+    for i, score in zip(there, asked(other, there), strict=True):
+        found[i] = score
+    return found
+
+
+def _sums(mine: list[float | None], theirs: list[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else a + b for a, b in zip(mine, theirs, strict=True)]

@@ -1,0 +1,155 @@
+"""Coevolving with the Other You: both agents earn the sum, the observer sees the answer, and weights swap roles.
+
+Not shown: robustness against collapse. Training is in rounds: within one each agent's partner stands still.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flows.compile import compile_recipe
+from learning import cooperation
+from learning.collecting import bind_collecting
+from learning.engines.protocol import Generation, Sampling
+from learning.observers import second_opinions, shown_to
+from learning.rewards import collective
+from learning.rollout import Sampler, score
+from learning.trials import Trial
+from lineage.layout import Layout
+from schemas.errors import StepError
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cory.yaml"
+HERE = __name__
+PIONEER, OBSERVER = "rewards.0.partner", "plan.partner"
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load_recipe(RECIPE, profile="tiny")
+
+
+def row(name="q", question="1 + 2 =", answer="3"):
+    return {"id": name, "prompt": [{"role": "user", "content": question}], "answer": answer, "family": "chain_sum"}
+
+
+def task(completions):
+    """0.2 for a, 0.7 for b; x cannot be scored."""
+    return [{"a": 0.2, "b": 0.7, "x": None}[text] for text in completions]
+
+
+class Partner:
+    """Says what a function makes of the prompt; keeps the prompts."""
+
+    def __init__(self, tokenizer, reply):
+        self.tokenizer, self.reply, self.prompts = tokenizer, reply, []
+
+    def generate(self, requests, sampling):
+        self.prompts += [self.tokenizer.decode(r.prompt_ids) for r in requests]
+        texts = [self.reply(self.tokenizer.decode(r.prompt_ids)) for r in requests]
+        return [[Generation(self.tokenizer.encode(text), [], "stop")] for text in texts]
+
+
+@pytest.fixture
+def partner(tiny_policy, monkeypatch):
+    engine = Partner(tiny_policy.tokenizer, lambda prompt: "b")
+    judge = Sampler(engine, tiny_policy, Sampling(), 0, 0)
+    monkeypatch.setattr(collective, "guest", lambda folder: judge)
+    monkeypatch.setattr(cooperation, "guest", lambda folder: judge)
+    return engine
+
+
+def parts_of(recipe, stage, **inputs):
+    """The slots of a stage of the recipe, with a task reward of the test's own."""
+    found = recipe.stages[stage]
+    reward = found.rewards[0].model_copy(update={"of": f"{HERE}:task"})
+    return bind_collecting(found.model_copy(update={"rewards": [reward]}), inputs)
+
+
+def rewarded(parts, trials):
+    score(parts.rewards, parts.weights, trials, {"step": 0, "seed": 0, "states": {}})
+    return [t.reward for t in trials]
+
+
+def trial(text, of=None, group=0):
+    return Trial(of or row(), group, "policy", [1], [5], [-1.0], "stop", text)
+
+
+def asks_of(parts, rows, n=2):
+    return parts.plan.ask(0, {"rows": rows, "num_groups": len(rows), "n": n, "seed": 0, "step": 0, "states": {}})
+
+
+def test_both_earn_the_sum_of_both_task_rewards(recipe, partner):
+    first = parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"})
+    assert rewarded(first, [trial("a")]) == [pytest.approx(0.9, abs=1e-15)]
+    second = parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"})
+    partner.reply = lambda prompt: "a"
+    (ask,) = asks_of(second, [row()])
+    assert rewarded(second, [trial("b", ask.row)]) == [pytest.approx(0.9, abs=1e-15)]
+
+
+def test_what_one_of_them_cannot_be_scored_for_neither_can(recipe, partner):
+    first = parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"})
+    assert rewarded(first, [trial("x"), trial("a", group=1)]) == [None, pytest.approx(0.9)]
+    partner.reply = lambda prompt: "x"
+    assert rewarded(first, [trial("a")]) == [None]
+    long = trial("a", row(question="1 + " * 60))
+    assert rewarded(first, [long]) == [None]
+
+
+def test_the_observer_is_shown_the_pioneers_answer_and_the_pioneer_nothing(recipe, partner, tiny_policy):
+    rows = [row("q", "1 + 2 ="), row("r", "4 + 5 =")]
+    partner.reply = lambda prompt: "zz" if "1 + 2" in prompt else "yy"
+    observed = asks_of(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), rows)
+    texts = {ask.row["id"]: ask.row["prompt"][0]["content"] for ask in observed}
+    assert texts == {"q": "1 + 2 = zz; 1 + 2 =", "r": "4 + 5 = yy; 4 + 5 ="}
+    assert [ask.n for ask in observed] == [2, 2]
+    # The pioneer was asked the bare problems, and its own stage plans those.
+    assert all(";" not in prompt for prompt in partner.prompts)
+    plain = asks_of(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), rows)
+    assert {ask.row["prompt"][0]["content"] for ask in plain} == {"1 + 2 =", "4 + 5 ="}
+    # For its reward the observer is asked with the pioneer's very completion.
+    partner.prompts, partner.reply = [], lambda prompt: "b"
+    rewarded(parts_of(recipe, "rounds-1-pioneer", **{PIONEER: "B"}), [trial("a", rows[0]), trial("b", rows[1], 1)])
+    assert [p.count("; ") for p in partner.prompts] == [1, 1]
+    assert ["1 + 2 = a;" in partner.prompts[0], "4 + 5 = b;" in partner.prompts[1]] == [True, True]
+
+
+def test_an_observer_needs_its_plan(recipe):
+    with pytest.raises(StepError, match=r"needs `plan: \{use: observed"):
+        rewarded(parts_of(recipe, "rounds-1-observer", **{OBSERVER: "A"}), [trial("b")])
+    with pytest.raises(StepError, match=r"shows no \{shown\}"):
+        shown_to(row(), "a", "{prompt}")
+
+
+def starts(plan, step):
+    """What an agent starts from: the key of the step that made its weights."""
+    (found,) = [i for i in plan.step(step).identity["inputs"].items() if i[0] == "model"]
+    return found[1]["key"]
+
+
+def test_weights_change_roles_after_the_steps_of_a_round(recipe, tmp_path):
+    plan = compile_recipe(recipe, Layout(tmp_path))
+    key = {step.name: step.key for step in plan.steps}
+    assert {recipe.stages[f"rounds-{i}-{role}"].max_steps for i in (1, 2) for role in ("pioneer", "observer")} == {5}
+    # Iterations 0 to 4: A goes first; 5 to 9: A observes and B goes first. Keys say which weights, not which names.
+    assert starts(plan, "rounds-2-observer") == key["rounds-1-pioneer"]
+    assert starts(plan, "rounds-2-pioneer") == key["rounds-1-observer"]
+    assert starts(plan, "steady-2-pioneer") == key["steady-1-pioneer"]
+    assert starts(plan, "steady-2-observer") == key["steady-1-observer"]
+    assert starts(plan, "rounds-1-pioneer") == starts(plan, "rounds-1-observer") == key["speaker"]
+    partner = {
+        name: plan.step(name).identity["inputs"][port]["key"]
+        for name, port in (("rounds-2-pioneer", PIONEER), ("rounds-2-observer", OBSERVER))
+    }
+    assert partner == {"rounds-2-pioneer": key["rounds-1-pioneer"], "rounds-2-observer": key["rounds-1-observer"]}
+
+
+def test_exercises_for_observers_are_wrong_as_often_as_said():
+    rows = [row(str(i), f"{i} + 2 =", str(i + 2)) for i in range(300)]
+    made = second_opinions(of=lambda: rows, seed=1, error_rate=0.4)
+    shown = [r["prompt"][0]["content"].partition(" = ")[2].partition(";")[0] for r in made]
+    wrong = np.mean([s != r["answer"] for s, r in zip(shown, made, strict=True)])
+    assert wrong == pytest.approx(0.4, abs=0.06)
+    assert len({r["id"] for r in made} | {r["id"] for r in rows}) == 600
