@@ -54,3 +54,39 @@ def tiny_policy_folder(tiny_policy, tmp_path):
 
     save_policy(tiny_policy, tmp_path / "policy")
     return tmp_path / "policy"
+
+
+@pytest.fixture
+def scripted(tiny_policy):
+    """Makes samplers whose completions a function writes, given the text of the prompt and the number of the sample."""
+    from learning.chat import decode, encode_completion
+    from learning.engines.protocol import Generation, Sampling
+    from learning.rollout import Sampler
+
+    tokenizer = tiny_policy.tokenizer
+
+    class Engine:
+        def __init__(self, write, logprob):
+            self.write, self.logprob, self.requests = write, logprob, []
+
+        def generate(self, requests, sampling):
+            self.requests += requests
+            return [[self.one(decode(tokenizer, r.prompt_ids), r.first + i) for i in range(r.n)] for r in requests]
+
+        @property
+        def prompts(self):
+            return [decode(tokenizer, r.prompt_ids) for r in self.requests]
+
+        def one(self, prompt, number):
+            text = self.write(prompt, number)
+            ids = encode_completion(tokenizer, [{"role": "assistant", "content": text}])
+            return Generation(ids, [self.logprob] * len(ids), "stop")
+
+        def sync(self, version):
+            pass
+
+    def make(write, *, step=0, logprob=-1.0, max_new_tokens=16):
+        engine = Engine(write, logprob)
+        return Sampler(engine, tiny_policy, Sampling(1.0, max_new_tokens), seed=0, step=step)
+
+    return make

@@ -1,0 +1,167 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from learning.history import History
+from learning.lookup import bind
+from learning.plans import prompts_of_step
+from learning.rows import write_rows
+from learning.trials import Ask, by_group
+from schemas.errors import StepError
+from schemas.use import PlanUse
+
+
+def row(name, prompt=None):
+    said = [{"role": "user", "content": prompt or name}]
+    return {"id": name, "prompt": said, "answer": name, "family": "f", "metadata": "{}"}
+
+
+ROWS = [row(name) for name in "abcdefgh"]
+
+
+def history(**rates):
+    made = History()
+    made.rates = {key: value if isinstance(value, list) else [value] for key, value in rates.items()}
+    return made
+
+
+def asked(use, inputs=None, *, step=0, rows=ROWS, num_groups=4, n=2, **have):
+    bound = bind(PlanUse.model_validate(use), "plan", inputs)
+    base = {"rows": rows, "num_groups": num_groups, "n": n, "seed": 5, "step": step, "states": {}, "metrics": {}}
+    return bound.ask(step, {**base, "history": History(), **have})
+
+
+def ids(asks):
+    return [ask.row["id"] for ask in asks]
+
+
+def test_uniform_visits_every_problem_equally_often():
+    seen = Counter(name for step in range(6) for name in ids(asked("uniform", step=step)))
+    assert seen == dict.fromkeys("abcdefgh", 3)
+
+
+def test_one_greedy_completion_joins_every_group(scripted):
+    asks = asked("with_greedy", step=3)
+    sampler = scripted(lambda prompt, number: prompt)
+    groups = by_group(sampler.sample(asks))
+    assert [[t.source for t in members] for members in groups.values()] == [["policy", "policy", "greedy"]] * 4
+    assert all(len({t.row["id"] for t in members}) == 1 for members in groups.values())
+    assert ids(asks[:4]) == ids(asked("uniform", step=3))
+    temperatures = [request.temperature for request in sampler.engine.requests]
+    assert temperatures == [None] * 4 + [0.0] * 4
+    assert sampler.new_group() == 4
+
+
+def visited(keep, times=4):
+    """A history in which a share of visits is neither all right nor all wrong."""
+    return history(**{f"p{i}": [0.5 if i < keep * times else float(i % 2)] for i in range(times)})
+
+
+@pytest.mark.parametrize(("rate", "size"), [(0.5, 16), (0.8, 10), (1.0, 8), (0.0, 32)])
+def test_the_next_size_follows_the_keep_rate(rate, size):
+    asks = asked("adaptive_size", num_groups=8, history=visited(rate, 10))
+    assert len(asks) == size
+    assert math.ceil(8 / rate) == size if rate else size == 4 * 8
+
+
+def test_the_keep_rate_is_that_of_the_last_iteration():
+    states, seen = {}, history()
+    assert len(asked("adaptive_size", states=states, history=seen)) == 4
+    seen.rates |= {"a": [0.0], "b": [0.5]}
+    assert len(asked("adaptive_size", states=states, history=seen)) == 8
+    # Nothing new: the rate stays. Then all of the new visits vary.
+    assert len(asked("adaptive_size", states=states, history=seen)) == 8
+    seen.rates |= {"a": [0.0, 0.5], "c": [0.25]}
+    assert len(asked("adaptive_size", states=states, history=seen)) == 4
+
+
+def test_asking_for_more_or_less_skips_and_repeats_no_problem():
+    states, seen = {}, history()
+    walked = ids(asked("adaptive_size", states=states, history=seen))
+    seen.rates |= {"a": [0.0], "b": [0.5]}
+    walked += ids(asked("adaptive_size", states=states, history=seen))
+    walked += ids(asked("adaptive_size", states=states, history=seen))
+    assert [sorted(walked[i : i + 8]) for i in (0, 8)] == [list("abcdefgh")] * 2
+
+
+def test_hard_focus_retains_the_hardest_of_those_retained():
+    rows = [row(name) for name in "abcd"]
+    states, seen = {}, history(a=1.0, b=0.5, c=0.25, d=0.0)
+    share = {"piecewise": {0: 0.5, 1: 0.25}}
+    use = {"use": "hard_focus", "share": share}
+    first = asked(use, rows=rows, states=states, history=seen)
+    assert Counter(ids(first)) == {"c": 2, "d": 2}
+    seen.rates["c"].append(0.9)
+    seen.rates["a"].append(0.0)
+    second = asked(use, rows=rows, states=states, history=seen, step=1)
+    assert ids(second) == ["d"] * 4
+
+
+def test_hard_focus_looks_at_everything_before_it_judges():
+    use = {"use": "hard_focus", "share": {"piecewise": {0: 1.0, 2: 0.25}}}
+    states, seen = {}, history()
+    walked = [ids(asked(use, states=states, history=seen, step=step)) for step in (0, 1)]
+    assert sorted(walked[0] + walked[1]) == list("abcdefgh")
+    seen = history(**{name: 0.1 * i for i, name in enumerate("hgfedcb")})
+    assert set(ids(asked(use, states=states, history=seen, step=2))) == {"a", "h"}
+
+
+def test_pools_give_their_shares():
+    rates = dict(zip("abcdefgh", (0.0, 0.25, 0.3, 0.5, 0.75, 0.8, 0.9, 1.0), strict=True))
+    use = {"use": "pools", "borders": [0.25, 0.75], "shares": [0.5, 0.25, 0.25]}
+    for step in range(5):
+        names = ids(asked(use, history=history(**rates), step=step))
+        assert sum(n in "ab" for n in names) == 2
+        assert sum(n in "cde" for n in names) == 1
+        assert sum(n in "fgh" for n in names) == 1
+    # The hard pool lacks one of four: another one gives it, nothing is taken twice.
+    names = ids(asked(use | {"shares": [1, 0, 0]}, num_groups=4, history=history(**rates)))
+    assert set("ab") < set(names)
+    assert len(set(names)) == 4
+    with pytest.raises(StepError, match="2 borders part 3 pools"):
+        asked(use | {"shares": [1.0]})
+
+
+def test_problems_not_yet_visited_are_in_the_pool_of_their_rate():
+    use = {"use": "pools", "borders": [0.5], "shares": [0, 1], "unseen": 0.6}
+    assert set(ids(asked(use, history=history(a=0.1, b=0.2, c=0.3, d=0.4)))) == set("efgh")
+
+
+@pytest.mark.parametrize(("entropy", "source", "temperature"), [(0.3, "hot", 2.0), (0.7, "cold", 0.5)])
+def test_entropy_says_which_way_the_extra_completions_push(entropy, source, temperature):
+    use = {"use": "hot_cold", "target": 0.5, "hot": 2.0, "cold": 0.5, "extra": 3}
+    asks = asked(use, metrics={"entropy": entropy})
+    assert asks[:4] == asked("uniform")
+    assert {(a.n, a.source, a.temperature, a.group) for a in asks[4:]} == {(3, source, temperature, None)}
+    assert ids(asks[4:]) == ids(asks[:4])
+    assert asked(use) == asked("uniform")
+
+
+def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_path, scripted):
+    chat = [row(name) | {"completion": [{"role": "assistant", "content": name.upper()}]} for name in "abcd"]
+    write_rows(tmp_path, "chat", chat)
+    use = {"use": "in_context", "data": "solved", "with_demos": 1, "demos": 2}
+    asks = asked(use, {"plan.data": tmp_path}, n=4)
+    trials = scripted(lambda prompt, number: "x").sample(asks)
+    for members in by_group(trials).values():
+        *plain, shown = members
+        assert [t.source for t in members] == ["policy"] * 3 + ["in_context"]
+        assert {tuple(t.prompt_ids) for t in members} == {tuple(plain[0].prompt_ids)}
+        assert shown.context_ids[-len(shown.prompt_ids) :] == shown.prompt_ids
+        assert len(shown.context_ids) == len(shown.prompt_ids) + 2 * 6
+    contexts = [ask.context for ask in asks if ask.context]
+    assert all(ask.row["prompt"][0] not in ask.context[:-1] for ask in asks if ask.context)
+    assert all([m["content"] for m in c[1:4:2]] == [m["content"].upper() for m in c[0:4:2]] for c in contexts)
+    with pytest.raises(StepError, match="leaves no plain completion"):
+        asked(use | {"with_demos": 4}, {"plan.data": tmp_path}, n=4)
+
+
+def test_a_plan_is_a_function_of_seed_step_and_history():
+    pools = {"use": "pools"}
+    assert asked(pools) == asked(pools)
+    assert any(asked(pools, step=step) != asked(pools) for step in range(1, 4))
+    assert prompts_of_step(7, 3, 5, 2) == prompts_of_step(7, 9, 5, 0)[6:]
+    assert isinstance(asked("uniform")[0], Ask)
+    assert np.array_equal(sorted(prompts_of_step(5, 5, 1, 0)), range(5))

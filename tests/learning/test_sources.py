@@ -1,0 +1,168 @@
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from learning.forest import forest
+from learning.lookup import bind
+from learning.packed import pack, packed_logprobs
+from learning.rows import write_rows
+from learning.sources import teachers
+from learning.trials import Trial, by_group
+from schemas.errors import StepError
+from schemas.use import SourceUse
+
+
+def row(name, answer=None):
+    said = [{"role": "user", "content": name}]
+    return {"id": name, "prompt": said, "answer": answer or name, "family": "f", "metadata": "{}"}
+
+
+def trial(name, group, score, *, source="policy", text="x", step=0, **more):
+    filled = {"versions": [step], "scores": {"exact": score}, "reward": score, **more}
+    return Trial(row(name), group, source, [1, 2], [7], [-0.5], "stop", text, **filled)
+
+
+def added(use, trials, states, *, step=0, sampler=None, inputs=None, seed=0):
+    bound = bind(SourceUse.model_validate(use), "source.0", inputs)
+    return bound.ask(step, {"trials": trials, "step": step, "sampler": sampler, "states": states, "seed": seed, "n": 2})
+
+
+def chat(folder, **texts):
+    rows = [
+        row(name) | {"completion": [{"role": "assistant", "content": text}]}
+        for name, several in texts.items()
+        for text in several
+    ]
+    write_rows(folder, "chat", rows)
+    return {"source.0.data": folder}
+
+
+def test_replay_gives_back_the_last_policies_first_in_first_out(scripted):
+    states = {}
+    for step in range(6):
+        sampler = scripted(lambda *_: "", step=step)
+        sampler.groups = 2
+        fresh = [trial("ab"[g], g, float(i), step=step) for g in range(2) for i in range(2)]
+        got = added({"use": "replay", "policies": 3}, fresh, states, step=step, sampler=sampler)
+        old = got[4:]
+        assert got[:4] == fresh
+        assert Counter(t.versions[0] for t in old) == dict.fromkeys(range(max(0, step - 3), step), 4)
+        assert {t.source for t in old} <= {"replay"}
+        # Stored groups stay groups, apart from the new ones, and keep what they were sampled with.
+        groups = by_group(got)
+        assert len(groups) == 2 + 2 * min(step, 3)
+        assert all({t.row["id"] for t in g} in ({"a"}, {"b"}) and len(g) == 2 for g in groups.values())
+        assert all(t.logprobs == [-0.5] and t.reward in (0.0, 1.0) for t in old)
+        states = json.loads(json.dumps(states))
+
+
+def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_sampled(scripted):
+    use = {"use": "replay", "groups": 3}
+    states = {}
+    first = [trial("a", g, 1.0) for g in range(5)]
+    others = [
+        trial("a", 5, 1.0, source="greedy"),
+        trial("a", 6, None, reward=None),
+        trial("a", 7, 1.0),
+    ]
+    expert = Trial(row("a"), 0, "expert", [1], [2], None, "stop", "", scores={"exact": 1.0}, reward=1.0)
+    for one in others[2:]:
+        one.finish = "suspended"
+    assert added(use, [*first, *others, expert], states, sampler=scripted(lambda *_: "")) == [*first, *others, expert]
+    assert len(states["source.0"]["groups"]) == 5
+    got = added(use, first, states, step=1, sampler=scripted(lambda *_: "", step=1))
+    assert [t.source for t in got] == ["policy"] * 5 + ["replay"] * 3
+
+
+def test_a_stored_success_joins_a_group_that_failed_throughout_and_no_other():
+    states = {}
+    before = [trial("a", 0, 1.0, text="solved"), trial("a", 0, 0.0), trial("b", 1, 0.0)]
+    assert added("successes", before, states) == before
+    now = [trial("a", 0, 0.0, step=1) for _ in range(4)] + [trial("a", 1, 1.0), trial("a", 1, 0.0), trial("b", 2, 0.0)]
+    got = by_group(added("successes", now, json.loads(json.dumps(states)), step=1))
+    assert [t.source for t in got[0]] == ["policy"] * 3 + ["replay"]
+    assert (got[0][-1].text, got[0][-1].group, got[0][-1].versions) == ("solved", 0, [0])
+    assert got[1] == now[4:6]
+    assert got[2] == now[6:]
+
+
+def test_successes_may_join_every_group_beside_its_own():
+    states = {}
+    added("successes", [trial("a", 0, 1.0, text=str(i)) for i in range(5)], states)
+    use = {"use": "successes", "when": "always", "per_group": 2, "replaced": False, "keep": 3}
+    got = added(use, [trial("a", 0, 1.0), trial("a", 0, 0.0)], states)
+    assert [t.source for t in got] == ["policy"] * 2 + ["replay"] * 2
+    assert len({t.text for t in got[2:]}) == 2
+    assert len(states["source.0"]["successes"]["a"]) == 3
+
+
+def test_an_expert_takes_the_place_of_one_completion(tmp_path, scripted):
+    inputs = chat(tmp_path, a=["known"], b=["one", "two", "three"])
+    trials = [trial("ab"[g], g, float(i)) for g in range(2) for i in range(3)] + [trial("c", 2, 0.0)]
+    sampler = scripted(lambda *_: "")
+    got = by_group(added({"use": "expert", "data": "d", "per_group": 2}, trials, {}, sampler=sampler, inputs=inputs))
+    assert [[t.source for t in members] for members in got.values()] == [
+        ["policy", "policy", "expert"],
+        ["policy", "expert", "expert"],
+        ["policy"],
+    ]
+    assert got[0][-1].text == "known"
+    assert len({t.text for t in got[1][1:]}) == 2
+    assert got[0][-1].logprobs is None
+    batch = forest(got[0])
+    assert batch.sampled("external").tolist() == [False, False] + [True] * len("known.")
+    failed_only = {"use": "expert", "data": "d", "when": "failed"}
+    mixed = [trial("a", 0, 0.0), trial("a", 0, 1.0), trial("b", 1, 0.0), trial("b", 1, 0.0)]
+    got = added(failed_only, mixed, {}, sampler=sampler, inputs=inputs)
+    assert [(t.group, t.source) for t in got] == [(0, "policy"), (0, "policy"), (1, "policy"), (1, "expert")]
+
+
+def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, scripted):
+    sampler = scripted(lambda *_: "")
+    inputs = chat(tmp_path, z=["known"], a=["y" * 200])
+    with pytest.raises(StepError, match="no completion for any of these problems"):
+        added({"use": "expert", "data": "d"}, [trial("b", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+    with pytest.raises(StepError, match="problem a and its completion have 205 tokens"):
+        added({"use": "expert", "data": "d"}, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+
+
+def likelihood(policy, sampler, name, lead, answer):
+    """Mean log-probability of an answer after a lead, from a forward pass of its own."""
+    encode = policy.tokenizer.encode
+    ids = [*sampler.encode(row(name)["prompt"]), *encode(lead), *encode(answer)]
+    with torch.no_grad():
+        lp_M, _ = packed_logprobs(policy.model, pack([ids], [-1]))
+    return float(lp_M[-len(answer) :].double().mean())
+
+
+def test_teachers_are_picked_by_how_likely_they_make_the_answer(tmp_path, scripted, tiny_policy):
+    leads = ["1+1 #### ", "so, two: #### ", "#### ", "hm #### "]
+    folders = []
+    for i, lead in enumerate(leads):
+        folders.append(tmp_path / str(i))
+        folders[-1].mkdir()
+        chat(folders[-1], q=[f"{lead}42", f"{lead}43"])
+    sampler = scripted(lambda *_: "")
+    trials = [trial("q", 0, 0.0) for _ in range(8)] + [trial("q", 1, float(i == 3)) for i in range(8)]
+    for one in trials:
+        one.row = row("q", "42")
+    got = by_group(teachers(trials, sampler, data=folders, per_group=2))
+    assert got[1] == trials[8:]
+    assert [t.source for t in got[0]] == ["policy"] * 6 + ["teacher"] * 2
+    scores = {lead: likelihood(tiny_policy, sampler, "q", lead, "42") for lead in leads}
+    best = sorted(scores, key=scores.get, reverse=True)[:2]
+    assert [t.text for t in got[0][6:]] == [f"{lead}42" for lead in best]
+
+
+def test_what_a_source_draws_is_a_function_of_seed_and_step(tmp_path, scripted):
+    inputs = chat(tmp_path, a=[str(i) for i in range(50)])
+    sampler = scripted(lambda *_: "")
+    use = {"use": "expert", "data": "d"}
+    texts = [
+        added(use, [trial("a", 0, 0.0)], {}, step=step, seed=seed, sampler=sampler, inputs=inputs)[-1].text
+        for step, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) == 3
