@@ -23,7 +23,9 @@ from learning.needles import needles
 from learning.observers import second_opinions
 from learning.opinions import opinions
 from learning.partitions import part
+from learning.posts import posts
 from learning.rankings import ratings, rising
+from learning.records import records
 from learning.stories import openings
 from learning.sums import step_chains
 from learning.unlabelled import unlabelled
@@ -41,8 +43,10 @@ __all__ = [
     "openings",
     "opinions",
     "part",
+    "posts",
     "ratings",
     "reasoning_gym",
+    "records",
     "rising",
     "second_opinions",
     "step_chains",

@@ -12,20 +12,25 @@ from pydantic import Field
 from learning.countdown import worked_countdown
 from learning.dialogues import muddled
 from learning.errands import stock_reply
+from learning.guided_search import guided_search
 from learning.mazes import solved_maze
 from learning.opinions import opinion
+from learning.posts import summed_up
 from learning.stories import storyteller
-from learning.sums import flawed_sum, sum_of
+from learning.sums import flawed_sum, sum_of, told_sum
 from schemas.errors import StepError
 
 __all__ = [
     "answer",
     "flawed_sum",
+    "guided_search",
     "muddled",
     "opinion",
     "solved_maze",
     "stock_reply",
     "storyteller",
+    "summed_up",
+    "told_sum",
     "worked_countdown",
     "worked_spelling",
     "worked_sum",

@@ -1,0 +1,11 @@
+"""Rewards of summaries of posts."""
+
+from typing import Any
+
+from learning.posts import known
+
+
+def topical(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
+    """1 where the summary keeps the word that the post is about, else 0."""
+    words = [completion.replace(".", " ").split() for completion in completions]
+    return [float(known(row)["topic"] in said) for row, said in zip(rows, words, strict=True)]
