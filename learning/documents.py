@@ -31,15 +31,19 @@ def documents(
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
     entries: Annotated[int, Field(ge=4, le=2000)] = 24,
     largest: Annotated[int, Field(ge=9, le=10_000)] = 99,
+    letters: Annotated[int, Field(ge=1, le=8)] = 3,
 ) -> list[dict[str, Any]]:
     """`size` problems of one kind over documents of so many entries, from one side of a split by document.
 
-    An entry takes about seven characters: 40 give some 300. Raises StepError when the space holds too few.
+    Names have so many letters; with three an entry takes about seven characters, 40 of them some 300. Raises StepError
+    when there are too few names or documents.
     """
-    rng = np.random.default_rng([seed, entries, largest, *kind.encode()])
+    if entries > 26**letters:
+        raise StepError(f"documents: no {entries} different names of {letters} letter(s); raise `letters`")
+    rng = np.random.default_rng([seed, entries, largest, letters, *kind.encode()])
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(size * PATIENCE):
-        made = _document(rng, entries, largest)
+        made = _document(rng, entries, largest, letters)
         text = ", ".join(f"{name} {value}" for name, value in made)
         question, answer = QUESTIONS[kind](made, rng)
         if _held_out(text, test_share) == (split == "test"):
@@ -52,11 +56,11 @@ def documents(
     )
 
 
-def _document(rng: np.random.Generator, entries: int, largest: int) -> Entries:
+def _document(rng: np.random.Generator, entries: int, largest: int, letters: int) -> Entries:
     """Distinct names, distinct numbers where there are enough."""
     names: list[str] = []
     while len(names) < entries:
-        name = "".join(rng.choice(LETTERS, 3))
+        name = "".join(rng.choice(LETTERS, letters))
         if name not in names:
             names.append(name)
     values = rng.choice(np.arange(1, largest + 1), entries, replace=largest < entries)

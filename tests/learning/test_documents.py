@@ -34,6 +34,8 @@ def test_questions_are_about_the_document():
 def test_too_few_documents_are_said():
     with pytest.raises(StepError, match="give longer documents"):
         documents(kind="lookup", size=50, split="test", entries=4, test_share=0.001)
+    with pytest.raises(StepError, match="raise `letters`"):
+        documents(kind="lookup", size=1, split="test", entries=27, letters=1)
 
 
 @pytest.mark.parametrize(("text", "score"), [("b a", 1.0), ("a", 2 / 3), ("a c", 0.5), ("", 0.0), ("c d e", 0.0)])
