@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learning.lookup import bind
-from learning.trials import SOURCES
+from learning.trials import SOURCES, Trial
 from schemas.use import SurrogateUse
 
 EXPERT = [3, 7, 11, 15]
@@ -68,3 +68,55 @@ def test_preset_chord_keeps_two_denominators(golden, mixed):
         else:
             loss = loss + clip((lp - behav).exp(), a).sum() / own_tokens
     golden.agrees("chord", adv, loss, batch=mixed)
+
+
+def trial(name, group, score):
+    row = {"id": name, "prompt": [], "answer": "1", "family": "f", "metadata": "{}"}
+    scores = {"exact": score}
+    return Trial(row, group, "policy", [1], [7], [-0.5], "stop", "x", versions=[0], scores=scores, reward=score)
+
+
+def test_preset_rlep_adds_stored_successes_to_every_group(golden):
+    adv, loss = [], 0.0
+    for rewards in golden.rewards:
+        mean = sum(rewards) / 4
+        deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 3)
+        adv += [(r - mean) / (deviation + 1e-4) if max(rewards) > min(rewards) else 0.0 for r in rewards]
+    for a, lp, behav in zip(adv, golden.of("lp"), golden.of("behav"), strict=True):
+        rho = (lp - behav).exp()
+        loss = loss - torch.minimum(rho * a, rho.clamp(0.8, 1.28) * a).sum() / sum(golden.counts)
+    golden.agrees("rlep", adv, loss)
+    source, states = bind(golden.stage("rlep").source[0], "source.0"), {}
+
+    def visit(group, *scores):
+        made = [trial("q", group, score) for score in scores]
+        return source.ask(0, {"trials": made, "states": states, "seed": 1})
+
+    assert [t.source for t in visit(0, 1.0, 1.0, 0.0)] == ["policy"] * 3
+    later = visit(5, 0.0, 1.0, 0.0)
+    assert [t.source for t in later] == ["policy"] * 3 + ["replay"] * 2
+    assert [t.reward for t in later[3:]] == [1.0, 1.0]
+    assert {t.group for t in later} == {5}
+
+
+def test_preset_dapo_samples_other_problems_for_groups_without_variance(golden):
+    stage = golden.stage("dapo")
+    refill = bind(stage.follow_up[0], "follow_up.0")
+    rows = [trial(name, 0, 0.0).row for name in "abcdefgh"]
+    trials = [trial(name, g, s) for g, name in enumerate("abc") for s in ((0.0, 1.0) if name == "b" else (1.0, 1.0))]
+    have = {"rows": rows, "num_groups": 3, "n": 2, "seed": 1, "states": {}, "round": 0}
+    kept, asks = refill.ask(0, {**have, "trials": trials})
+    assert kept == trials
+    assert len(asks) == 2
+    assert all(ask.n == 2 and ask.row["id"] not in "abc" for ask in asks)
+    new = [trial(ask.row["id"], 3 + i, s) for i, ask in enumerate(asks) for s in (0.0, 1.0)]
+    kept, asks = refill.ask(0, {**have, "trials": trials + new, "round": 1})
+    assert asks == []
+    keep_P = bind(stage.filter, "filter").ask(
+        0,
+        {
+            "scores_P": {"exact": torch.tensor([t.reward for t in kept])},
+            "group_P": torch.tensor([t.group for t in kept]),
+        },
+    )
+    assert [t.group for t, keep in zip(kept, keep_P.tolist(), strict=True) if keep] == [1, 1, 3, 3, 4, 4]
