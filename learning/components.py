@@ -70,6 +70,14 @@ def entropy_band(entropy_T: Tensor, *, low: Number, high: Number) -> Tensor:
     return (low - entropy_T).clamp(min=0) + (entropy_T - high).clamp(min=0)
 
 
+def reinforce(lp_T: Tensor, reward_T: Tensor) -> Tensor:
+    """−r·log p of completions with a reward above 0, without a baseline; others give exactly 0 (AEPO 2025).
+
+    With `select` of completions sampled at another temperature it raises or lowers the entropy of the policy.
+    """
+    return -reward_T.clamp(min=0) * lp_T
+
+
 def ce(lp_T: Tensor) -> Tensor:
     """Cross-entropy: minus the log-probability of the token; with `select`, of an expert's or of good completions."""
     return -lp_T

@@ -166,7 +166,7 @@ def hot_cold(
 
     They are sampled at the temperature `hot` (source `hot`) while the entropy of the last iteration is below `target`,
     at `cold` (source `cold`) while it is above; in groups of their own, so that no baseline is theirs. A component
-    `reinforce_reward` selects them. The first iteration has no such completions.
+    `reinforce` selects them. The first iteration has no such completions.
     """
     asks = uniform(rows, num_groups, n, seed, step)
     if "entropy" not in metrics or metrics["entropy"] == target:

@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.selections import Source
+from learning.selections import sources as _sources
 from schemas.errors import StepError
 from schemas.schedules import Number
 
@@ -63,6 +65,25 @@ def bonus(
     if where is not None:
         met_P = _score(scores_P, where, "bonus") >= at_least
         added_P = added_P.where(met_P, torch.zeros_like(added_P))
+    return reward_P + added_P
+
+
+def source_bonus(
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    source_P: Tensor,
+    *,
+    of: Annotated[list[Source], Field(min_length=1)],
+    where: str | None = None,
+    at_least: float = 1.0,
+    weight: Number = 1.0,
+) -> Tensor:
+    """Add `weight` to right completions of the named sources; a schedule lets it fade (ICPO 2025).
+
+    Right is a raw score `where` (null: the first) of at least `at_least`.
+    """
+    met_P = _score(scores_P, where or next(iter(scores_P)), "source_bonus") >= at_least
+    added_P = torch.full_like(reward_P, float(weight)).where(_sources(source_P, keep=of) & met_P, 0.0)
     return reward_P + added_P
 
 

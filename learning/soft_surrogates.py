@@ -5,11 +5,13 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from learning.selections import Source, sources
 from learning.sequences import mean_of_path, sum_of_path
 from schemas.schedules import Number
 
@@ -136,3 +138,22 @@ def shaped_external(
     high = epsilon if epsilon_high is None else epsilon_high
     own_T = -(ratio_T * advantage_T).minimum(ratio_T.clamp(1 - epsilon, 1 + high) * advantage_T)
     return torch.where(external_T, -advantage_T * ratio_T / (ratio_T + gamma), own_T)
+
+
+def shaped_sources(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    source_T: Tensor,
+    *,
+    of: Annotated[list[Source], Field(min_length=1)],
+    gamma: Number = 0.1,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+) -> Tensor:
+    """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped surrogate at all others (ICPO 2025, after LUFFY).
+
+    For completions sampled in another context, whose ratio has no reason to stay near 1.
+    """
+    return shaped_external(
+        log_ratio_T, advantage_T, sources(source_T, keep=of), gamma=gamma, epsilon=epsilon, epsilon_high=epsilon_high
+    )

@@ -48,6 +48,24 @@ def planted(num_steps: int, number: int, rng: np.random.Generator) -> dict[int, 
     return {place: by if i == 0 else -by for i, place in enumerate(places)}
 
 
+def told_sum(
+    row: dict[str, Any], rng: np.random.Generator, *, style: Literal["totals", "words"], marker: str = "####"
+) -> str:
+    """A worked sum told otherwise: the running totals alone (`19, 16 #### 16`), or in words.
+
+    In words `12 + 7 - 3 =` becomes `12 add 7 is 19, take 3 is 16 #### 16`. Raises StepError when the prompt ends with
+    no sum.
+    """
+    numbers, signs = sum_of(row)
+    total, told = numbers[0], [str(numbers[0])] if style == "words" else []
+    for sign, number in zip(signs, numbers[1:], strict=True):
+        total += number if sign == "+" else -number
+        told.append(str(total) if style == "totals" else f"{'add' if sign == '+' else 'take'} {number} is {total}")
+    first, *rest = told
+    said = f"{first} {', '.join(rest)}" if style == "words" else ", ".join(told)
+    return f"{said} {marker} {total}"
+
+
 def flawed_sum(
     row: dict[str, Any],
     rng: np.random.Generator,

@@ -9,13 +9,22 @@ from torch import Tensor
 from learning.heterogeneous import heterogeneous
 from learning.hybrid import exploratory
 from learning.regressions import mirror, path_consistent
-from learning.soft_surrogates import cispo, divergence, geometric, shaped_external, soft_adaptive, tapered, variational
+from learning.soft_surrogates import (
+    cispo,
+    divergence,
+    geometric,
+    shaped_external,
+    shaped_sources,
+    soft_adaptive,
+    tapered,
+    variational,
+)
 from learning.valuation import rover
 from schemas.schedules import Number
 
 __all__ = [
     "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
-    "reinforce", "rover", "shaped_external", "soft_adaptive", "tapered", "variational", "weighted",
+    "reinforce", "rover", "shaped_external", "shaped_sources", "soft_adaptive", "tapered", "variational", "weighted",
 ]  # fmt: skip
 
 LIMIT = 20.0

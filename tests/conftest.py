@@ -57,7 +57,7 @@ def tiny_policy_folder(tiny_policy, tmp_path):
 
 
 @pytest.fixture
-def scripted(tiny_policy):
+def answering(tiny_policy):
     """Makes samplers whose completions a function writes, given the text of the prompt and the number of the sample."""
     from learning.chat import decode, encode_completion
     from learning.engines.protocol import Generation, Sampling

@@ -63,10 +63,10 @@ def varied(prompt, number):
     return "1" if prompt[0] in "abcdefgh" and number == 0 else "0"
 
 
-def test_refill_samples_other_problems_until_enough_groups_vary(scripted):
+def test_refill_samples_other_problems_until_enough_groups_vary(answering):
     made = parts(["refill"], keep="reward_variance")
     for step in range(4):
-        sampler = scripted(varied, step=step)
+        sampler = answering(varied, step=step)
         trials = run(made, sampler)
         groups = by_group(trials)
         assert len({members[0].row["id"] for members in groups.values()}) == len(groups)
@@ -76,8 +76,8 @@ def test_refill_samples_other_problems_until_enough_groups_vary(scripted):
         assert set(kept) <= set("abcdefgh")
 
 
-def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(scripted):
-    history, sampler = History(), scripted(varied)
+def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(answering):
+    history, sampler = History(), answering(varied)
     trials = run(parts([{"use": "refill", "size": 9, "budget": 9}]), sampler, history=history)
     differ = [len({t.scores["exact"] for t in members}) > 1 for members in by_group(trials).values()]
     assert sum(differ) == 4
@@ -85,17 +85,17 @@ def test_refill_drops_what_is_too_much_and_the_history_knows_it_all_the_same(scr
 
 
 @pytest.mark.parametrize(("budget", "groups"), [(1.0, 4), (2.0, 8), (3.5, 14)])
-def test_refill_ends_with_its_budget(scripted, budget, groups):
-    trials = run(parts([{"use": "refill", "budget": budget}]), scripted(lambda *_: "0"))
+def test_refill_ends_with_its_budget(answering, budget, groups):
+    trials = run(parts([{"use": "refill", "budget": budget}]), answering(lambda *_: "0"))
     assert len(by_group(trials)) == groups
     with pytest.raises(StepError, match=f"0 of 4 groups have scores that differ, after {groups} groups"):
-        run(parts([{"use": "refill", "budget": budget, "short": "stop"}]), scripted(lambda *_: "0"))
+        run(parts([{"use": "refill", "budget": budget, "short": "stop"}]), answering(lambda *_: "0"))
 
 
-def test_refill_ends_when_there_is_no_other_problem_and_with_the_stages_rounds(scripted):
+def test_refill_ends_when_there_is_no_other_problem_and_with_the_stages_rounds(answering):
     use = {"use": "refill", "budget": 100, "size": 1}
-    assert len(by_group(run(parts([use]), scripted(lambda *_: "0"), rows=ROWS[:7]))) == 7
-    assert len(by_group(run(parts([use], max_rounds=3), scripted(lambda *_: "0")))) == 6
+    assert len(by_group(run(parts([use]), answering(lambda *_: "0"), rows=ROWS[:7]))) == 7
+    assert len(by_group(run(parts([use], max_rounds=3), answering(lambda *_: "0")))) == 6
 
 
 def test_trap_05_refill_judges_by_the_named_raw_score():
@@ -121,13 +121,13 @@ def test_trap_06_only_reject_moves_a_baseline():
     assert follow("reject", [*own, *shown])[0] == own
 
 
-def test_trap_23_what_refill_drops_does_not_depend_on_length(scripted):
+def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
     """Half of the problems have long answers; surplus groups are dropped by their place, not by what they are."""
     made = parts([{"use": "refill", "size": 8, "budget": 9}], keep="reward_variance")
     long = set("acegikmo")
     sampled, trained = Counter(), Counter()
     for step in range(200):
-        sampler = scripted(lambda p, i: ("1" if i == 0 and p in "abcdefgh" else "0") + 9 * " " * (p in long), step=step)
+        sampler = answering(lambda p, i: ("1" if i == 0 and p in "abcdefgh" else "0") + 9 * " " * (p in long), step=step)
         trials = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
         batch = gate(made.filter, trials, step, {}, {})
@@ -161,15 +161,15 @@ def test_more_completions_go_where_they_tell_most():
     assert follow({"use": "allocate", "extra": 4}, trials[:4])[1] == []
 
 
-def test_allocated_completions_join_their_group(scripted):
+def test_allocated_completions_join_their_group(answering):
     made = parts([{"use": "allocate", "extra": 3}])
-    groups = by_group(run(made, scripted(lambda p, i: str(int(p[0] in "ab" and i % 2)))))
+    groups = by_group(run(made, answering(lambda p, i: str(int(p[0] in "ab" and i % 2)))))
     sizes = {members[0].row["id"]: len(members) for members in groups.values()}
     assert sum(sizes.values()) == 11 if set(sizes) & set("ab") else sum(sizes.values()) == 8
     assert all(size == 2 for name, size in sizes.items() if name not in "ab")
 
 
-def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_sight(scripted):
+def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_sight(answering):
     made, states = parts([{"use": "retry_with_exemplars", "extra": 3, "demos": 1}]), {}
     prompts = []
 
@@ -177,7 +177,7 @@ def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_
         prompts.append(prompt)
         return "1" if prompt in ("a", "b") else "0"
 
-    trials = run(made, scripted(write), states=states, rows=ROWS[:4], num_groups=4)
+    trials = run(made, answering(write), states=states, rows=ROWS[:4], num_groups=4)
     retried = [t for t in trials if t.source == "in_context"]
     assert {t.row["id"] for t in retried} == {"c", "d"}
     assert Counter(t.group for t in retried) == {t.group: 3 for t in retried}
@@ -189,9 +189,9 @@ def test_only_groups_without_a_success_are_retried_once_with_solved_problems_in_
     assert {one["id"] for one in states["follow_up.0"]["bank"]} == {"a", "b"}
 
 
-def test_a_retry_needs_something_solved_that_has_room(scripted, tmp_path):
+def test_a_retry_needs_something_solved_that_has_room(answering, tmp_path):
     use = {"use": "retry_with_exemplars", "demos": 4}
-    sampler = scripted(lambda *_: "0")
+    sampler = answering(lambda *_: "0")
     assert follow(use, [trial("a", 0, 0.0)], sampler=sampler)[1] == []
     chat = [row(c * 30) | {"completion": [{"role": "assistant", "content": "1"}]} for c in "vwxyz"]
     write_rows(tmp_path, "chat", chat)
@@ -210,12 +210,12 @@ def solutions(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["prompt", "completion"])
-def test_hints_grow_until_a_completion_is_right(scripted, solutions, place):
+def test_hints_grow_until_a_completion_is_right(answering, solutions, place):
     def write(prompt, number):
         return "1" if prompt.endswith("abcde") and number == 0 else "0"
 
     made = parts([{"use": "hint", "data": "d", "place": place, "lead": "|"}], inputs=solutions)
-    sampler = scripted(write)
+    sampler = answering(write)
     rows = [row(name, "1" if place == "prompt" else "abcde1") for name in "abcd"]
     trials = run(made, sampler, rows=rows, num_groups=4)
     groups = by_group(trials)
@@ -232,18 +232,18 @@ def test_hints_grow_until_a_completion_is_right(scripted, solutions, place):
     assert all(t.given == (5 if place == "completion" else 0) for g in hinted for t in g)
 
 
-def test_a_group_with_one_right_completion_is_returned_unchanged(scripted, solutions):
+def test_a_group_with_one_right_completion_is_returned_unchanged(answering, solutions):
     trials = [trial("a", 0, 0.0), trial("a", 0, 1.0), trial("z", 1, 0.0)]
     before = [json.dumps(t.to_json()) for t in trials]
     use = {"use": "hint", "data": "d"}
-    kept, asks = follow(use, trials, sampler=scripted(lambda *_: ""), inputs=solutions)
+    kept, asks = follow(use, trials, sampler=answering(lambda *_: ""), inputs=solutions)
     assert [json.dumps(t.to_json()) for t in kept] == before
     assert asks == []
 
 
-def test_hints_end_with_their_shares_and_with_the_models_room(scripted, solutions):
+def test_hints_end_with_their_shares_and_with_the_models_room(answering, solutions):
     made = parts([{"use": "hint", "data": "d", "shares": [0.1, 0.2]}], inputs=solutions)
-    sampler = scripted(lambda *_: "0")
+    sampler = answering(lambda *_: "0")
     trials = run(made, sampler, rows=ROWS[:3], num_groups=3)
     assert len(sampler.engine.requests) == 3 * 3
     assert {t.source for t in trials} == {"hinted"}

@@ -42,9 +42,9 @@ def test_uniform_visits_every_problem_equally_often():
     assert seen == dict.fromkeys("abcdefgh", 3)
 
 
-def test_one_greedy_completion_joins_every_group(scripted):
+def test_one_greedy_completion_joins_every_group(answering):
     asks = asked("with_greedy", step=3)
-    sampler = scripted(lambda prompt, number: prompt)
+    sampler = answering(lambda prompt, number: prompt)
     groups = by_group(sampler.sample(asks))
     assert [[t.source for t in members] for members in groups.values()] == [["policy", "policy", "greedy"]] * 4
     assert all(len({t.row["id"] for t in members}) == 1 for members in groups.values())
@@ -139,12 +139,12 @@ def test_entropy_says_which_way_the_extra_completions_push(entropy, source, temp
     assert asked(use) == asked("uniform")
 
 
-def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_path, scripted):
+def test_part_of_a_group_sees_demonstrations_and_none_of_it_is_trained_on(tmp_path, answering):
     chat = [row(name) | {"completion": [{"role": "assistant", "content": name.upper()}]} for name in "abcd"]
     write_rows(tmp_path, "chat", chat)
     use = {"use": "in_context", "data": "solved", "with_demos": 1, "demos": 2}
     asks = asked(use, {"plan.data": tmp_path}, n=4)
-    trials = scripted(lambda prompt, number: "x").sample(asks)
+    trials = answering(lambda prompt, number: "x").sample(asks)
     for members in by_group(trials).values():
         *plain, shown = members
         assert [t.source for t in members] == ["policy"] * 3 + ["in_context"]

@@ -39,10 +39,10 @@ def chat(folder, **texts):
     return {"source.0.data": folder}
 
 
-def test_replay_gives_back_the_last_policies_first_in_first_out(scripted):
+def test_replay_gives_back_the_last_policies_first_in_first_out(answering):
     states = {}
     for step in range(6):
-        sampler = scripted(lambda *_: "", step=step)
+        sampler = answering(lambda *_: "", step=step)
         sampler.groups = 2
         fresh = [trial("ab"[g], g, float(i), step=step) for g in range(2) for i in range(2)]
         got = added({"use": "replay", "policies": 3}, fresh, states, step=step, sampler=sampler)
@@ -58,7 +58,7 @@ def test_replay_gives_back_the_last_policies_first_in_first_out(scripted):
         states = json.loads(json.dumps(states))
 
 
-def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_sampled(scripted):
+def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_sampled(answering):
     use = {"use": "replay", "groups": 3}
     states = {}
     first = [trial("a", g, 1.0) for g in range(5)]
@@ -70,9 +70,9 @@ def test_replay_draws_as_many_groups_as_it_is_told_and_stores_only_what_was_samp
     expert = Trial(row("a"), 0, "expert", [1], [2], None, "stop", "", scores={"exact": 1.0}, reward=1.0)
     for one in others[2:]:
         one.finish = "suspended"
-    assert added(use, [*first, *others, expert], states, sampler=scripted(lambda *_: "")) == [*first, *others, expert]
+    assert added(use, [*first, *others, expert], states, sampler=answering(lambda *_: "")) == [*first, *others, expert]
     assert len(states["source.0"]["groups"]) == 5
-    got = added(use, first, states, step=1, sampler=scripted(lambda *_: "", step=1))
+    got = added(use, first, states, step=1, sampler=answering(lambda *_: "", step=1))
     assert [t.source for t in got] == ["policy"] * 5 + ["replay"] * 3
 
 
@@ -98,10 +98,10 @@ def test_successes_may_join_every_group_beside_its_own():
     assert len(states["source.0"]["successes"]["a"]) == 3
 
 
-def test_an_expert_takes_the_place_of_one_completion(tmp_path, scripted):
+def test_an_expert_takes_the_place_of_one_completion(tmp_path, answering):
     inputs = chat(tmp_path, a=["known"], b=["one", "two", "three"])
     trials = [trial("ab"[g], g, float(i)) for g in range(2) for i in range(3)] + [trial("c", 2, 0.0)]
-    sampler = scripted(lambda *_: "")
+    sampler = answering(lambda *_: "")
     got = by_group(added({"use": "expert", "data": "d", "per_group": 2}, trials, {}, sampler=sampler, inputs=inputs))
     assert [[t.source for t in members] for members in got.values()] == [
         ["policy", "policy", "expert"],
@@ -119,8 +119,8 @@ def test_an_expert_takes_the_place_of_one_completion(tmp_path, scripted):
     assert [(t.group, t.source) for t in got] == [(0, "policy"), (0, "policy"), (1, "policy"), (1, "expert")]
 
 
-def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, scripted):
-    sampler = scripted(lambda *_: "")
+def test_an_expert_of_other_problems_or_beyond_the_model_is_said(tmp_path, answering):
+    sampler = answering(lambda *_: "")
     inputs = chat(tmp_path, z=["known"], a=["y" * 200])
     with pytest.raises(StepError, match="no completion for any of these problems"):
         added({"use": "expert", "data": "d"}, [trial("b", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
@@ -137,14 +137,14 @@ def likelihood(policy, sampler, name, lead, answer):
     return float(lp_M[-len(answer) :].double().mean())
 
 
-def test_teachers_are_picked_by_how_likely_they_make_the_answer(tmp_path, scripted, tiny_policy):
+def test_teachers_are_picked_by_how_likely_they_make_the_answer(tmp_path, answering, tiny_policy):
     leads = ["1+1 #### ", "so, two: #### ", "#### ", "hm #### "]
     folders = []
     for i, lead in enumerate(leads):
         folders.append(tmp_path / str(i))
         folders[-1].mkdir()
         chat(folders[-1], q=[f"{lead}42", f"{lead}43"])
-    sampler = scripted(lambda *_: "")
+    sampler = answering(lambda *_: "")
     trials = [trial("q", 0, 0.0) for _ in range(8)] + [trial("q", 1, float(i == 3)) for i in range(8)]
     for one in trials:
         one.row = row("q", "42")
@@ -156,9 +156,9 @@ def test_teachers_are_picked_by_how_likely_they_make_the_answer(tmp_path, script
     assert [t.text for t in got[0][6:]] == [f"{lead}42" for lead in best]
 
 
-def test_what_a_source_draws_is_a_function_of_seed_and_step(tmp_path, scripted):
+def test_what_a_source_draws_is_a_function_of_seed_and_step(tmp_path, answering):
     inputs = chat(tmp_path, a=[str(i) for i in range(50)])
-    sampler = scripted(lambda *_: "")
+    sampler = answering(lambda *_: "")
     use = {"use": "expert", "data": "d"}
     texts = [
         added(use, [trial("a", 0, 0.0)], {}, step=step, seed=seed, sampler=sampler, inputs=inputs)[-1].text
