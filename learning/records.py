@@ -1,0 +1,146 @@
+"""Synthetic health records: eight measurements at four visits, of which two decide the label; and an expert on them.
+
+The expert is a small attention network over the table of a record, fitted once on records of its own. What it looks
+at, the attention on each measurement, goes into the metadata of a problem beside the text that shows the measurement.
+
+Shapes: N records, F measurements, V visits.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+NAMES = "abcdefgh"
+VISITS = 4
+LABELS = ("low", "high")
+FITTED_ON = 600
+FITTING_STEPS = 250
+
+
+def records(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    world: int = 0,
+    shuffled: bool = False,
+) -> list[dict[str, Any]]:
+    """`size` distinct records with the question whether a risk is `high` or `low`, half of each.
+
+    `a:1234 b:5678 … risk?` shows the visits of every measurement, with `shuffled` in an order of its own (and as the
+    family `records_shuffled`). `world` chooses the two measurements that decide: high where their mean is above that of
+    the scale. `metadata` holds the expert's attention (`expert`) and each measurement's text (`spans`). Raises
+    StepError when the space is too small.
+    """
+    rng = np.random.default_rng([seed, 1 + world])
+    expert, family = fitted(world), "records_shuffled" if shuffled else "records"
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(50 * size):
+        table_FV, label = drawn(rng, world)
+        order = rng.permutation(len(NAMES)) if shuffled else np.arange(len(NAMES))
+        name = hashlib.sha256(f"records\n{world}\n{table_FV.tolist()}".encode()).hexdigest()[:16]
+        if (int(name, 16) < test_share * 2**64) == (split == "test"):
+            rows[name] = _row(name, table_FV, label, order.tolist(), expert) | {"family": family}
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(f"records: found {len(rows)} {split} records of {size}; lower `size` or change `test_share`")
+
+
+def salient(world: int) -> tuple[int, int]:
+    """Places of the two measurements that decide."""
+    first, second = np.random.default_rng([world, 7]).choice(len(NAMES), size=2, replace=False)
+    return int(first), int(second)
+
+
+def drawn(rng: np.random.Generator, world: int) -> tuple[np.ndarray, int]:
+    """One record (F, V) of digits and its label; measurements differ in level, and no record is on the edge."""
+    first, second = salient(world)
+    wanted = int(rng.integers(2))
+    while True:
+        level_F = rng.integers(0, 10, size=len(NAMES))
+        table_FV = np.clip(level_F[:, None] + rng.integers(-2, 3, size=(len(NAMES), VISITS)), 0, 9)
+        margin = int(table_FV[first].sum() + table_FV[second].sum()) - 9 * VISITS
+        if margin and int(margin > 0) == wanted:
+            return table_FV, wanted
+
+
+@dataclass(frozen=True)
+class Expert:
+    """p(high) = σ(g·Σ_f α_f (x_f·w) + b) with α = softmax over measurements of c_f + x_f·u: attention pooling."""
+
+    bias_F: np.ndarray
+    """c: how much a measurement is looked at, whatever it says."""
+    look_V: np.ndarray
+    """u"""
+    weight_V: np.ndarray
+    """g·w"""
+    bias: float
+    """b"""
+
+    def attention(self, x_NFV: np.ndarray) -> np.ndarray:
+        """α (N, F) of scaled records."""
+        scores_NF = self.bias_F + x_NFV @ self.look_V
+        shares_NF = np.exp(scores_NF - scores_NF.max(1, keepdims=True))
+        return shares_NF / shares_NF.sum(1, keepdims=True)
+
+    def probability(self, x_NFV: np.ndarray) -> np.ndarray:
+        """p(high) (N,) of scaled records."""
+        pooled_N = (self.attention(x_NFV) * (x_NFV @ self.weight_V)).sum(1)
+        return 1 / (1 + np.exp(-pooled_N - self.bias))
+
+
+def scaled(table: np.ndarray) -> np.ndarray:
+    """Digits as numbers from −1 to 1."""
+    return (np.asarray(table, dtype=float) - 4.5) / 4.5
+
+
+@lru_cache(maxsize=8)
+def fitted(world: int) -> Expert:
+    """The expert of a world: cross-entropy on records of its own, by Adam from zero."""
+    rng = np.random.default_rng([world, 11])
+    made = [drawn(rng, world) for _ in range(FITTED_ON)]
+    x_NFV, y_N = scaled(np.stack([table for table, _ in made])), np.array([label for _, label in made], dtype=float)
+    features = len(NAMES)
+    theta = np.concatenate([np.zeros(features + VISITS), np.full(VISITS, 0.1), np.zeros(1)])
+    first, second = np.zeros_like(theta), np.zeros_like(theta)
+    for step in range(1, FITTING_STEPS + 1):
+        gradient = _gradient(_expert(theta), x_NFV, y_N)
+        first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
+        theta = theta - 0.05 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+    return _expert(theta)
+
+
+def _expert(theta: np.ndarray) -> Expert:
+    bias_F, look_V, weight_V, bias = np.split(theta, np.cumsum([len(NAMES), VISITS, VISITS]))
+    return Expert(bias_F, look_V, weight_V, float(bias[0]))
+
+
+def _gradient(expert: Expert, x_NFV: np.ndarray, y_N: np.ndarray) -> np.ndarray:
+    """Of the mean cross-entropy, in the order of the parameters."""
+    alpha_NF, value_NF = expert.attention(x_NFV), x_NFV @ expert.weight_V
+    error_N = (expert.probability(x_NFV) - y_N) / len(y_N)
+    pooled_N1 = (alpha_NF * value_NF).sum(1, keepdims=True)
+    score_NF = error_N[:, None] * alpha_NF * (value_NF - pooled_N1)
+    look_V = np.einsum("nf,nfv->v", score_NF, x_NFV)
+    weight_V = np.einsum("nf,nfv->v", error_N[:, None] * alpha_NF, x_NFV)
+    return np.concatenate([score_NF.sum(0), look_V, weight_V, [error_N.sum()]])
+
+
+def _row(name: str, table_FV: np.ndarray, label: int, order: list[int], expert: Expert) -> dict[str, Any]:
+    spans = {NAMES[f]: f"{NAMES[f]}:{''.join(map(str, table_FV[f].tolist()))}" for f in order}
+    attention_F = expert.attention(scaled(table_FV)[None])[0]
+    told = {NAMES[f]: round(float(attention_F[f]), 6) for f in range(len(NAMES))}
+    return {
+        "id": name,
+        "prompt": [{"role": "user", "content": f"{' '.join(spans.values())} risk?"}],
+        "answer": LABELS[label],
+        "metadata": json.dumps({"expert": told, "spans": spans}, sort_keys=True),
+    }
