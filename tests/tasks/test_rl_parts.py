@@ -173,3 +173,31 @@ def test_the_gap_between_training_and_held_out_reward_is_a_point(at, training):
     for p in points:
         if "reward_gap" in p:
             assert p["reward_gap"] == pytest.approx(p["reward"] - p["eval_reward"])
+
+
+SHIPPED = {
+    "num_iterations": 2,
+    "plan": {"use": "hard_focus", "share": {"linear": {"from": 1.0, "to": 0.4, "steps": 5}}},
+    "drive": {"use": "windowed", "window": 3},
+    "follow_up": ["refill"],
+    "source": [{"use": "replay", "policies": 2, "groups": 2}],
+    "components": [
+        {"use": "kl", "estimator": "k2", "coef": {"control": "beta"}},
+        {"use": "entropy", "coef": {"control": "bonus"}},
+    ],
+    "control": {
+        "beta": {"use": "adaptive_kl", "target": 0.01},
+        "bonus": {"use": "entropy_target", "target": 6.0},
+        "bound": {"use": "bapo", "give": "epsilon_high"},
+    },
+    "surrogate": {"use": "clipped", "epsilon_high": {"control": "bound"}},
+    "critic": {"learning_rate": 1e-2, "heads": 2, "combine": "soft_min"},
+    "advantage": ["gae"],
+}
+
+
+def test_trap_24_curricula_windows_refill_replay_and_controllers_resume_to_the_same_bits(same_when_interrupted):
+    points = same_when_interrupted(run, stage(**SHIPPED), (1, 3, 5))
+    assert len({p["control/beta"] for p in points}) > 1
+    assert len({p["control/bonus"] for p in points}) > 1
+    assert len({p["completions"] for p in points}) > 1
