@@ -1,0 +1,136 @@
+"""The RL loop with completions that stretch over iterations, and with a distribution that is changed while sampling."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from learning.rows import write_rows
+from schemas.stages.rl import Rl
+from tasks.rl import run
+
+PROMPTS = ["ab", "abc", "b", "cab", "ba"]
+HERE = __name__
+
+
+def stage(**more):
+    base = {
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:short"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "advantage": ["center", "scale"],
+        "ratio": "token",
+        "surrogate": "clipped",
+        "weigh": "token_mean",
+    }
+    return Rl.model_validate({**base, **more})
+
+
+def short(completions):
+    """The shorter, the better."""
+    return [-len(text) / 8 for text in completions]
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
+    answers = {"chosen": [{"role": "assistant", "content": "xyz!"}], "rejected": [], "margin": 1.0}
+    folders = {name: tmp_path / name for name in ("prompts", "pairs")}
+    for folder in folders.values():
+        folder.mkdir()
+    write_rows(folders["prompts"], "prompts", rows)
+    write_rows(folders["pairs"], "preference_pairs", [row | answers for row in rows])
+    return {"model": tiny_policy_folder, "prompts": folders["prompts"], "drive.data": folders["pairs"]}
+
+
+def rows_of(context):
+    return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
+
+
+DRIVES = {
+    "wait": {"drive": {"use": "windowed", "window": 3}},
+    "all": {
+        "drive": {"use": "windowed", "window": 3, "partial": "all"},
+        "advantage": [{"use": "gae", "lam": 0.9, "tail": "hold"}],
+        "critic": {"learning_rate": 1e-2, "select": ["finished"]},
+        "select": [{"use": "fresh", "max_age": 0}],
+    },
+    "more": {"drive": {"use": "overprovisioned", "target": 8, "overprovision": 2.0}},
+    "resets": {"drive": {"use": "resets", "data": "d", "mix": 0.5}},
+    "process": {
+        "process": [
+            {
+                "use": "adaptive_temperature",
+                "tau": 0.5,
+                "low": {"control": "low"},
+                "pivot": {"control": "pivot"},
+                "high": {"control": "high"},
+            }
+        ],
+        "control": {
+            "low": {"use": "log_entropy_quantile", "q": 0.0},
+            "pivot": {"use": "log_entropy_quantile", "q": 0.5},
+            "high": {"use": "log_entropy_quantile", "q": 1.0},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRIVES)
+def test_trap_24_what_is_suspended_resumes_to_the_same_bits(same_when_interrupted, name):
+    points = same_when_interrupted(run, stage(**DRIVES[name]), (1, 3, 5))
+    assert len(points) == 6
+
+
+def test_iterations_without_an_ended_group_train_nothing_and_lose_nothing(at):
+    context = at("wait")
+    run(stage(drive={"use": "windowed", "window": 3}), context)
+    rows = rows_of(context)
+    first = [r for r in rows if r["step"] == 0]
+    late = [r for r in rows if r["step"] >= 2 and len(r["token_ids"]) == 8]
+    assert len(first) < 16
+    assert all(r["step"] - r["version"] == 2 for r in late)
+    assert len(late) > 8
+    assert all(len(r["logprobs"]) == len(r["token_ids"]) for r in rows)
+
+
+def test_suspended_completions_are_told_apart_and_earn_nothing(at):
+    context = at("all")
+    run(stage(**DRIVES["all"]), context)
+    rows = rows_of(context)
+    open_ = [r for r in rows if r["status"] == "suspended"]
+    assert {len(r["token_ids"]) for r in open_} <= {3, 6}
+    assert {r["reward"] for r in open_} == {0.0}
+    assert all(r["trained"] for r in open_)
+    assert all(r["reward"] == -len(r["completion"]) / 8 for r in rows if r["status"] != "suspended")
+
+
+def test_resets_are_a_source_of_their_own(at):
+    context = at("resets")
+    run(stage(**DRIVES["resets"]), context)
+    rows = rows_of(context)
+    sources = [r["source"] for r in rows]
+    assert set(sources) == {"policy", "reset"}
+    assert 30 < sources.count("reset") < 66
+    for row in rows:
+        if row["source"] == "reset":
+            cut = len(row["completion"]) - len([t for t in row["token_ids"] if t >= 6])
+            assert row["completion"].startswith("xyz!"[: max(cut, 0)])
+
+
+def test_the_changed_distribution_is_the_one_that_is_noted(at):
+    context = at("process")
+    run(stage(**DRIVES["process"], max_steps=3), context)
+    plain = at("plain")
+    run(stage(max_steps=3), plain)
+    changed, same = rows_of(context), rows_of(plain)
+    # In the first iteration no controller has spoken: both sample the same.
+    assert [r["token_ids"] for r in changed if r["step"] == 0] == [r["token_ids"] for r in same if r["step"] == 0]
+    assert [r["token_ids"] for r in changed if r["step"] == 1] != [r["token_ids"] for r in same if r["step"] == 1]
