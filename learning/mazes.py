@@ -1,8 +1,9 @@
 """Mazes and the search that solves them, as text.
 
-A maze of side s is s lines of s characters, joined by `/`: `.` free, `#` wall, `A` where one is, `G` the goal. The
-answer is the first move of a shortest way: U, D, L or R. The procedure is breadth-first search from the goal: cells are
-letters from `a` on, row by row, and `gL` says that `g` was reached and that its way to the goal begins with L.
+The cells of a maze of side s are letters from `a` on, row by row, and a wall is `#`; behind the last row stand the
+agent's cell and the goal's: `ab#d/efgh/#jkl/mnop d>m`. The answer is the first move of a shortest way: U, D, L or R.
+The procedure is breadth-first search from the goal until the agent is reached, one clause per cell looked at: `mi;in;`
+says that from m the cell i was reached, and from i the cell n.
 """
 
 import hashlib
@@ -16,8 +17,9 @@ from pydantic import Field
 from schemas.errors import StepError
 
 MOVES = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
-BACK = {"U": "D", "D": "U", "L": "R", "R": "L"}
 Cell = tuple[int, int]
+Maze = tuple[int, frozenset[Cell], Cell, Cell]
+"""Side, free cells, where the agent is, the goal."""
 
 
 def mazes(
@@ -36,54 +38,63 @@ def mazes(
     rng = np.random.default_rng([seed, side])
     rows: dict[str, dict[str, Any]] = {}
     for _ in range(200 * size):
-        grid = np.where(rng.random((side, side)) < walls, "#", ".")
+        open_ = rng.random((side, side)) >= walls
         start, goal = (divmod(int(place), side) for place in rng.choice(side * side, 2, replace=False))
-        grid[start], grid[goal] = ".", "G"
-        hidden = hashlib.sha256(f"maze\n{drawn(grid)}".encode()).digest()
-        grid[start] = "A"
+        open_[start] = open_[goal] = True
+        maze = (side, frozenset(map(tuple, np.argwhere(open_).tolist())), start, goal)
+        hidden = hashlib.sha256(f"maze\n{drawn(maze).replace(f' {name_of(start, side)}>', ' ')}".encode()).digest()
         if (int.from_bytes(hidden[:8], "big") < test_share * 2**64) != (split == "test"):
             continue
-        reached = dict(search(grid))
-        if start in reached:
-            row = _row(drawn(grid), reached[start])
+        clauses = search(maze)
+        if start in clauses[-1][1]:
+            row = _row(drawn(maze), move_between(start, clauses[-1][0]))
             rows[row["id"]] = row
         if len(rows) == size:
             return list(rows.values())
     raise StepError(f"mazes: found {len(rows)} {split} mazes of {size}; raise `side` or lower `walls`")
 
 
-def search(grid: np.ndarray) -> list[tuple[Cell, str]]:
-    """Breadth-first from the goal until the agent is reached: each cell with the move that leads back towards it."""
-    (goal,) = map(tuple, np.argwhere(grid == "G").tolist())
-    seen, found, waiting = {goal}, [], deque([goal])
-    while waiting:
-        row, column = waiting.popleft()
-        for move, (down, right) in MOVES.items():
-            cell = (row + down, column + right)
-            inside = 0 <= cell[0] < len(grid) and 0 <= cell[1] < len(grid)
-            if not inside or cell in seen or grid[cell] == "#":
-                continue
-            seen.add(cell)
-            found.append((cell, BACK[move]))
-            if grid[cell] == "A":
-                return found
-            waiting.append(cell)
-    return found
+def search(maze: Maze) -> list[tuple[Cell, list[Cell]]]:
+    """Breadth-first from the goal until the agent is reached: every cell looked at, with those reached from it."""
+    _, free, start, goal = maze
+    seen, waiting, clauses = {goal}, deque([goal]), []
+    while waiting and start not in seen:
+        cell = waiting.popleft()
+        reached = [c for c in ((cell[0] + d, cell[1] + r) for d, r in MOVES.values()) if c in free and c not in seen]
+        if start in reached:
+            reached = reached[: reached.index(start) + 1]
+        seen.update(reached)
+        waiting.extend(reached)
+        clauses.append((cell, reached))
+    return clauses
 
 
 def solved_maze(
     row: dict[str, Any], rng: np.random.Generator, *, trace: Literal["bfs", "none"] = "bfs", marker: str = "#"
 ) -> str:
-    """The search cell by cell, then the move: `bLgU#U`; with `trace: none` the move alone, as in plain cloning.
+    """The search clause by clause, then the move: `mi;ie;#R`; with `trace: none` the move alone, as in plain cloning.
 
     Raises StepError for a row that is not a maze.
     """
+    maze = maze_of(row)
+    clauses = search(maze)
+    said = "".join("".join(name_of(cell, maze[0]) for cell in (first, *rest)) + ";" for first, rest in clauses)
+    return f"{said if trace == 'bfs' else ''}{marker}{move_between(maze[2], clauses[-1][0])}"
+
+
+def maze_of(row: dict[str, Any]) -> Maze:
+    """The maze of a prompts row; raises StepError for one of another kind."""
     if row["family"] != "mazes":
         raise StepError(f"teacher solved_maze: row {row['id']} is not a maze")
-    grid = np.array([list(line) for line in row["prompt"][-1]["content"].split("/")])
-    steps = search(grid)
-    said = "".join(f"{name_of(cell, len(grid))}{move}" for cell, move in steps)
-    return f"{said if trace == 'bfs' else ''}{marker}{steps[-1][1]}"
+    plan, _, ends = row["prompt"][-1]["content"].partition(" ")
+    side = plan.index("/")
+    cells = {c: divmod(ord(c) - ord("a"), side) for c in plan if c.isalpha()}
+    return side, frozenset(cells.values()), cells[ends[0]], cells[ends[2]]
+
+
+def move_between(start: Cell, end: Cell) -> str:
+    """The move from a cell to its neighbour."""
+    return next(move for move, (d, r) in MOVES.items() if (start[0] + d, start[1] + r) == end)
 
 
 def name_of(cell: Cell, side: int) -> str:
@@ -91,9 +102,11 @@ def name_of(cell: Cell, side: int) -> str:
     return chr(ord("a") + cell[0] * side + cell[1])
 
 
-def drawn(grid: np.ndarray) -> str:
+def drawn(maze: Maze) -> str:
     """The maze as text."""
-    return "/".join("".join(line) for line in grid)
+    side, free, start, goal = maze
+    lines = ["".join(name_of((r, c), side) if (r, c) in free else "#" for c in range(side)) for r in range(side)]
+    return f"{'/'.join(lines)} {name_of(start, side)}>{name_of(goal, side)}"
 
 
 def _row(text: str, move: str) -> dict[str, Any]:
@@ -102,5 +115,5 @@ def _row(text: str, move: str) -> dict[str, Any]:
         "prompt": [{"role": "user", "content": text}],
         "answer": move,
         "family": "mazes",
-        "metadata": json.dumps({"side": text.count("/") + 1}),
+        "metadata": json.dumps({"side": text.index("/")}),
     }

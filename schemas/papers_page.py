@@ -1,8 +1,8 @@
 """docs/papers.md: published systems as recipes, with what is proven of each; `python -m schemas.papers_page` prints it.
 
 A paper is on the page when it has both a recipe and a test that proves its mechanism. The title is the first
-paragraph of the recipe's header; what is proven is the first paragraph of the test's docstring, and what is not, the paragraph that
-begins with `Not shown:`. Both are read as text: nothing is imported.
+paragraph of the recipe's header; what is proven is the first paragraph of the test's docstring, and what is not, the
+paragraph that begins with `Not shown:`. Both are read as text: nothing is imported.
 """
 
 import ast

@@ -5,51 +5,49 @@ import re
 import numpy as np
 import pytest
 
-from learning.mazes import MOVES, mazes, search, solved_maze
+from learning.mazes import MOVES, maze_of, mazes, search, solved_maze
 from schemas.errors import StepError
 
-GRID = "A.#/#.G/..."
+BY_HAND = {"family": "mazes", "id": "x", "prompt": [{"role": "user", "content": "ab#/#ef/ghi a>f"}]}
 
 
-def grid_of(text):
-    return np.array([list(line) for line in text.split("/")])
-
-
-def distances(grid):
+def distances(maze):
     """Length of the shortest way from every cell to the goal, by relaxation."""
-    free = np.pad(grid != "#", 1)
-    far = np.where(np.pad(grid == "G", 1), 0.0, np.inf)
-    for _ in range(grid.size):
+    side, free, _, goal = maze
+    far = np.full((side + 2, side + 2), np.inf)
+    walls = np.ones_like(far, bool)
+    for r, c in free:
+        walls[r + 1, c + 1] = False
+    far[goal[0] + 1, goal[1] + 1] = 0
+    for _ in range(side * side):
         around = np.min([np.roll(far, s, a) for s in (1, -1) for a in (0, 1)], 0) + 1
-        far = np.where(free, np.minimum(far, around), np.inf)
+        far = np.where(walls, np.inf, np.minimum(far, around))
     return far[1:-1, 1:-1]
 
 
 def test_the_search_of_a_maze_by_hand():
-    # The cell left of the goal, below it, left of that, then the agent's column.
-    found = dict(search(grid_of(GRID)))
-    assert found == {(2, 2): "U", (1, 1): "R", (2, 1): "R", (0, 1): "D", (2, 0): "R", (0, 0): "R"}
-    row = {"family": "mazes", "id": "x", "prompt": [{"role": "user", "content": GRID}]}
-    assert solved_maze(row, None) == "iUeRhRbDgRaR#R"
-    assert solved_maze(row, None, trace="none") == "#R"
+    # From f: down to i, left to e; from i: h; from e: b above it (down is h, reached before); from h: g; from b: a.
+    assert solved_maze(BY_HAND, None) == "fie;ih;eb;hg;ba;#R"
+    assert solved_maze(BY_HAND, None, trace="none") == "#R"
+    assert maze_of(BY_HAND)[2:] == ((0, 0), (1, 2))
 
 
-def test_every_move_of_every_trace_is_the_first_of_a_shortest_way():
+def test_every_clause_is_a_step_further_and_the_move_begins_a_shortest_way():
     for row in mazes(size=60, split="train", seed=3):
-        grid = grid_of(row["prompt"][0]["content"])
-        far = distances(grid)
-        steps = re.findall(r"([a-y])([UDLR])", solved_maze(row, None).partition("#")[0])
-        for name, move in steps:
-            r, c = divmod(ord(name) - ord("a"), 5)
-            down, right = MOVES[move]
-            assert far[r + down, c + right] == far[r, c] - 1
-        assert steps[-1][1] == row["answer"]
-        assert solved_maze(row, None).endswith(f"#{row['answer']}")
+        maze = maze_of(row)
+        far, (r, c) = distances(maze), maze[2]
+        clauses = search(maze)
+        assert [far[cell] for cell, _ in clauses] == sorted(far[cell] for cell, _ in clauses)
+        assert all(far[new] == far[cell] + 1 for cell, reached in clauses for new in reached)
+        down, right = MOVES[row["answer"]]
+        assert far[r + down, c + right] == far[r, c] - 1
+        assert re.fullmatch(rf"([a-y]+;)+#{row['answer']}", solved_maze(row, None))
 
 
 def test_sides_share_no_walls_and_goal():
     def layouts(split):
-        return {r["prompt"][0]["content"].replace("A", ".") for r in mazes(size=80, split=split, side=3, walls=0.2)}
+        rows = mazes(size=80, split=split, side=3, walls=0.2)
+        return {re.sub(r" \w>", " ", row["prompt"][0]["content"]) for row in rows}
 
     assert not layouts("train") & layouts("test")
     assert mazes(size=5, split="test", seed=1) == mazes(size=5, split="test", seed=1)

@@ -1,0 +1,111 @@
+"""Chain of Thought Imitation with Procedure Cloning: the trace is what is learnt and what the move then hangs on.
+
+Not shown: image games; traces of Monte Carlo tree search.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import learning.mazes
+from learning.chat import encode_prompt
+from learning.examples import encode_rows
+from learning.lookup import bind
+from learning.mazes import maze_of, mazes, solved_maze
+from learning.policy import load_policy, set_determinism
+from learning.rows import write_rows
+from schemas.recipe import load_recipe
+from tasks import evaluate, init, sft
+from tasks.context import Context
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "procedure-cloning.yaml"
+
+
+@pytest.fixture(scope="module")
+def stages():
+    return load_recipe(RECIPE, profile="tiny").stages
+
+
+def lessons(stage):
+    """What the stage writes, as the kind does it."""
+    teacher = bind(stage.teacher)
+    said = [(row, teacher(row, np.random.default_rng(0))) for row in bind(stage.problems[0])()[:200]]
+    return [row | {"completion": [{"role": "assistant", "content": text}]} for row, text in said]
+
+
+def test_without_its_trace_the_data_set_is_the_baselines(stages):
+    traced, plain = lessons(stages["searches"]), lessons(stages["moves"])
+    for row in traced:
+        text = row["completion"][0]["content"]
+        assert re.fullmatch(r"([a-i]+;)+#[UDLR]", text)  # the search, then the move; the state is the prompt
+        row["completion"][0]["content"] = text[text.index("#") :]
+    assert traced == plain
+
+
+def test_the_loss_is_on_trace_and_move_only(stages, tiny_policy):
+    rows = lessons(stages["searches"])[:20]
+    for row, example in zip(rows, encode_rows(tiny_policy.tokenizer, rows, 128).kept, strict=True):
+        learned = tiny_policy.tokenizer.decode(example.ids[example.num_given :])
+        assert learned == row["completion"][0]["content"] + "<eos>"
+        assert example.num_learned == len(row["completion"][0]["content"]) + 1
+
+
+def test_evaluating_calls_no_planner(stages, tiny_policy_folder, tmp_path, monkeypatch):
+    write_rows(tmp_path, "prompts", bind(stages["unseen"].problems[0])()[:4])
+
+    def planner(maze):
+        raise AssertionError("the expert's search is not at hand")
+
+    monkeypatch.setattr(learning.mazes, "search", planner)
+    report = stages["report"]
+    inputs = {"prompts": tmp_path, **{f"models.{name}": tiny_policy_folder for name in report.models}}
+    result = evaluate.run(report, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0))
+    assert result.metrics["problems"] == 4
+    with pytest.raises(AssertionError):
+        bind(stages["unseen"].problems[0])()
+
+
+def test_another_trace_changes_the_moves_chances(tiny_policy):
+    one, other = mazes(size=2, split="test", side=3)
+    assert not torch.equal(*(chances(tiny_policy, one, trace) for trace in (one, other)))
+
+
+def chances(policy, row, traced):
+    """Log-probabilities of the move in a maze after the search of a maze, this one's or another's."""
+    trace = solved_maze(traced, None)[:-1]
+    ids = [*encode_prompt(policy.tokenizer, row["prompt"]), *policy.tokenizer.encode(trace, add_special_tokens=False)]
+    with torch.no_grad():
+        return policy.model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+
+
+@pytest.mark.slow
+def test_a_trained_model_makes_the_move_of_the_search_that_it_is_shown(stages, tmp_path):
+    def step(name, task, stage, **inputs):
+        context = Context(inputs, tmp_path / name, tmp_path / name / "checkpoints", seed=21)
+        context.checkpoints.mkdir(parents=True)
+        task.run(stage, context)
+        return tmp_path / name / "outputs" / "model"
+
+    base = step("base", init, stages["base"])
+    (tmp_path / "data").mkdir()
+    teacher, problems = bind(stages["searches"].teacher), bind(stages["searches"].problems[0])()
+    said = [[{"role": "assistant", "content": teacher(row, np.random.default_rng(0))}] for row in problems]
+    write_rows(tmp_path / "data", "chat", [row | {"completion": c} for row, c in zip(problems, said, strict=True)])
+    policy = load_policy(step("procedure", sft, stages["procedure"], model=base, data=tmp_path / "data"))
+    set_determinism(0, 1)
+
+    rows = bind(stages["unseen"].problems[0])()
+    pairs = [
+        (a, next((b for b in rows if maze_of(b)[2] == maze_of(a)[2] and b["answer"] != a["answer"]), None))
+        for a in rows
+    ]
+    made = {"own": 0, "other's": 0}
+    for row, other in [pair for pair in pairs if pair[1]]:
+        for whose, traced in (("own", row), ("other's", other)):
+            move = policy.tokenizer.decode([int(chances(policy, row, traced).argmax())])
+            made[whose] += (move == traced["answer"]) / sum(1 for pair in pairs if pair[1])
+    assert made["own"] > 0.85
+    assert made["other's"] > 0.5  # in a maze where that move is wrong
