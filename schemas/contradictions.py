@@ -33,7 +33,7 @@ from schemas.validation import follow
 
 def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
     """What must not run, and what is only worth a word."""
-    refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _greedy, _values]
+    refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
     named = [_rewards, _controls, _references]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
@@ -131,6 +131,15 @@ def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         if "state" in slot.signature.supplied:
             said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
             yield _at(info, slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
+
+
+def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+    for drive in _slots(info, DriveUse):
+        for slot in _slots(info, AdvantageUse):
+            if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
+                said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
+                advice = "write `partial: wait`, or take advantages from a critic: `gae`"
+                yield _at(info, join(drive.path, "partial"), said, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:

@@ -80,6 +80,10 @@ REFUSED = {
         {**GRPO, "ratio": "decoupled", "drive": use("windowed", window=4, max_windows=2)},
         "drive", "`windowed` keeps samples of older weights, and `decoupled`", "add `correct:`",
     ),
+    "open ends in a group": (
+        {**GRPO, "drive": use("windowed", window=4, partial="all")},
+        "drive.partial", "open ends have earned nothing yet, and `center`", "partial: wait",
+    ),
     "values without a critic": (
         {**GRPO, "advantage": [use("gae")]},
         "advantage.0", "needs a critic's values", "critic:",
