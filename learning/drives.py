@@ -3,7 +3,7 @@
 A drive with a memory keeps completions that have not ended in its state and goes on with them in later iterations, from
 the same tokens and the same random streams; tokens that exist keep their log-probabilities and the version that sampled
 them. Only the first call of an iteration does so: what follow-ups ask for is sampled whole. A group is returned when
-all of its completions have ended.
+all of its completions have ended; what has not when the stage ends is not trained on.
 """
 
 import json
