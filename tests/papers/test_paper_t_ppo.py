@@ -1,6 +1,6 @@
 """T-PPO: an open window bootstraps from its last value, trains the policy once and the critic never, and goes on.
 
-Not shown: 2.5 times less wall-clock time at 32B.
+Not shown: 2.5 times less wall-clock time at 32B; a gain in accuracy at this size.
 """
 
 from dataclasses import replace
