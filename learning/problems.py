@@ -12,15 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.circuits import circuits
+from learning.coding import list_functions, program_states, straight_programs
 from learning.comparisons import comparisons
 from learning.countdown import countdown
 from learning.dialogues import donations
 from learning.documents import documents
 from learning.errands import errands
 from learning.gym import BLOCK, dataset, families
+from learning.hardware import modules
 from learning.mazes import mazes
 from learning.needles import needles
 from learning.observers import second_opinions
+from learning.operations import operations
 from learning.opinions import opinions
 from learning.partitions import part
 from learning.posts import posts
@@ -38,18 +41,23 @@ __all__ = [
     "documents",
     "donations",
     "errands",
+    "list_functions",
     "mazes",
+    "modules",
     "needles",
     "openings",
+    "operations",
     "opinions",
     "part",
     "posts",
+    "program_states",
     "ratings",
     "reasoning_gym",
     "records",
     "rising",
     "second_opinions",
     "step_chains",
+    "straight_programs",
     "unlabelled",
 ]
 

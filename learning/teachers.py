@@ -13,6 +13,7 @@ from learning.countdown import worked_countdown
 from learning.dialogues import muddled
 from learning.errands import stock_reply
 from learning.guided_search import guided_search
+from learning.hardware import regenerated
 from learning.mazes import solved_maze
 from learning.opinions import opinion
 from learning.posts import summed_up
@@ -26,6 +27,7 @@ __all__ = [
     "guided_search",
     "muddled",
     "opinion",
+    "regenerated",
     "solved_maze",
     "stock_reply",
     "storyteller",

@@ -1,0 +1,145 @@
+"""Small programs of straight-line Python, run by an interpreter of their own.
+
+What a model wrote is never handed to Python: it is parsed, and only whole numbers, lists of them, arithmetic,
+comparisons, slices, comprehensions and a few functions are known. Time and size are bounded.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LONGEST_TEXT = 400
+LONGEST_LIST = 100
+LARGEST = 10**9
+STEPS = 5_000
+BINARY: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+COMPARE: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "len": len,
+    "list": list,
+    "max": max,
+    "min": min,
+    "reversed": lambda values: list(reversed(values)),
+    "sorted": sorted,
+    "sum": sum,
+}
+
+
+class ProgramError(Exception):
+    """A text that is no program, or a program that fails."""
+
+
+def evaluate(text: str, given: Mapping[str, Any]) -> Any:
+    """The value of an expression; raises ProgramError."""
+    return _guarded(lambda: _Run(given).value(_parsed(text, "eval").body))
+
+
+def execute(text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Run assignments, parted by `;` or lines; the value of each variable they define, at its last definition.
+
+    Raises ProgramError.
+    """
+    return _guarded(lambda: _Run(given).assigned(_parsed(text, "exec").body))
+
+
+def _parsed(text: str, mode: str) -> Any:
+    if len(text) > LONGEST_TEXT:
+        raise ProgramError("too long")
+    return ast.parse(text.strip(), mode=mode)
+
+
+def _guarded(made: Callable[[], Any]) -> Any:
+    try:
+        return made()
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
+        raise ProgramError(str(error)) from error
+
+
+class _Run:
+    """One execution, with its variables and the steps that are left."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self.names, self.left = dict(given), STEPS
+
+    def assigned(self, body: list[ast.stmt]) -> dict[str, Any]:
+        defined: dict[str, Any] = {}
+        for statement in body:
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self.names[name] = defined[name] = self.value(value)
+                case _:
+                    raise ProgramError("not an assignment to a variable")
+        if not defined:
+            raise ProgramError("defines nothing")
+        return defined
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of a node, within the bounds."""
+        self.left -= 1
+        if self.left < 0:
+            raise ProgramError("takes too long")
+        found = self._value(node)
+        whole = isinstance(found, bool | int) and abs(found) <= LARGEST
+        if not whole and not (isinstance(found, list) and len(found) <= LONGEST_LIST):
+            raise ProgramError("neither a whole number nor a list, or too large")
+        return found
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value) if isinstance(value, int):
+                return value
+            case ast.Name(id=name) if name in self.names:
+                return self.names[name]
+            case ast.List(elts=items):
+                return [self.value(item) for item in items]
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                return -self.value(inner)
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in BINARY:
+                return self._combined(BINARY[type(sign)], self.value(left), self.value(right))
+            case ast.Compare(left=left, ops=[sign], comparators=[right]) if type(sign) in COMPARE:
+                return COMPARE[type(sign)](self.value(left), self.value(right))
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return self.value(body if self.value(test) else other)
+            case ast.Subscript(value=values, slice=ast.Slice(lower=low, upper=high, step=step)):
+                bounds = [None if bound is None else self.value(bound) for bound in (low, high, step)]
+                return self.value(values)[slice(*bounds)]
+            case ast.Subscript(value=values, slice=place):
+                return self.value(values)[self.value(place)]
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+                return FUNCTIONS[name](*(self.value(arg) for arg in args))
+            case ast.ListComp(generators=[ast.comprehension() as loop], elt=item):
+                return self._comprehended(loop, item)
+        raise ProgramError("not of this small language")
+
+    @staticmethod
+    def _combined(how: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+        repeated = how is operator.mul and isinstance(a, list) != isinstance(b, list)
+        if repeated and len(a if isinstance(a, list) else b) * (b if isinstance(a, list) else a) > LONGEST_LIST:
+            raise ProgramError("too large")
+        return how(a, b)
+
+    def _comprehended(self, loop: ast.comprehension, item: ast.expr) -> list[Any]:
+        if not isinstance(loop.target, ast.Name) or loop.is_async:
+            raise ProgramError("not of this small language")
+        name, outer, found = loop.target.id, dict(self.names), []
+        for value in self.value(loop.iter):
+            self.names[name] = value
+            if all(self.value(test) for test in loop.ifs):
+                found.append(self.value(item))
+        self.names = outer
+        return found
