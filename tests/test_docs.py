@@ -67,6 +67,20 @@ def test_a_reward_of_ones_own_validates_and_scores(lab):
     assert reward([{}] * 3, ["x" * 8, "x" * 12, "x" * 99]) == [1.0, 0.5, 0.0]
 
 
+def test_a_reward_made_of_rewards_validates_and_scores(lab):
+    from learning.lookup import bind
+    from schemas.use import RewardUse
+
+    rewards = block("nested")
+    recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(rewards)))
+    assert recipe.settings("rl_2")["rewards"][0]["other"]["pattern"] == "[0-9]+"
+    assert ("learning.rewards.formats", "matches") in recipe.code("rl_2")
+    reward = bind(RewardUse.model_validate(rewards["rewards"][0]))
+    rows = [{"answer": "3"}, {"answer": "3"}, {"answer": None}, {"answer": "x"}]
+    have = {"rows": rows, "completions": ["3", "4", "5", "no"]}
+    assert reward.ask(0, have) == [1.0, 0.1, 0.1, 0.0]
+
+
 def test_an_algorithm_is_a_file(lab):
     slots = block("algorithm")
     recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))

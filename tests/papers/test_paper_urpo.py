@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
+from flows.compile import compile_recipe
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.lookup import bind
@@ -17,6 +18,7 @@ from learning.rewards.answers import exact
 from learning.rewards.ranking import kendall, rises
 from learning.rollout import Sampler, scoring
 from learning.trials import Trial
+from lineage.layout import Layout
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "urpo.yaml"
@@ -111,3 +113,12 @@ def test_no_problem_is_on_both_sides():
         assert [r["id"] for r in make(size=9, seed=3, split="train", **more)] == [
             r["id"] for r in make(size=9, seed=3, split="train", **more)
         ]
+
+
+def test_the_key_of_a_step_knows_the_rewards_inside_a_reward(tmp_path):
+    plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
+    inner = {"learning.rewards.answers", "learning.rewards.ranking", "learning.rewards.judges", "learning.verdicts"}
+    assert inner <= set(plan.step("trained").code)
+    (judge,) = [i for i in plan.step("frozen").identity["inputs"].items() if i[0] == PORT]
+    assert judge[1]["key"] == plan.step("speaker").key
+    assert "learning.rewards.judges" not in plan.step("speaker").code
