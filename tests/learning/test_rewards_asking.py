@@ -17,7 +17,7 @@ from learning.rollout import Sampler, scoring
 from learning.trials import Trial
 from learning.verdicts import guest, logprobs, replies, word_logprobs
 from schemas.errors import StepError
-from schemas.use import RewardUse
+from schemas.use import EngineUse, RewardUse
 
 HERE = __name__
 ROW = {"id": "q", "prompt": [{"role": "user", "content": "1+2="}], "answer": "3", "family": "sums"}
@@ -225,6 +225,9 @@ def test_a_guest_is_loaded_once_and_answers_as_the_model_it_is(tiny_policy_folde
     own = judges.own([ROW], ["3"], sampler, rng(), words={"1": 1.0, "0": 0.0}, high=1.0)
     assert bound.ask(0, have) == pytest.approx(own, abs=1e-5)
     assert not any(p.requires_grad for p in host.policy.model.parameters())
+    use |= {"engine": {"use": "torch", "max_slots": 3}}
+    assert bind(RewardUse.model_validate(use), "r", {"r.judge": tiny_policy_folder}).ask(0, have) == pytest.approx(own)
+    assert guest(tiny_policy_folder, EngineUse(use="torch", max_slots=3)).engine.max_slots == 3
 
 
 def test_win_rates_in_the_group_by_a_score():
