@@ -11,7 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.selections import Source, sources
+from learning.selections import Source
+from learning.selections import sources as _of_sources
 from schemas.schedules import Number
 
 
@@ -24,7 +25,7 @@ def by_source(
     advantage_T: Tensor, source_T: Tensor, *, of: Annotated[list[Source], Field(min_length=1)], factor: Number
 ) -> Tensor:
     """A factor for the tokens of completions from the named sources."""
-    return advantage_T.where(~sources(source_T, keep=of), advantage_T * factor)
+    return advantage_T.where(~_of_sources(source_T, keep=of), advantage_T * factor)
 
 
 def focal(advantage_T: Tensor, lp_prox_T: Tensor, *, gamma: Number = 1.0) -> Tensor:
