@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from learning.questions import question
 from learning.rows import read_rows
 from schemas.references import PreferencePairsRef
 
@@ -16,8 +17,6 @@ def comparisons(
 
     What is trained on these can judge in the reward `pairwise.judged`; give both the same template and words.
     """
-    from learning.verdicts import question  # imports torch, which generators of problems do without
-
     made = []
     for row in read_rows(data, "preference_pairs"):
         chosen, rejected = (row[side][-1]["content"] for side in ("chosen", "rejected"))

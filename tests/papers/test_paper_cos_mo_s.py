@@ -1,0 +1,125 @@
+"""COS(M+O)S: curiosity is an inverted U that incoherence lowers, values back up a tree, ORPO needs no reference.
+
+Not shown: what people think of the stories. The paper's exact index of curiosity is unsure; ours is a bell over the
+surprisal, and what is proven is its shape.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.lookup import bind
+from learning.preference_columns import bases
+from learning.preference_loss import asked, bind_losses
+from learning.preferences import orpo
+from learning.rewards.stories import curiosity, value_of
+from learning.searches import Node, mcts
+from learning.stories import incoherence
+from schemas.recipe import load_recipe
+from tasks.synthesize import paired
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cos-mo-s.yaml"
+
+
+def stages():
+    return load_recipe(RECIPE, profile="tiny").stages
+
+
+def curious():
+    return stages()["report"].rewards[0].options
+
+
+def test_moderate_surprise_is_worth_more_than_none_and_than_too_much():
+    moderate, width = curious()["moderate"], curious()["width"]
+    low, best, high = (value_of(s, 0, moderate, width, 1.0) for s in (0.0, moderate, 3 * moderate))
+    assert best > low
+    assert best > high
+    rising = [value_of(moderate * k / 10, 0, moderate, width, 1.0) for k in range(21)]
+    assert rising[:11] == sorted(rising[:11])
+    assert rising[10:] == sorted(rising[10:], reverse=True)
+
+
+def test_what_cannot_be_lowers_the_value():
+    moderate, width = curious()["moderate"], curious()["width"]
+    values = [value_of(moderate, broken, moderate, width, 1.0) for broken in (0, 1, 2)]
+    assert values == [1.0, 0.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("story", "sentence", "broken"),
+    [
+        ("ann dies.", "ann sings.", 1),
+        ("ann dies.", "bob meets ann.", 1),
+        ("ann dies.", "bob sings.", 0),
+        ("bob finds the key.", "ann finds the key.", 1),
+        ("bob finds the key.", "bob loses the key.", 0),
+        ("bob finds the key.\nbob loses the key.", "ann finds the key.", 0),
+        ("bob finds the key.", "ann loses the key.", 1),
+        ("ann sings.", "xx yy.", 1),
+        ("ann dies.\nbob finds the map.", "ann finds the map.", 2),
+    ],
+)
+def test_rules_of_the_world(story, sentence, broken):
+    assert incoherence(story.split("\n"), sentence) == broken
+
+
+def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_policy_folder):
+    """The model's own surprisal, read off its logits, goes into the same curve; a dead character costs the penalty."""
+    from learning.chat import encode_completion, encode_prompt
+
+    row = {"prompt": [{"role": "user", "content": "ann dies."}]}
+    texts = ["bob sings.", "ann sings."]
+    found = curiosity([row] * 2, texts, model=tiny_policy_folder, moderate=5.0, width=2.0, penalty=1.0)
+    for text, value, broken in zip(texts, found, (0, 1), strict=True):
+        prompt = encode_prompt(tiny_policy.tokenizer, row["prompt"])
+        ids = prompt + encode_completion(tiny_policy.tokenizer, [{"role": "assistant", "content": text}])
+        with torch.no_grad():
+            lp = tiny_policy.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        surprisal = -sum(float(lp[t - 1, ids[t]]) for t in range(len(prompt), len(ids))) / (len(ids) - len(prompt))
+        assert value == pytest.approx(math.exp(-(((surprisal - 5) / 2) ** 2) / 2) - broken, abs=1e-5)
+
+
+def test_two_leaves_under_one_root_back_up_their_mean():
+    root = Node({"id": "p", "prompt": [{"role": "user", "content": "ann sings."}]})
+    root.expand([{"text": t, "score": s, "whole": True} for t, s in (("a", 0.8), ("b", 0.4))])
+    assert (root.value, root.visits) == (pytest.approx(0.6), 2)
+
+
+def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
+    from learning.sampling import Sample
+
+    stage = stages()["rounds-1-tree"]
+    search = bind(stage.search)
+    assert search.function is mcts
+    problem = {"id": "p", "prompt": [{"role": "user", "content": "ann sings."}], "metadata": "{}"}
+    worth = {"ann dies.": 0.1, "bob sleeps.": 0.5, "eve finds the map.": 0.9}
+    tried = search(
+        [problem],
+        lambda rows: [[Sample(text, "stop") for text in worth] for _ in rows],
+        lambda rows, texts: [worth[text] for text in texts],
+    )
+    pairs = paired(stage, tried)
+    first = pairs[0]
+    assert first["prompt"][0]["content"] == "ann sings."
+    assert (first["chosen"][0]["content"], first["rejected"][0]["content"]) == ("eve finds the map.", "ann dies.")
+    assert pairs[1]["prompt"][0]["content"].startswith("ann sings.\n")
+    depths = {pair["prompt"][0]["content"].count("\n") for pair in pairs}
+    assert depths <= {0, 1, 2}
+    assert len(pairs) == stage.search.options["simulations"]
+
+
+def test_orpo_loads_no_reference_and_has_the_papers_numbers():
+    stage = stages()["rounds-1-tune"]
+    terms = bind_losses(stage, {})
+    assert terms[0].function.function is orpo
+    assert bases(asked(terms)) == []
+    chosen_P, rejected_P = (3 * torch.tensor([p], dtype=torch.float64).log() for p in (0.5, 0.2))
+    three = torch.tensor([3.0], dtype=torch.float64)
+    whole = orpo(chosen_P, rejected_P, three, three, beta=1.0)
+    nll = math.log(2)
+    odds = math.log((0.5 / 0.5) / (0.2 / 0.8))
+    assert odds == pytest.approx(1.3863, abs=5e-5)
+    assert whole.item() - nll == pytest.approx(0.2231, abs=5e-5)
+    assert whole.item() == pytest.approx(nll + math.log1p(math.exp(-odds)), abs=1e-14)
