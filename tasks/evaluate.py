@@ -91,7 +91,9 @@ def sample(
 
 def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
     """Every measure of every model's weights against those of the first."""
-    measures = {metric_name(use): bind(use, f"weight_diff.{i}") for i, use in enumerate(stage.weight_diff)}
+    words = [use.use.rpartition(":")[2] for use in stage.weight_diff]
+    names = [n if words.count(n) == 1 else metric_name(u) for n, u in zip(words, stage.weight_diff, strict=True)]
+    measures = {n: bind(u, f"weight_diff.{i}") for i, (n, u) in enumerate(zip(names, stage.weight_diff, strict=True))}
     (first, port), *others = ports.items()
     before = untied(load_policy(context.input(port)).model)
     lines: list[Row] = []

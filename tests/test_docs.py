@@ -2,18 +2,32 @@
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from flows.cli import app
+from learning.algorithm import bind_algorithm
+from learning.engines.protocol import Generation
+from learning.forest import single_turn
+from learning.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rows import write_rows
 from schemas.recipe import load_recipe
+from schemas.stages.rl import Rl
+from schemas.use import FIXED, Use
+from tasks.context import Context
+from tasks.rl import run as run_rl
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+) (?:file=)?(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = [m.groups() for m in BLOCK.finditer((ROOT / "docs/extending.md").read_text())]
+PAGE = (ROOT / "docs/extending.md").read_text()
+BLOCKS = [m.groups() for m in BLOCK.finditer(PAGE)]
 
 
 @pytest.fixture
@@ -87,6 +101,79 @@ def test_an_algorithm_is_a_file(lab):
     assert recipe.settings("rl_2")["surrogate"]["epsilon_high"] == 0.28
     weigh = {"use": "constant", "length": 64, "by": "episode", "count_dropped": False}
     assert recipe.settings("rl_2")["weigh"] == weigh
+    # Two completions of a group, of two tokens and one, whose ratios are inside, on and beyond the bounds.
+    ratios = [1.2, 1.3, 0.5]
+    terms = [-1.2 * 0.5, -1.28 * 0.5, 0.8 * 0.5]
+    assert loss_of(slots, ratios) == pytest.approx(sum(terms) / (64 * 2), abs=1e-15)
+
+
+def test_an_algorithm_is_one_function_and_a_file(lab, tiny_policy_folder):
+    slots = block("tempered")
+    recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))
+    assert ("my_lab.objectives", "tempered") in recipe.code("rl_2")
+    ratios = [1.2, 1.3, 0.5]
+    for step, power in ((0, 1.0), (50, 0.75), (500, 0.5)):
+        terms = [-a * (r**power - 1) / power for a, r in zip([0.5, 0.5, -0.5], ratios, strict=True)]
+        assert loss_of(slots, ratios, step) == pytest.approx(sum(terms) / 3, abs=1e-15)
+    # While sampling and training agree its gradient is the clipped one's: the first step is the same.
+    tempered = after_one_iteration(lab, "tempered", tiny_policy_folder, slots)
+    clipped = after_one_iteration(lab, "clipped", tiny_policy_folder, slots | {"surrogate": "clipped"})
+    before = load_file(tiny_policy_folder / "model.safetensors")
+    for name, weight in tempered.items():
+        torch.testing.assert_close(weight, clipped[name], rtol=0, atol=1e-6)
+    assert max(float((weight - before[name]).abs().max()) for name, weight in tempered.items()) > 1e-3
+
+
+def rl_stage(slots: dict) -> Rl:
+    base = {"kind": "rl", "model": "m", "prompts": "p", "rewards": [{"use": "formats.matches", "pattern": ".*[a-m]"}]}
+    sizes = {"generation_batch_size": 16, "num_generations": 8, "max_completion_length": 4, "max_steps": 1}
+    return Rl.model_validate(base | sizes | {"learning_rate": 1e-2} | slots)
+
+
+def loss_of(slots: dict, ratios: list[float], step: int = 0) -> float:
+    """The loss of two completions with rewards 1 and 0, of two tokens and one, at given ratios."""
+    algorithm = bind_algorithm(rl_stage(slots), {})
+    made = single_turn([[1]], [[Generation([7] * n, [-1.0] * n, "stop") for n in (2, 1)]])
+    batch = with_dropped(made.with_paths(reward=torch.tensor([1.0, 0.0], dtype=torch.float64)), False)
+    batch = with_weights(algorithm, with_advantages(algorithm, batch, step), step, 64)
+    have = {"log_ratio_T": torch.tensor(ratios, dtype=torch.float64).log(), "advantage_T": batch.sampled("advantage")}
+    return float((batch.sampled("w") * algorithm.surrogate.ask(step, have)).sum())
+
+
+def after_one_iteration(lab: Path, name: str, policy: Path, slots: dict) -> dict[str, torch.Tensor]:
+    """The weights after one iteration of the real loop."""
+    rows = [
+        {"id": t, "prompt": [{"role": "user", "content": t}], "answer": "", "family": "f", "metadata": ""} for t in "ab"
+    ]
+    (lab / name / "prompts").mkdir(parents=True)
+    write_rows(lab / name / "prompts", "prompts", rows)
+    inputs = {"model": policy, "prompts": lab / name / "prompts"}
+    run_rl(rl_stage(slots), Context(inputs, lab / name, lab / name / "checkpoints", seed=1))
+    return load_file(lab / name / "outputs/model/model.safetensors")
+
+
+def slots_of(model: type) -> Iterator[tuple[str, type[Use]]]:
+    """Key and slot of every field whose functions ask by name."""
+    for key, spec in model.model_fields.items():
+        parts = [spec.annotation]
+        while parts:
+            part = parts.pop()
+            parts += get_args(part)
+            if isinstance(part, type) and issubclass(part, Use) and part.asks:
+                yield key, part
+
+
+def test_the_table_of_slots_is_what_the_slots_ask_for():
+    table = re.findall(r"^\| `(\w+)` \| `learning/(\S+?)(?:\.py|/<family>\.py)` \| (.*?) \|", PAGE, re.MULTILINE)
+    slots = dict(slots_of(Rl))
+    shown = {key for key, _, _ in table}
+    assert shown == set(slots) - {"process"}
+    for key, home, asked in table:
+        assert slots[key].home == f"learning.{home}"
+        known = slots[key].asks | set(slots[key].takes or ())
+        assert set(re.findall(r"`(\w+)`", asked)) <= known, key
+    fixed = re.findall(r"`(\w+_T)`", PAGE.partition("Fixed columns")[2].partition("\n\n")[0])
+    assert set(fixed) <= FIXED
 
 
 def test_a_python_stage_runs(lab):

@@ -105,7 +105,7 @@ def test_weights_are_compared_with_the_first_model(tmp_path, two_models):
             entries += before.numel()
     assert result.metrics["nss.two"] == pytest.approx(shift / entries, rel=1e-9)
     assert "nss.one" not in result.metrics
-    assert 0 < result.metrics["principal_angle_2.two"] <= 90
+    assert 0 < result.metrics["principal_angle.two"] <= 90
     assert result.metrics["bf16_sparsity.two"] < 0.1
     assert {line["against"] for line in result.details["weights"]} == {"one"}
     assert "| two | one | nss |" in (tmp_path / "a/outputs/report/table.md").read_text()
