@@ -6,6 +6,7 @@ passes the tests of the row's metadata is right. `y=a*2;x=y-b | a=3,b=1` asks fo
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -125,8 +126,8 @@ def _problems(
     seed: int,
     split: str,
     test_share: float,
-    drawn: Any,
-    case: Any,
+    drawn: Callable[[np.random.Generator], tuple[str, str]],
+    case: Callable[[np.random.Generator], dict[str, Any]],
     *,
     result: str | None,
     **options: int,

@@ -1,6 +1,7 @@
 """More Than One Teacher: teachers enter all-wrong groups only, the best understood ones, with weight p/(p + 0.1).
 
 Whether the score is a mean over the answer's tokens is not certain; the mean is what is proven, the sum is an option.
+
 Not shown: the gain over a single stronger teacher.
 """
 

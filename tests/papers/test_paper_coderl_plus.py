@@ -1,0 +1,103 @@
+"""CodeRL+: what own programs do becomes a task of the same iteration, and trains where code rewards say nothing.
+
+Whether a half-right answer earns a half or nothing is not certain: it is an option, and both are proven.
+
+Not shown: the gains on benchmarks.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from learning.algorithm import bind_algorithm
+from learning.coding import state_row
+from learning.collecting import bind_collecting, collect
+from learning.forest import forest
+from learning.history import History
+from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.problems import straight_programs
+from learning.rewards.execution import states
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"
+ROWS = straight_programs(size=4, seed=3, split="train")
+
+
+@cache
+def stage(name="trained"):
+    return load_recipe(RECIPE, profile="tiny").stages[name]
+
+
+def sampled(answering, write, name="trained"):
+    """The trials of one iteration of the recipe's stage over four problems."""
+    sampler = answering(write, max_new_tokens=32)
+    have = {"rows": ROWS, "num_groups": 4, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
+    return collect(bind_collecting(stage(name), {}), sampler, History(), {}, have), sampler
+
+
+def test_the_target_is_every_variables_last_value():
+    row = state_row("x=2; y=x*3; x=y-1", {}, "p")
+    assert json.loads(row["metadata"])["states"] == {"x": 5, "y": 6}
+    assert states([row], ["x=5,y=6"]) == [1.0]
+
+
+@pytest.mark.parametrize(("partial", "score"), [(True, 0.5), (False, 0.0)])
+def test_a_half_right_answer_earns_what_the_option_says(partial, score):
+    row = state_row("x=2; y=x*3; x=y-1", {}, "p")
+    assert states([row], ["x=5,y=7"], partial=partial) == [score]
+
+
+def write(prompt, number):
+    """Programs: one that may be right, one that is not, two that are none; answers: half of them right."""
+    if "|" in prompt:
+        return "x=1,y=1" if number % 2 else "x=0"
+    return ("x=a+b;y=x", "x=a*7;y=2;x=y", "x=", "what?")[number]
+
+
+def test_auxiliary_problems_are_this_iterations_own_programs_failed_ones_too(answering):
+    trials, _ = sampled(answering, write)
+    code = [t for t in trials if t.source == "policy"]
+    extra = {t.row["id"]: t.row for t in trials if t.source == "auxiliary"}
+    assert 1 < len(extra) <= 8
+    written = {(t.text, t.row["id"]) for t in code}
+    kept = [json.loads(row["metadata"]) for row in extra.values()]
+    assert {(one["program"], one["problem"]) for one in kept} <= written
+    failed = {t.text for t in code if t.reward == 0.0}
+    assert "x=a*7;y=2;x=y" in failed & {one["program"] for one in kept}
+    assert {one["program"] for one in kept}.isdisjoint({"x=", "what?"})
+    for row in extra.values():
+        assert states([row], [row["answer"]]) == [1.0]
+
+
+def gradient(trials, policy, name="trained"):
+    how = bind_algorithm(stage(name), {})
+    made = with_weights(how, with_advantages(how, with_dropped(forest(trials), False), 0), 0, 32)
+    loss, _ = micro_loss(how, policy.model, made, step=0, temperature=1.0)
+    policy.model.zero_grad(set_to_none=True)
+    loss.backward()
+    return sum(float(p.grad.abs().sum()) for p in policy.model.parameters())
+
+
+def foretold(prompt, number):
+    """A program that fails everywhere; every second time its variables are rightly foretold."""
+    if "|" in prompt:
+        return "y=9,x=1" if number % 2 else "x=0"
+    return "y=9;x=1"
+
+
+def test_code_rewards_that_are_all_equal_train_nothing_and_the_joint_loss_does(answering, tiny_policy):
+    plain, _ = sampled(answering, foretold, "baseline")
+    assert {t.reward for t in plain} == {0.0}
+    assert gradient(plain, tiny_policy, "baseline") == 0.0
+    joint, _ = sampled(answering, foretold)
+    assert gradient([t for t in joint if t.source == "policy"], tiny_policy) == 0.0
+    assert gradient(joint, tiny_policy) > 1e-3
+
+
+def test_each_kind_of_problem_has_its_own_reward(answering):
+    trials, sampler = sampled(answering, lambda p, i: "z=0" if "|" in p else (ROWS[0]["answer"] if i else "x=0"))
+    right = {t.row["id"] for t in trials if t.reward == 1.0}
+    assert right == {ROWS[0]["id"]}
+    assert sum("|" in prompt for prompt in sampler.engine.prompts) == len({t.group for t in trials}) - 4

@@ -1,0 +1,85 @@
+"""DRIVE: first every problem equally often with few samples, then many samples of the hardest, of which fewer stay.
+
+How many problems the paper retains, and when, is not known here: the shares are the recipe's.
+
+Not shown: contests, the rise of entropy at 24,000 tokens.
+"""
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from learning.collecting import bind_collecting
+from learning.history import History
+from learning.lookup import bind
+from learning.problems import list_functions
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"
+
+
+@cache
+def stages(profile="tiny"):
+    return load_recipe(RECIPE, profile=profile).stages
+
+
+def visits(name, num_rows, steps, history=None):
+    """What the plan of a stage samples in each iteration: problem, completions."""
+    stage = stages()[name]
+    plan, states = bind_collecting(stage, {}).plan, {}
+    n = stage.num_generations
+    have = {"num_groups": stage.generation_batch_size // n, "n": n, "seed": 5, "states": states, "history": history}
+    rows = [{"id": f"p{i}"} for i in range(num_rows)]
+    return [[(a.row["id"], a.n) for a in plan.ask(s, {**have, "rows": rows, "step": s})] for s in range(steps)]
+
+
+def test_the_first_stage_visits_every_problem_equally_often_with_four_samples():
+    log = [visit for some in visits("broad", 160, 20) for visit in some]
+    assert {n for _, n in log} == {4}
+    assert set(Counter(name for name, _ in log).values()) == {2}
+
+
+def test_the_first_stage_has_a_shorter_window_than_fine_tuning():
+    assert stages()["broad"].max_completion_length < stages()["coder"].max_length
+    assert stages()["broad"].max_completion_length < stages()["pre_grpo"].max_completion_length
+
+
+def test_the_second_stage_has_sixteen_samples_of_the_hardest_alone():
+    history = History()
+    history.rates = {f"p{i}": [i / 64] for i in range(64)}
+    log = visits("pre_grpo", 64, 24, history)
+    assert {n for some in log for _, n in some} == {16}
+    seen = [{name for name, _ in some} for some in log]
+    assert set().union(*seen[:16]) == {f"p{i}" for i in range(64)}
+    assert set().union(*seen[16:20]) <= {f"p{i}" for i in range(32)}
+    assert set().union(*seen[20:]) == {f"p{i}" for i in range(16)}
+
+
+def test_the_sizes_of_groups_are_the_papers_in_the_full_profile():
+    found = [stages("full")[name].num_generations for name in ("broad", "pre_grpo")]
+    assert found == [8, 64]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.25)])
+def test_hard_focus_retains_the_most_difficult(shares):
+    use = stages()["pre_grpo"].plan.model_copy(update={"share": {"piecewise": dict(enumerate(shares))}})
+    plan, states, history = bind(use, "plan"), {}, History()
+    history.rates = {"a": [1.0], "b": [0.5], "c": [0.25], "d": [0.0]}
+    rows = [{"id": name} for name in "abcd"]
+    have = {"rows": rows, "num_groups": 4, "n": 16, "seed": 1, "states": states, "history": history}
+    assert Counter(a.row["id"] for a in plan.ask(0, {**have, "step": 0})) == {"c": 2, "d": 2}
+    assert states["plan"]["kept"] == ["c", "d"]
+    history.rates["c"].append(0.9)
+    assert [a.row["id"] for a in plan.ask(1, {**have, "step": 1})] == ["d"] * 4
+    assert states["plan"]["kept"] == ["d"]
+
+
+def test_the_contest_is_later_and_unseen():
+    trained = [use for name in ("traces", "uniform", "hard") for use in stages()[name].problems]
+    contest = stages()["contest"].tasks
+    seeds = [use.options["seed"] for use in trained]
+    assert min(use.options["seed"] for use in contest) > max(seeds)
+    known = {row["id"] for use in trained for row in list_functions(**use.options)}
+    assert not known & {row["id"] for use in contest for row in list_functions(**use.options)}

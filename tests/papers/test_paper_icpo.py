@@ -1,0 +1,121 @@
+"""Think Outside the Policy: demonstrated completions train the plain prompt, at ratio e^½ and with a fading bonus.
+
+How the paper shapes the ratio and fades the bonus is not known here: what is proven is LUFFY's shape and a straight
+line that is full at the first iteration and exactly 0 at the last.
+
+Not shown: gains over GRPO.
+"""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from learning.algorithm import bind_algorithm
+from learning.collecting import bind_collecting
+from learning.forest import forest
+from learning.operations import operations
+from learning.policy_loss import columns_of, with_advantages, with_dropped
+from learning.rows import write_rows
+from learning.trials import Trial, by_group
+from schemas.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "icpo.yaml"
+DOUBLE = {"dtype": torch.float64}
+
+
+@cache
+def stage(name="trained"):
+    return load_recipe(RECIPE, profile="tiny").stages[name]
+
+
+@cache
+def algorithm(name="trained"):
+    return bind_algorithm(stage(name), {})
+
+
+def trial(score, source="policy", logprob=-1.0, step=0):
+    filled = {"scores": {"answers.exact": score}, "reward": score}
+    return Trial({"id": "q", "family": "f"}, 0, source, [1, 2], [7], [logprob], "stop", "", **filled)
+
+
+@pytest.fixture
+def group(answering, tmp_path):
+    """What the recipe's plan samples for a problem, and the sampler."""
+    rows = operations(size=20, seed=1, split="train", meaning="smaller")
+    solved = [row | {"completion": [{"role": "assistant", "content": row["answer"]}]} for row in rows]
+    write_rows(tmp_path, "chat", solved)
+    plan = bind_collecting(stage(), {"plan.data": tmp_path}).plan
+    have = {"rows": rows, "num_groups": 1, "n": 8, "seed": 1, "step": 0}
+    sampler = answering(lambda prompt, number: "1", logprob=-1.5, max_new_tokens=4)
+    return sampler.sample(plan.ask(0, have)), sampler
+
+
+def test_six_plain_and_two_demonstrated_completions_are_trained_for_the_same_prompt(group):
+    trials, sampler = group
+    assert [t.source for t in trials] == ["policy"] * 6 + ["in_context"] * 2
+    assert len(by_group(trials)) == 1
+    plain, shown = sampler.engine.prompts[0], sampler.engine.prompts[1]
+    assert shown.endswith(plain)
+    assert len(shown) > 2 * len(plain)
+    batch = forest(trials)
+    held = [segment for segment, parent in zip(batch.segments, batch.parents, strict=True) if parent == -1]
+    assert held == [sampler.encode(trials[0].row["prompt"])]
+
+
+def columns(trials, lp):
+    made = with_dropped(forest(trials), False)
+    made = made.with_tokens(advantage=torch.ones(len(trials), **DOUBLE))
+    leaf = torch.tensor(lp, **DOUBLE).requires_grad_()
+    found = columns_of(made, {"lp": leaf, "entropy": torch.zeros(len(lp), **DOUBLE)})
+    found["log_ratio_T"] = algorithm().ratio.ask(0, found)
+    return found, leaf
+
+
+def test_the_ratio_is_plain_over_demonstrated():
+    found, _ = columns([trial(1.0, logprob=-1.0), trial(1.0, "in_context", logprob=-1.5)], [-1.0, -1.0])
+    assert found["log_ratio_T"].exp().tolist() == pytest.approx([1.0, math.exp(0.5)], abs=1e-15)
+    assert math.exp(0.5) == pytest.approx(1.649, abs=5e-4)
+
+
+def test_demonstrated_tokens_have_the_shaped_ratio_and_a_gradient_where_own_ones_are_clipped():
+    rho = math.exp(0.5)
+    trials = [trial(1.0, logprob=-1.5), trial(1.0, "in_context", logprob=-1.5)]
+    found, leaf = columns(trials, [-1.0, -1.0])
+    loss = algorithm().surrogate.ask(0, found)
+    assert (-loss).tolist() == pytest.approx([1.2, rho / (rho + 0.1)], abs=1e-12)
+    (grad,) = torch.autograd.grad(loss.sum(), leaf)
+    assert (-grad).tolist() == pytest.approx([0.0, 0.1 * rho / (rho + 0.1) ** 2], abs=1e-12)
+
+
+def advantages(trials):
+    how = algorithm("baseline")
+    return with_advantages(how, with_dropped(forest(trials), False), 0).sampled("advantage").tolist()
+
+
+def test_a_demonstrated_completion_below_the_threshold_leaves_the_group():
+    own = [trial(1.0), trial(0.0), trial(0.0)]
+    wrong, right = trial(0.0, "in_context"), trial(1.0, "in_context")
+    reject = bind_collecting(stage(), {"plan.data": Path("nowhere")}).follow_ups[0]
+    kept, asks = reject.ask(0, {"trials": [*own, wrong, right]})
+    assert kept == [*own, right]
+    assert asks == []
+    alone, _ = reject.ask(0, {"trials": [*own, wrong]})
+    assert advantages(alone) == advantages(own)
+    assert advantages([*own, wrong]) != advantages(own)[:3]
+
+
+def bonus(step):
+    """What the recipe's shaping adds to right and wrong, plain and demonstrated completions."""
+    trials = [trial(1.0), trial(0.0), trial(1.0, "in_context"), trial(0.0, "in_context")]
+    made = with_advantages(algorithm(), with_dropped(forest(trials), False), step)
+    shaped = made.paths["reward"]
+    return [a - t.reward for a, t in zip(shaped.tolist(), trials, strict=True)]
+
+
+def test_the_bonus_is_full_at_first_and_exactly_nothing_at_the_end():
+    assert bonus(0) == [0.0, 0.0, 0.5, 0.0]
+    assert bonus(10) == [0.0, 0.0, 0.25, 0.0]
+    assert bonus(stage().max_steps - 1) == [0.0] * 4
