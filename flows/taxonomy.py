@@ -61,7 +61,7 @@ def covered(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]],
 
 def classify(plan: Plan) -> list[Leaf]:
     """The leaves where a recipe stands, in the order of the tree."""
-    found = {leaf for step in plan.steps for leaf in (*_training(step), *_evaluation(step, plan))}
+    found = {leaf for step in plan.steps for leaf in (*_training(step), *_beside(step))} | set(_branches(plan))
     return [(aspect, leaf) for aspect, names in TREE.items() for leaf in names if (aspect, leaf) in found]
 
 
@@ -83,30 +83,31 @@ def _training(step: Step) -> Iterator[Leaf]:
             yield "reward", "model" if any(port.startswith(f"rewards.{i}.") for port in ports) else "rule"
 
 
-def _evaluation(step: Step, plan: Plan) -> Iterator[Leaf]:
-    """The branch of every model that is evaluated, and what is done beside training."""
-    if step.kind != "evaluate":
-        return
-    if step.settings["program"]:
+def _beside(step: Step) -> Iterator[Leaf]:
+    """What an evaluation does with models beside asking them."""
+    if step.kind == "evaluate" and step.settings["program"]:
         yield "branch", "parameter-free"
         yield "parameter-free", "retrieval" if any(i.port.startswith("program.") for i in step.inputs) else "program"
-    for given in step.inputs:
-        if given.type in ("policy", "adapter"):
-            kinds = _made_by(given.steps, plan)
-            tuned, reinforced = "sft" in kinds, bool(kinds & REINFORCED)
-            if tuned or reinforced:
-                one = "fine-tuning" if tuned else "reinforcement learning"
-                yield "branch", "hybrid" if tuned and reinforced else one
 
 
-def _made_by(names: Sequence[str], plan: Plan) -> set[str]:
-    """Kinds of the steps that a model's weights went through."""
-    kinds: set[str] = set()
-    for name in names:
-        step = plan.step(name)
-        before = [n for i in step.inputs if i.type in ("policy", "adapter") and _is_start(i.port) for n in i.steps]
-        kinds |= {step.kind} | _made_by(before, plan)
-    return kinds
+def _branches(plan: Plan) -> Iterator[Leaf]:
+    """The branch of every model that is evaluated, but not of those that others of them were made from."""
+    inputs = [given for step in plan.steps if step.kind == "evaluate" for given in step.inputs]
+    evaluated = {name for given in inputs if given.type in ("policy", "adapter") for name in given.steps}
+    made = {name: _made_by(name, plan) for name in sorted(evaluated)}
+    for name, through in made.items():
+        kinds = {plan.step(step).kind for step in through | {name}}
+        tuned, reinforced = "sft" in kinds, bool(kinds & REINFORCED)
+        if (tuned or reinforced) and not any(name in others for others in made.values()):
+            one = "fine-tuning" if tuned else "reinforcement learning"
+            yield "branch", "hybrid" if tuned and reinforced else one
+
+
+def _made_by(name: str, plan: Plan) -> set[str]:
+    """Steps that a step's weights went through before it."""
+    starts = [i for i in plan.step(name).inputs if i.type in ("policy", "adapter") and _is_start(i.port)]
+    before = {step for given in starts for step in given.steps}
+    return before.union(*(_made_by(step, plan) for step in before))
 
 
 def _is_start(port: str) -> bool:

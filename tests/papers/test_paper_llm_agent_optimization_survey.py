@@ -66,6 +66,13 @@ def test_the_branch_is_that_of_the_models_own_weights(tmp_path):
     beside = leaves(tmp_path, TUNED, REINFORCED, ASKED, START="base", MODEL="b")
     assert beside["branch"] == ["reinforcement learning"]
     assert leaves(tmp_path, ASKED, MODEL="base")["branch"] == []
+    # A model beside the one made from it is only where that began.
+    both = ASKED.replace("model: MODEL", "models: {one: a, two: b}")
+    assert leaves(tmp_path, TUNED, REINFORCED, both, START="a")["branch"] == ["hybrid"]
+    assert leaves(tmp_path, TUNED, REINFORCED, both, START="base")["branch"] == [
+        "fine-tuning",
+        "reinforcement learning",
+    ]
 
 
 def test_a_leaf_is_missing_once_its_only_recipe_is_gone():
