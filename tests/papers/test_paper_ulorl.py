@@ -21,6 +21,7 @@ from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ulorl.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
+FULL = load_recipe(RECIPE, profile="full").stages
 DOUBLE = {"dtype": torch.float64}
 
 
@@ -30,7 +31,7 @@ def kept(probabilities, reward, entropies, name="trained"):
     made = with_dropped(made.with_paths(reward=torch.tensor([reward], **DOUBLE)), False)
     made = made.with_tokens(lp_prox=torch.tensor(probabilities, **DOUBLE).log(), advantage=torch.ones(len(entropies)))
     made = made.with_tokens(entropy_prox=torch.tensor(entropies, **DOUBLE))
-    w_T = with_weights(bind_algorithm(STAGES[name], {}), made, 0, 64).sampled("w")
+    w_T = with_weights(bind_algorithm(FULL[name], {}), made, 0, 64).sampled("w")
     return (w_T / w_T.max()).tolist()
 
 
