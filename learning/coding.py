@@ -31,6 +31,8 @@ LIST_STEPS = {
 NUM_STEPS = ("add b", "take b", "double", "triple", "add 1", "take 3", "add a", "negate")
 WRITTEN = ("{}+b", "{}-b", "{}*2", "{}*3", "{}+1", "{}-3", "{}+a", "-{}")
 CASES = 4
+DIGITS = 10
+"""Programs of arithmetic are given whole numbers below this."""
 SPACE = 60
 """Draws for each problem wanted after which the space counts as exhausted."""
 Size = Annotated[int, Field(ge=1)]
@@ -88,16 +90,18 @@ def program_states(
     split: Split,
     test_share: TestShare = 0.2,
     lines: Annotated[int, Field(ge=1, le=4)] = 3,
+    inputs: Annotated[int, Field(ge=1, le=DIGITS**2)] = 1,
 ) -> list[dict[str, Any]]:
-    """What the variables of such programs hold when they have run: `y=a*2;x=y-b | a=3,b=1`."""
+    """What the variables of `size` programs hold when they have run, on `inputs` each: `y=a*2;x=y-b | a=3,b=1`."""
     rows = straight_programs(size=size, seed=seed, split=split, test_share=test_share, lines=lines)
     rng = np.random.default_rng([seed, 1])
-    return [state_row(row["answer"], numbers(rng), row["id"]) for row in rows]
+    drawn = ((row, int(i)) for row in rows for i in rng.choice(DIGITS**2, size=inputs, replace=False))
+    return [state_row(row["answer"], {"a": i // DIGITS, "b": i % DIGITS}, row["id"]) for row, i in drawn]
 
 
 def numbers(rng: np.random.Generator) -> dict[str, Any]:
     """What a program of arithmetic is given."""
-    return {name: int(rng.integers(0, 10)) for name in "ab"}
+    return {name: int(rng.integers(DIGITS)) for name in "ab"}
 
 
 def state_row(program: str, given: dict[str, Any], problem: str) -> dict[str, Any]:
