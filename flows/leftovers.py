@@ -18,7 +18,7 @@ UNFINISHED = ("tmp-*", "damaged-*")
 
 
 def sweep(layout: Layout) -> None:
-    """Remove unpublished artifacts of steps that nobody is doing, sessions of Ray that nobody holds, a dead server's address."""
+    """Remove what nobody holds: unpublished artifacts, sessions of Ray, the address of a dead server."""
     for work in (layout.state / "work").glob("*"):
         left = [folder for pattern in UNFINISHED for folder in work.glob(pattern)]
         with _unused(work / "lock") as free:

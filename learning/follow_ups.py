@@ -20,9 +20,9 @@ from learning.plans import demonstrated
 from learning.rollout import Sampler
 from learning.rows import read_rows
 from learning.selections import Source
-from learning.tracing import trace_tasks
 from learning.trials import Ask, Messages, Trial
 from learning.trials import by_group as _by_group
+from learning.worlds.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number

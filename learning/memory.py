@@ -12,8 +12,8 @@ LARGEST = 32 << 20
 def keep_pages() -> None:
     """Let glibc take blocks of up to 32 MB from its heap, and keep the heap.
 
-    By default it maps every tensor of some hundred kilobytes anew and unmaps it afterwards: the kernel then clears pages
-    all the time, which costs a fifth of a training step of a small model. Nothing happens without glibc.
+    By default it maps every tensor of some hundred kilobytes anew and unmaps it afterwards: the kernel then clears
+    pages all the time, which costs a fifth of a training step of a small model. Nothing happens without glibc.
     """
     if not sys.platform.startswith("linux"):
         return

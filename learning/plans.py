@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.cooperation import observed
 from learning.history import History
 from learning.rows import read_rows
 from learning.trials import Ask
+from learning.worlds.cooperation import observed
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number

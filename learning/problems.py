@@ -11,27 +11,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.circuits import circuits
-from learning.coding import list_functions, program_states, straight_programs
-from learning.comparisons import comparisons
-from learning.countdown import countdown
-from learning.dialogues import donations
-from learning.documents import documents
-from learning.errands import errands
 from learning.gym import BLOCK, dataset, families
-from learning.hardware import modules
-from learning.mazes import mazes
-from learning.needles import needles
-from learning.observers import second_opinions
-from learning.operations import operations
-from learning.opinions import opinions
-from learning.partitions import part
-from learning.posts import posts
-from learning.rankings import ratings, rising
-from learning.records import records
-from learning.stories import openings
-from learning.sums import step_chains
-from learning.unlabelled import unlabelled
+from learning.worlds.circuits import circuits
+from learning.worlds.coding import list_functions, program_states, straight_programs
+from learning.worlds.comparisons import comparisons
+from learning.worlds.countdown import countdown
+from learning.worlds.dialogues import donations
+from learning.worlds.documents import documents
+from learning.worlds.errands import errands
+from learning.worlds.hardware import modules
+from learning.worlds.mazes import mazes
+from learning.worlds.needles import needles
+from learning.worlds.observers import second_opinions
+from learning.worlds.operations import operations
+from learning.worlds.opinions import opinions
+from learning.worlds.partitions import part
+from learning.worlds.posts import posts
+from learning.worlds.rankings import ratings, rising
+from learning.worlds.records import records
+from learning.worlds.stories import openings
+from learning.worlds.sums import step_chains
+from learning.worlds.unlabelled import unlabelled
 from schemas.errors import StepError
 
 __all__ = [

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.circuits import pass_rate, problem
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.policy import load_policy, set_determinism
 from learning.rollout import Sampler
 from learning.rows import read_rows, write_rows
 from learning.trials import Ask
+from learning.worlds.circuits import pass_rate, problem
 from schemas.errors import StepError
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.countdown import worked_countdown
-from learning.dialogues import muddled
-from learning.errands import stock_reply
-from learning.guided_search import guided_search
-from learning.hardware import regenerated
-from learning.mazes import solved_maze
-from learning.opinions import opinion
-from learning.posts import summed_up
-from learning.stories import storyteller
-from learning.sums import flawed_sum, sum_of, told_sum
+from learning.worlds.countdown import worked_countdown
+from learning.worlds.dialogues import muddled
+from learning.worlds.errands import stock_reply
+from learning.worlds.guided_search import guided_search
+from learning.worlds.hardware import regenerated
+from learning.worlds.mazes import solved_maze
+from learning.worlds.opinions import opinion
+from learning.worlds.posts import summed_up
+from learning.worlds.stories import storyteller
+from learning.worlds.sums import flawed_sum, sum_of, told_sum
 from schemas.errors import StepError
 
 __all__ = [

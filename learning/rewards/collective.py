@@ -10,9 +10,9 @@ from pydantic import Field
 
 from learning.engines.protocol import Sampling
 from learning.lookup import Inner
-from learning.observers import TEMPLATE, shown_to
 from learning.rewards.composite import asked
 from learning.verdicts import guest, replies
+from learning.worlds.observers import TEMPLATE, shown_to
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import RewardUse

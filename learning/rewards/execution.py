@@ -1,9 +1,9 @@
-"""Rewards from running programs: tests that are passed, variables that are rightly foretold (`learning.execution`)."""
+"""Rewards from running programs: tests that are passed, variables that are rightly foretold."""
 
 import json
 from typing import Any
 
-from learning.execution import ProgramError, evaluate, execute
+from learning.worlds.execution import ProgramError, evaluate, execute
 
 Row = dict[str, Any]
 

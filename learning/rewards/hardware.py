@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning import hardware
+from learning.worlds import hardware
 
 
 def equivalent(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.rankings import LENGTH, worth
+from learning.worlds.rankings import LENGTH, worth
 
 Row = dict[str, Any]
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
@@ -46,7 +46,7 @@ def correlation(given: Sequence[float], wanted: Sequence[float]) -> float | None
 def rises(
     rows: list[Row], completions: list[str], *, length: Annotated[int, Field(ge=2)] = LENGTH
 ) -> list[float | None]:
-    """Worth of a string (`learning.rankings`) over the highest possible; 0 unless it is digits and begins as asked.
+    """Worth of a string over the highest possible; 0 unless it is digits and begins as asked.
 
     It must have `length` digits. What an answer to an open problem is really worth: for evaluations.
     """

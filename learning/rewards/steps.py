@@ -13,8 +13,8 @@ from pydantic import Field
 
 from learning.engines.protocol import Sampling
 from learning.questions import question
-from learning.sums import CLEAN
 from learning.verdicts import guest, replies
+from learning.worlds.sums import CLEAN
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from learning.chat import encode_completion
-from learning.stories import incoherence
 from learning.verdicts import guest, logprobs
+from learning.worlds.stories import incoherence
 from schemas.references import PolicyRef
 
 

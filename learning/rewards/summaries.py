@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.posts import known
+from learning.worlds.posts import known
 
 
 def topical(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from learning.circuits import circuits, expressions, pass_rate, problem, simulate
 from learning.rewards.testbench import passed
+from learning.worlds.circuits import circuits, expressions, pass_rate, problem, simulate
 from schemas.errors import StepError
 
 

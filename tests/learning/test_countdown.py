@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learning.countdown import countdown, problem_of, solutions, worked_countdown
 from learning.rewards.expressions import reaches
+from learning.worlds.countdown import countdown, problem_of, solutions, worked_countdown
 from schemas.errors import StepError
 
 

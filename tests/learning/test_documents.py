@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from learning.documents import QUESTIONS, documents
 from learning.rewards import overlap
+from learning.worlds.documents import QUESTIONS, documents
 from schemas.errors import StepError
 
 

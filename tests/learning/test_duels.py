@@ -2,14 +2,14 @@ import numpy as np
 import pytest
 
 from learning.duels import logistic, styles
-from learning.errands import errands, stock_reply
 from learning.lookup import bind
-from learning.partitions import part
 from learning.rewards.duels import against
 from learning.rewards.wording import keywords
 from learning.sampling import weighted_scores
-from learning.stories import incoherence, openings, storyteller
 from learning.teachers import styled
+from learning.worlds.errands import errands, stock_reply
+from learning.worlds.partitions import part
+from learning.worlds.stories import incoherence, openings, storyteller
 from schemas.errors import StepError
 from schemas.use import DuelUse, RewardUse
 

@@ -127,7 +127,9 @@ def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
     long = set("acegikmo")
     sampled, trained = Counter(), Counter()
     for step in range(200):
-        sampler = answering(lambda p, i: ("1" if i == 0 and p in "abcdefgh" else "0") + 9 * " " * (p in long), step=step)
+        sampler = answering(
+            lambda p, i: ("1" if i == 0 and p in "abcdefgh" else "0") + 9 * " " * (p in long), step=step
+        )
         trials = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
         batch = gate(made.filter, trials, step, {}, {})

@@ -1,6 +1,6 @@
 import pytest
 
-from learning.needles import needles
+from learning.worlds.needles import needles
 from schemas.errors import StepError
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learning.opinions import BAD, GOOD, opinion, opinions
 from learning.rewards.tone import kind
+from learning.worlds.opinions import BAD, GOOD, opinion, opinions
 from schemas.errors import StepError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-STEP = '''
+STEP = """
 import sys
 
 import torch
@@ -46,7 +46,7 @@ before = {name: p.detach().clone() for name, p in model.named_parameters()}
 update(algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), batch, stage, 0)
 moved = {name: before[name] - p.detach() for name, p in model.named_parameters()}
 save_file(moved, f"{folder}/of-{rank}-of-{world}-{mini}.safetensors")
-'''
+"""
 HOUSE = Path(__file__).resolve().parents[2]
 
 

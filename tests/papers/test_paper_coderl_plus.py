@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm import bind_algorithm
-from learning.coding import state_row
 from learning.collecting import bind_collecting, collect
 from learning.forest import forest
 from learning.history import History
 from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.problems import straight_programs
 from learning.rewards.execution import states
+from learning.worlds.coding import state_row
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"

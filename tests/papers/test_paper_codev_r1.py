@@ -15,10 +15,10 @@ import torch
 
 from learning.algorithm import bind_algorithm
 from learning.collecting import bind_collecting, collect, gate
-from learning.hardware import round_trip
 from learning.history import History
 from learning.lookup import find
 from learning.trials import by_group
+from learning.worlds.hardware import round_trip
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "codev-r1.yaml"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from flows.compile import compile_recipe
-from learning import cooperation
 from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation, Sampling
-from learning.observers import second_opinions, shown_to
 from learning.rewards import collective
 from learning.rollout import Sampler, score
 from learning.trials import Trial
+from learning.worlds import cooperation
+from learning.worlds.observers import second_opinions, shown_to
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe import load_recipe

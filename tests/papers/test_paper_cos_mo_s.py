@@ -16,7 +16,7 @@ from learning.preference_loss import asked, bind_losses
 from learning.preferences import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.searches import Node, mcts
-from learning.stories import incoherence
+from learning.worlds.stories import incoherence
 from schemas.recipe import load_recipe
 from tasks.synthesize import paired
 

@@ -17,15 +17,15 @@ from learning.collecting import bind_collecting
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.forest import forest
-from learning.pairs import problems_of_pairs
 from learning.policy_loss import with_dropped, with_weights
-from learning.posts import posts
 from learning.rewards import models
 from learning.rewards.summaries import topical
 from learning.rollout import Sampler, score
 from learning.rows import read_rows, write_rows
 from learning.teachers import summed_up
 from learning.trials import Ask
+from learning.worlds.pairs import problems_of_pairs
+from learning.worlds.posts import posts
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"

@@ -15,13 +15,13 @@ from learning.algorithm import bind_algorithm
 from learning.chat import encode_prompt
 from learning.collecting import bind_collecting
 from learning.forest import forest
-from learning.guided_search import guided_priors, guided_search, search, trusted
 from learning.lookup import bind
 from learning.policy_loss import with_advantages, with_dropped
-from learning.records import NAMES, drawn, fitted, records, salient, scaled
 from learning.rewards import attention
 from learning.rollout import score
 from learning.trials import Trial
+from learning.worlds.guided_search import guided_priors, guided_search, search, trusted
+from learning.worlds.records import NAMES, drawn, fitted, records, salient, scaled
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

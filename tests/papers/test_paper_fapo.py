@@ -17,8 +17,8 @@ from learning.policy_loss import with_advantages, with_dropped
 from learning.rewards import steps
 from learning.rewards.answers import final_answer
 from learning.rollout import Sampler, score
-from learning.sums import chain, flawed_sum, planted, step_chains, sum_of
 from learning.trials import Trial
+from learning.worlds.sums import chain, flawed_sum, planted, step_chains, sum_of
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

@@ -16,10 +16,10 @@ import torch
 from learning.algorithm import bind_algorithm
 from learning.collecting import bind_collecting
 from learning.forest import forest
-from learning.operations import operations
 from learning.policy_loss import columns_of, with_advantages, with_dropped
 from learning.rows import write_rows
 from learning.trials import Trial, by_group
+from learning.worlds.operations import operations
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "icpo.yaml"

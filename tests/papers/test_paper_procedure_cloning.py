@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import learning.mazes
+import learning.worlds.mazes
 from learning.chat import encode_prompt
 from learning.examples import encode_rows
 from learning.lookup import bind
-from learning.mazes import maze_of, mazes, solved_maze
 from learning.policy import load_policy, set_determinism
 from learning.rows import write_rows
+from learning.worlds.mazes import maze_of, mazes, solved_maze
 from schemas.recipe import load_recipe
 from tasks import evaluate, init, sft
 from tasks.context import Context
@@ -59,7 +59,7 @@ def test_evaluating_calls_no_planner(stages, tiny_policy_folder, tmp_path, monke
     def planner(maze):
         raise AssertionError("the expert's search is not at hand")
 
-    monkeypatch.setattr(learning.mazes, "search", planner)
+    monkeypatch.setattr(learning.worlds.mazes, "search", planner)
     report = stages["report"]
     inputs = {"prompts": tmp_path, **{f"models.{name}": tiny_policy_folder for name in report.models}}
     result = evaluate.run(report, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0))

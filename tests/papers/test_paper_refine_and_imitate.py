@@ -13,8 +13,6 @@ import pytest
 
 from learning.chat import encode_prompt
 from learning.collecting import bind_collecting, collect
-from learning.demonstrations import human_over_sampled
-from learning.dialogues import donations, muddled
 from learning.engines.protocol import Generation, Sampling
 from learning.history import History
 from learning.lookup import bind
@@ -22,6 +20,8 @@ from learning.rewards.dialogue import contradicts
 from learning.rollout import Sampler
 from learning.rows import read_rows, write_rows
 from learning.sampling import Sample, best_of
+from learning.worlds.demonstrations import human_over_sampled
+from learning.worlds.dialogues import donations, muddled
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

@@ -16,7 +16,7 @@ from learning.history import History
 from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.rollout import score
 from learning.trials import Trial
-from learning.unlabelled import unlabelled
+from learning.worlds.unlabelled import unlabelled
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "trapo.yaml"

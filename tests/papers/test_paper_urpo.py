@@ -13,11 +13,11 @@ from flows.compile import compile_recipe
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.lookup import bind
-from learning.rankings import ratings, rising, worth
 from learning.rewards.answers import exact
 from learning.rewards.ranking import kendall, rises
 from learning.rollout import Sampler, scoring
 from learning.trials import Trial
+from learning.worlds.rankings import ratings, rising, worth
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 

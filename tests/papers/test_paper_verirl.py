@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.circuits import circuits
 from learning.engines.protocol import Generation
 from learning.forest import single_turn
 from learning.lookup import bind
@@ -20,6 +19,7 @@ from learning.policy_loss import with_dropped, with_weights
 from learning.reward_tree import Attempt, grow, pairs, rescored_pairs
 from learning.rows import read_rows, write_rows
 from learning.sample_balance import balance
+from learning.worlds.circuits import circuits
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.execution import evaluate, execute
+from learning.worlds.execution import evaluate, execute
 from schemas.errors import StepError
 
 LIST_STEPS = {

@@ -1,7 +1,7 @@
 """A teacher that searches a tree of sub-questions under an expert's eye, and writes down the path it trusts most.
 
 Monte Carlo tree search with priors: a child is worth its mean value plus exploration · prior · √N(parent) / (1 + N),
-where the prior is the expert's attention mixed with none. (Stage 1 of EAG-RL, 2025, on records of `learning.records`.)
+where the prior is the expert's attention mixed with none. (Stage 1 of EAG-RL, 2025.)
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.records import LABELS, VISITS
+from learning.worlds.records import LABELS, VISITS
 from schemas.errors import StepError
 
 Path = tuple[str, ...]

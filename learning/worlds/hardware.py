@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.circuits import simulate
+from learning.worlds.circuits import simulate
 from schemas.errors import StepError
 
 WORDS = {"&": " and ", "|": " or ", "^": " xor ", "~": "not "}

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.coding import state_row
-from learning.execution import ProgramError
 from learning.trials import Ask, Trial
+from learning.worlds.coding import state_row
+from learning.worlds.execution import ProgramError
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 
