@@ -165,8 +165,9 @@ def learn(
 
 
 def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
-    """Points for the curves that say what was sampled."""
-    own = [t for t in trials if t.logprobs is not None]
+    """Points for the curves that say what was sampled: of the plain policy, where it sampled anything."""
+    plain = [t for t in trials if t.source == "policy"]
+    own = plain or [t for t in trials if t.logprobs is not None]
     ended = [t for t in own if t.finish != "suspended"]
     lengths = [len(t.completion_ids) - t.given for t in own]
     points: dict[str, float] = {}
