@@ -109,7 +109,7 @@ def entropy_target(
 ) -> float:
     """Coefficient of an entropy bonus: up by `rate` below the target, down above it, where 0 is given (Skywork-OR1).
 
-    It moves by addition, within 0 and `high`, so that it leaves 0 again (He et al. 2025, arXiv:2505.22312, section 4).
+    It moves by addition, within 0 and `high`, so that it leaves 0 again (He et al. 2025, arXiv:2505.22312, 3.2.5).
     """
     coef = state.setdefault("coef", initial)
     if metric not in metrics:

@@ -86,7 +86,10 @@ def off_policy(
 def second_moment(
     lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.04
 ) -> Tensor:
-    """Drop the largest (log c)² until the mean of the rest is at most `limit` (M2PO, Zheng et al. 2025, alg. 1)."""
+    """Drop the largest (log c)² until the mean of the rest is at most `limit` (M2PO, Zheng et al. 2025, alg. 1).
+
+    The paper drops only tokens whose step leads away from the sampler (A and log c of one sign); here all may go.
+    """
     square_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).double().square()
     ordered_T, order = square_T.sort(stable=True)
     mean_T = ordered_T.cumsum(0) / torch.arange(1, len(ordered_T) + 1, device=ordered_T.device)

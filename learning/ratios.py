@@ -42,7 +42,7 @@ def sequence_product(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor
 
 
 def sequence_arithmetic(lp_T: Tensor, lp_behav_T: Tensor, path_T: Tensor) -> Tensor:
-    """Logarithm of the mean of the tokens' ratios over the path (GRPO-S, Tan & Pan 2025, eq. 9)."""
+    """Logarithm of the mean of the tokens' ratios over the path (GRPO-S, Tan & Pan 2025)."""
     return mean_of_path((lp_T - lp_behav_T).clamp(-LIMIT, LIMIT).exp(), path_T).log()
 
 

@@ -20,7 +20,7 @@ def bradley_terry_loss(
 ) -> Tensor:
     """Loss of each pair: -log sigmoid(r_chosen - r_rejected - margin) + coefficient (r_chosen + r_rejected)^2: (P,).
 
-    Bradley & Terry 1952; margin: Touvron et al. 2023 (Llama 2, eq. 2); centring: Eisenstein et al. 2023, eq. 8.
+    Bradley & Terry 1952; margin: Touvron et al. 2023 (Llama 2, eq. 2); centring: Eisenstein et al. 2023, eq. 2.
     """
     delta_P = chosen_P - rejected_P
     loss_P = -logsigmoid(delta_P if margin_P is None else delta_P - margin_P)

@@ -152,7 +152,7 @@ def entropy_share(
     share: Number = 0.1,
     above: float = 0.0,
 ) -> Tensor:
-    """Right completions gain share · d · H̄/Σ H̄, over the d right ones of their group (GRPO-S, Tan & Pan 2025, eq. 7).
+    """Right completions gain share · d · H̄/Σ H̄, over the d right ones of their group (GRPO-S, Tan & Pan 2025).
 
     H̄ is the mean of the entropies at which the tokens were sampled; right is a reward above `above`.
     """

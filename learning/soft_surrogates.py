@@ -66,7 +66,7 @@ def geometric(
 
 
 def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: Number = 1.0) -> Tensor:
-    """W = 1 where A ≥ 0, min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, eq. 9).
+    """W = 1 where A ≥ 0, min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
 
     Good completions are learnt from whoever wrote them, bad ones only as far as the policy still writes them. Give it
     `ratio: sequence_product`.
@@ -106,7 +106,7 @@ def divergence(
     of: Literal["tv", "kl"] = "tv",
     limit: Number = 0.15,
 ) -> Tensor:
-    """−ρA, without gradient where the step leads away and is far already: D > limit (DPPO, Qi et al. 2026, eq. 9-11).
+    """−ρA, without gradient where the step leads away and is far already: D > limit (DPPO, Qi et al. 2026).
 
     D is of the two-way choice "this token or another": |p − q| (`tv`) or KL(behaviour ‖ policy) (`kl`). A ratio says
     little of rare tokens, for which it is large though hardly any probability has moved.
@@ -130,7 +130,7 @@ def shaped_external(
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped surrogate at own ones (LUFFY, Yan et al. 2025, eq. 7).
+    """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped surrogate at own ones (LUFFY, Yan et al. 2025, eq. 6).
 
     With `ratio: token` an expert's ρ is the policy's own probability, and tokens it hardly knows get the most gradient.
     """

@@ -25,7 +25,7 @@ def entropy_share(
     share: Annotated[float, Field(ge=0)] = 0.1,
     above: float = 0.0,
 ) -> Column:
-    """Tokens of right completions earn by their share of the entropy at their place (GTPO, Tan & Pan 2025, eq. 3).
+    """Tokens of right completions earn by their share of the entropy at their place (GTPO, Tan & Pan 2025).
 
     A token at place t of a completion whose reward r is above `above` gets reward · r + share · d_t · H_t / Σ H_t: the
     sum is over the d_t right completions of the group that reach this place. All others get reward · r.
