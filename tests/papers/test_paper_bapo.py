@@ -57,6 +57,13 @@ def test_a_balanced_batch_moves_no_bound_and_an_unreachable_one_goes_to_the_ends
         assert bounds(unreachable, first=first) == pytest.approx({"low": 0.1, "high": 2.0})
 
 
+def test_the_lower_bound_moves_first_to_its_end():
+    # N is 0.96 + 0.90 once c_low is at its end, 0.96 + 0.68 where it stays at 0.6.
+    have = columns([2.0, 0.96, 0.68], [1.0, -1.0, -1.0])
+    assert bounds(have) == pytest.approx({"low": 0.1, "high": 0.9}, abs=1e-12)
+    assert bounds(have, first="high") == pytest.approx({"low": 0.4, "high": 0.65}, abs=1e-12)
+
+
 def test_the_bounds_reach_the_loss():
     """A token at ratio 1.5 with A > 0 has a gradient under the solved bounds and none under fixed ones."""
     have = columns([1.5, 2.0, 0.95, 0.68], [1.0, 1.0, -1.0, -1.0])

@@ -23,6 +23,12 @@ def loss(d, d_ref, d_prev, eta, tau):
     return inpo(*sides, eta=eta, tau=tau)
 
 
+def test_the_recipes_loss_at_its_start():
+    use = bind(load_recipe(RECIPE, profile="tiny").stages["rounds-1-tune"].loss[0])
+    assert use.options == {"eta": 0.25, "tau": 0.083}
+    assert loss(leaf(-0.7), -0.7, -0.7, **use.options).item() == pytest.approx(1 / (4 * 0.25**2), rel=1e-14)
+
+
 def leaf(value):
     return torch.tensor([value], dtype=torch.float64, requires_grad=True)
 

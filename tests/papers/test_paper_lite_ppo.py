@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flows.compile import compile_recipe
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
 from learning.forest import single_turn
 from learning.policy_loss import with_advantages, with_dropped, with_weights
+from lineage.layout import Layout
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lite-ppo.yaml"
@@ -49,8 +51,12 @@ def test_the_mean_is_over_tokens():
 
 
 @pytest.mark.parametrize(("profile", "size"), [("tiny", 4), ("full", 16)])
-def test_every_combination_of_tricks_is_a_run(profile, size):
-    stages = {n: s for n, s in load_recipe(RECIPE, profile=profile).stages.items() if n.startswith("ablation@")}
+def test_every_combination_of_tricks_is_a_run(profile, size, tmp_path):
+    recipe = load_recipe(RECIPE, profile=profile)
+    stages = {n: s for n, s in recipe.stages.items() if n.startswith("ablation@")}
+    runs = [step for step in compile_recipe(recipe, Layout(tmp_path)).steps if step.name.startswith("ablation@")]
+    assert sorted(step.name for step in runs) == sorted(stages)
+    assert len({step.key for step in runs}) == size
     found = {
         (s.advantage[1].options["by"], s.weigh.use, s.surrogate.options["epsilon_high"], s.mask_truncated_completions)
         for s in stages.values()

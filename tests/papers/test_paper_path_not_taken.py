@@ -46,6 +46,10 @@ def test_what_bfloat16_shows_as_changed(measures):
     assert measures["bf16_sparsity"](before, after) == 0.5
     assert measures["bf16_sparsity"](before[:1], after[:1]) == 1.0
     assert measures["bf16_sparsity"](before[1:], after[1:]) == 0.0
+    # The tolerance is relative, to the larger of both: 100 vs 100.05 is unchanged, 1e-4 vs 1.01e-4 and a zero are not.
+    before = torch.tensor([100.0, 1e-4, 0.0, 1.0], dtype=torch.float64)
+    after = torch.tensor([100.05, 1.01e-4, 1e-9, 1.001], dtype=torch.float64)
+    assert [measures["bf16_sparsity"](b[None], a[None]) for b, a in zip(before, after, strict=True)] == [1, 0, 0, 1]
 
 
 def test_an_update_off_the_principal_entries_is_told_from_one_on_them(measures):

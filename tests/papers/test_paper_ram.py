@@ -62,6 +62,11 @@ def test_shared_entries_do_not_hang_on_r(stages, tmp_path, r):
     torch.testing.assert_close(got, torch.tensor([r, 3 * (1 + (r - 1) / 2), 3.0, 1 + (r - 1) / 2]))
 
 
+def test_more_shared_than_unique_scales_by_r_and_no_further(stages, tmp_path):
+    got = merged(stages["ram_plus"], tmp_path, [[1.0, 2.0, 4.0, 0.0], [0.0, 4.0, 2.0, 0.0]])
+    torch.testing.assert_close(got, torch.tensor([1.2, 3.0, 3.0, 0.0]))
+
+
 def test_what_is_below_the_threshold_is_no_change(stages, tmp_path):
     assert stages["ram"].parameters == {"epsilon": 1e-5}
     assert stages["ram_plus"].parameters == {"epsilon": 1e-5, "r": 1.2}

@@ -15,9 +15,11 @@ import torch
 from learning.algorithm import bind_algorithm
 from learning.forest import forest
 from learning.lookup import bind
+from learning.policy_loss import with_advantages, with_dropped
 from learning.references import References
 from learning.sources import replay
 from learning.trials import SOURCES, Trial
+from learning.update import update
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"
@@ -88,8 +90,29 @@ def test_after_the_switch_data_are_on_policy_and_updates_fall_to_one():
     mixed, reincarnated = (recipe().stages[name] for name in ("mixed", "reincarnated"))
     assert (len(mixed.source), mixed.num_iterations) == (1, 2)
     assert (len(reincarnated.source), reincarnated.num_iterations) == (0, 1)
-    start = next(port for port in recipe().ports("reincarnated") if port.path == "model")
-    assert list(start.steps) == ["mixed"]
+    ports = {port.path: list(port.steps) for port in recipe().ports("reincarnated")}
+    assert ports["model"] == ["mixed"]
+    assert not [path for path in ports if path.startswith("references")]  # the base is what the stage starts from
+
+
+@pytest.mark.parametrize(("name", "updates"), [("mixed", 2), ("reincarnated", 1)])
+def test_a_batch_is_updated_on_so_often(tiny_policy, name, updates):
+    stage = recipe().stages[name].model_copy(update={"components": []})
+    how = bind_algorithm(stage, {})
+    batch = with_advantages(how, with_dropped(forest([trial(0, -1.0, 0), trial(1, -1.0, 0)]), False), 0)
+    optimizer = Counting(tiny_policy.model.parameters(), lr=0.0)
+    update(how, tiny_policy.model, optimizer, batch, stage, 0)
+    assert optimizer.count == updates
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps."""
+
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        return super().step(closure)
 
 
 def parameters(model):

@@ -10,30 +10,47 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
+from learning.engines.protocol import Generation
+from learning.forest import single_turn
+from learning.policy_loss import with_advantages, with_dropped
 from learning.surrogates import clipped
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"
+DOUBLE = {"dtype": torch.float64}
 
 
 @cache
+def algorithm():
+    return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {})
+
+
 def surrogate():
-    return bind_algorithm(load_recipe(RECIPE, profile="tiny").stages["trained"], {}).surrogate
+    return algorithm().surrogate
 
 
 def columns(q, value, advantage, path=None, place=None):
     """Tokens whose Q and whose uniform mean of Q are given; old log-probabilities are −1 and −3."""
     size = len(q)
-    double = {"dtype": torch.float64}
     return {
-        "lp_T": (torch.tensor(q, **double) - 1).requires_grad_(),
-        "lp_prox_T": torch.full((size,), -1.0, **double),
-        "lp_mean_T": (torch.tensor(value, **double) - 3).requires_grad_(),
-        "lp_mean_prox_T": torch.full((size,), -3.0, **double),
-        "advantage_T": torch.tensor(advantage, **double),
+        "lp_T": (torch.tensor(q, **DOUBLE) - 1).requires_grad_(),
+        "lp_prox_T": torch.full((size,), -1.0, **DOUBLE),
+        "lp_mean_T": (torch.tensor(value, **DOUBLE) - 3).requires_grad_(),
+        "lp_mean_prox_T": torch.full((size,), -3.0, **DOUBLE),
+        "advantage_T": torch.tensor(advantage, **DOUBLE),
         "path_T": torch.tensor(path or [0] * size),
         "place_T": torch.tensor(place or list(range(size))),
     }
+
+
+def test_the_reward_is_centred_and_there_is_no_critic_and_no_kl():
+    made = single_turn([[1]], [[Generation([7, 8], [-1.0, -1.0], "stop") for _ in range(4)]])
+    made = with_dropped(made.with_paths(reward=torch.tensor([1.0, 1.0, 0.0, 0.0], **DOUBLE)), False)
+    found = with_advantages(algorithm(), made, 0).sampled("advantage")
+    assert found.tolist() == [0.5] * 4 + [-0.5] * 4  # not ±1: no deviation
+    assert not algorithm().components
+    stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
+    assert (stage.critic, stage.surrogate.options) == (None, {"rho": 1.0})
 
 
 def test_target_is_the_centred_reward_plus_the_uniform_mean_of_the_next_q():

@@ -49,6 +49,12 @@ def test_the_penalty_is_quadratic_and_gated_by_entropy(entropy, factor):
     assert said["penalty"] == pytest.approx(0.1 * 0.5**2 * factor, rel=1e-12)
 
 
+def test_the_kl_is_a_moving_average():
+    first, second = run([{"kl": 0.8, "entropy": 0.9}, {"kl": 0.0, "entropy": 0.9}])
+    assert first["penalty"] == pytest.approx(0.1 * 0.5**2 * 2, rel=1e-12)
+    assert second["penalty"] == pytest.approx(0.1 * (0.9 * 0.8 - 0.3) ** 2 * 2, rel=1e-12)
+
+
 def test_below_the_threshold_there_is_no_penalty():
     assert [s["penalty"] for s in run([{"kl": 0.3, "entropy": 0.1}, {"kl": 0.0, "entropy": 9.0}])] == [0.0, 0.0]
 

@@ -77,7 +77,7 @@ def test_labelled_are_kept_alike_are_kept_and_others_dropped(stages):
 def test_kept_are_the_top_share_and_all_above_the_threshold(stages):
     names = [f"u{i}" for i in range(20)]
     groups = [(row("known", "3"), "34"), *((row(name), "56") for name in names)]
-    # Correlations with the rising history: 0.9, 0.8 … but all below 0.5 in the second call.
+    # All twenty are nearly as the rising history, then nearly its reverse: the top tenth of those is two.
     rates = {name: [0.0, 0.5 + 0.001 * i, 1.0] for i, name in enumerate(names)}
     assert kept(stages["trained"], trials_of(*groups), visited(known=RISING, **rates)).num_paths == 42
     rates = {name: [1.0, 0.5 - 0.001 * i, 0.0] for i, name in enumerate(names)}
