@@ -123,3 +123,8 @@ def test_orpo_loads_no_reference_and_has_the_papers_numbers():
     assert odds == pytest.approx(1.3863, abs=5e-5)
     assert whole.item() - nll == pytest.approx(0.2231, abs=5e-5)
     assert whole.item() == pytest.approx(nll + math.log1p(math.exp(-odds)), abs=1e-14)
+    # The recipe's own weight of the odds, and lengths that differ: both sides are means over their tokens.
+    assert stage.loss[0].options["beta"] == 0.5
+    one, five = torch.ones(1, dtype=torch.float64), torch.full((1,), 5.0, dtype=torch.float64)
+    own = terms[0].function(chosen_P / 3, rejected_P / 3 * 5, one, five)
+    assert own.item() == pytest.approx(nll + 0.5 * math.log1p(math.exp(-odds)), abs=1e-14)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from learning.chat import encode_prompt
 from learning.collecting import bind_collecting
 from learning.history import History
 from learning.lookup import bind
 from learning.problems import list_functions
+from learning.tokenizers import characters
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"
@@ -42,7 +44,11 @@ def test_the_first_stage_visits_every_problem_equally_often_with_four_samples():
 
 
 def test_the_first_stage_has_a_shorter_window_than_fine_tuning():
-    assert stages()["broad"].max_completion_length < stages()["coder"].max_length
+    """A window holds prompt and completion: with the recipe's longest prompt the first stage stays within."""
+    rows = [row for use in stages()["uniform"].problems for row in bind(use)()]
+    tokenizer = characters()
+    longest = max(len(encode_prompt(tokenizer, row["prompt"])) for row in rows)
+    assert longest + stages()["broad"].max_completion_length < stages()["coder"].max_length
     assert stages()["broad"].max_completion_length < stages()["pre_grpo"].max_completion_length
 
 
@@ -62,8 +68,10 @@ def test_the_sizes_of_groups_are_the_papers_in_the_full_profile():
     assert found == [8, 64]
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.25)])
-def test_hard_focus_retains_the_most_difficult(shares):
+# What counts is the last visit: c alone becomes easy, or d does.
+@pytest.mark.parametrize(("risen", "left"), [("c", "d"), ("d", "c")])
+def test_hard_focus_retains_the_most_difficult(risen, left):
+    shares = (0.5, 0.25)
     use = stages()["pre_grpo"].plan.model_copy(update={"share": {"piecewise": dict(enumerate(shares))}})
     plan, states, history = bind(use, "plan"), {}, History()
     history.rates = {"a": [1.0], "b": [0.5], "c": [0.25], "d": [0.0]}
@@ -71,9 +79,9 @@ def test_hard_focus_retains_the_most_difficult(shares):
     have = {"rows": rows, "num_groups": 4, "n": 16, "seed": 1, "states": states, "history": history}
     assert Counter(a.row["id"] for a in plan.ask(0, {**have, "step": 0})) == {"c": 2, "d": 2}
     assert states["plan"]["kept"] == ["c", "d"]
-    history.rates["c"].append(0.9)
-    assert [a.row["id"] for a in plan.ask(1, {**have, "step": 1})] == ["d"] * 4
-    assert states["plan"]["kept"] == ["d"]
+    history.rates[risen].append(0.9)
+    assert [a.row["id"] for a in plan.ask(1, {**have, "step": 1})] == [left] * 4
+    assert states["plan"]["kept"] == [left]
 
 
 def test_the_contest_is_later_and_unseen():

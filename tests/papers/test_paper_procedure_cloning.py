@@ -43,6 +43,8 @@ def test_without_its_trace_the_data_set_is_the_baselines(stages):
         assert re.fullmatch(r"([a-i]+;)+#[UDLR]", text)  # the search, then the move; the state is the prompt
         row["completion"][0]["content"] = text[text.index("#") :]
     assert traced == plain
+    # There is no trace to force on the baseline: nothing stands between the maze and its move.
+    assert {len(row["completion"][0]["content"]) for row in plain} == {len("#R")}
 
 
 def test_the_loss_is_on_trace_and_move_only(stages, tiny_policy):

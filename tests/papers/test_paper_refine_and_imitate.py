@@ -4,6 +4,7 @@ Not shown: persuasion of people. Unsure: how large the paper's rewards are; here
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,9 @@ class Recorder:
 
 
 def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_policy):
+    # No other model is at hand: the stage has weights and contexts.
+    ports = load_recipe(RECIPE, profile="tiny").ports("refined")
+    assert {port.path: port.steps for port in ports} == {"model": ("talker",), "prompts": ("contexts",)}
     tiny_policy = replace(tiny_policy, max_length=200)
     rows, engine = donations(size=6, split="train"), Recorder(tiny_policy.tokenizer)
     sampler = Sampler(engine, tiny_policy, Sampling(1.0, 28), 0, 0)
@@ -149,6 +153,7 @@ def test_the_selector_learns_that_people_are_right(tmp_path):
 def test_scripted_people_neither_repeat_nor_deny_and_the_muddled_do():
     rows = donations(size=200, split="train", seed=1)
     assert len({row["id"] for row in rows}) == 200
+    assert {len(re.findall("[.!?]", row["answer"])) for row in rows} == {1}  # what is learnt is to say one sentence
     assert not {r["id"] for r in rows} & {r["id"] for r in donations(size=100, split="test", seed=1)}
     assert set(totals(rows, [row["answer"] for row in rows])) == {1.0}
     scores = totals(rows, [muddled(row, np.random.default_rng(i), rate=1.0) for i, row in enumerate(rows)])
