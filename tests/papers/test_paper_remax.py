@@ -100,6 +100,13 @@ def of_action(action, name):
     return -torch.autograd.grad(loss, z)[0]
 
 
+def test_the_greedy_answer_itself_has_no_gradient():
+    greedy = int(LOGITS.argmax())
+    assert of_action(greedy, "trained").tolist() == [0.0] * 3
+    assert float(of_action(greedy, "baseline").abs().max()) > 0.1
+    assert float(of_action(1 - greedy, "trained").abs().max()) > 0.1
+
+
 def test_the_baseline_leaves_the_gradient_and_lowers_its_variance():
     pi = LOGITS.softmax(-1)
     z = LOGITS.clone().requires_grad_()
