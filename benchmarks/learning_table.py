@@ -61,11 +61,10 @@ def results(folder: Path) -> dict[str, Any]:
     curves: dict[str, list[list[dict[str, float]]]] = {}
     for record in (r for r in records if r["kind"] == "rl"):
         name = re.search(r"algorithm=(\w+)", record["step"])[1]
-        found = algorithms.setdefault(name, {"accuracies": [], "tokens": [], "seconds": []})
+        found = algorithms.setdefault(name, {"accuracies": [], "tokens": []})
         found["accuracies"].append(round(accuracy[record["step"]]["value"], 4))
         lines = [json.loads(line) for line in (Path(record["folder"]) / "metrics.jsonl").read_text().splitlines()]
         found["tokens"].append(int(record["metrics"]["tokens"]))
-        found["seconds"].append(round(record["seconds"], 1))
         curves.setdefault(name, []).append(lines)
     for found in algorithms.values():
         found["mean"], found["low"], found["high"] = interval(found["accuracies"])
@@ -93,9 +92,9 @@ def page(found: dict[str, Any]) -> str:
         f"Accuracy is that of four samples at temperature 1 on {cold['n']} held-out problems; the interval of an",
         "algorithm is Student's t over its seeds (95 %), that of the cold start a bootstrap over problems.",
         "",
-        "| algorithm | accuracy | 95 % interval | seeds | tokens sampled | seconds a run |",
-        "|---|---|---|---|---|---|",
-        f"| cold start | {cold['value']:.3f} | [{cold['low']:.3f}, {cold['high']:.3f}] | | | |",
+        "| algorithm | accuracy | 95 % interval | seeds | tokens sampled |",
+        "|---|---|---|---|---|",
+        f"| cold start | {cold['value']:.3f} | [{cold['low']:.3f}, {cold['high']:.3f}] | | |",
     ]
     for name, title in NAMES.items():
         if name not in found["algorithms"]:
@@ -104,7 +103,7 @@ def page(found: dict[str, Any]) -> str:
         seeds = " ".join(f"{value:.3f}" for value in of["accuracies"])
         lines.append(
             f"| {title} | {of['mean']:.3f} | [{of['low']:.3f}, {of['high']:.3f}] | {seeds} | "
-            f"{statistics.fmean(of['tokens']):,.0f} | {statistics.fmean(of['seconds']):.0f} |"
+            f"{statistics.fmean(of['tokens']):,.0f} |"
         )
     return "\n".join([*lines, "", "![Reward against sampled tokens](learning.png)", ""])
 
