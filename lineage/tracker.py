@@ -9,7 +9,7 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
 
 from lineage.layout import Layout
 from lineage.records import Record, read_record
-from lineage.tracking_content import curve_metrics, datasets, final_metrics, flat, milliseconds, named
+from lineage.tracking_content import curve_metrics, datasets, final_metrics, flat, milliseconds, model_name, named
 from schemas.plan import Plan, Step
 
 FINISHED = ("done", "cached")
@@ -101,7 +101,7 @@ class Tracker:
         tags = {"key": record["key"], "digest": digest, "uri": folder.as_uri(), "output": output}
         existing = self._models(record["key"])
         model = existing[0] if existing else self.client.create_logged_model(
-            self.experiment, named(step.name), source_run_id=made, tags=tags
+            self.experiment, model_name(step.name), source_run_id=made, tags=tags
         )  # fmt: skip
         if not existing:
             self.client.finalize_logged_model(model.model_id, "READY")

@@ -32,6 +32,11 @@ def named(name: str) -> str:
     return re.sub(r"[^\w\-. ]", "_", name)
 
 
+def model_name(step: str) -> str:
+    """A name that MLflow takes for a logged model: no full stops either."""
+    return named(step).replace(".", "_")
+
+
 def milliseconds(when: str) -> int:
     """ISO 8601 as milliseconds since the epoch."""
     return int(datetime.fromisoformat(when).timestamp() * 1000)

@@ -5,7 +5,7 @@ import pytest
 from mlflow import MlflowClient
 
 from lineage.tracking import project_run
-from lineage.tracking_content import final_metrics
+from lineage.tracking_content import final_metrics, model_name
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 STATES = {name: {"state": "done"} for name in ("base", "lessons", "lessons_clean", "tuned", "raw")}
@@ -103,3 +103,11 @@ def test_the_numbers_of_a_variant_have_names_that_mlflow_takes():
     }
     (metric,) = final_metrics(record, "rl@algorithm=grpo,seed=1")
     assert (metric.key, metric.value) == ("rl_algorithm_grpo_seed_1/reward_answers.exact", 0.5)
+
+
+def test_the_model_of_a_variant_has_a_name_that_mlflow_takes(tmp_path):
+    name = model_name("rl@clip=high,epsilon=0.2")
+    assert name == "rl_clip_high_epsilon_0_2"
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.create_experiment("variants")
+    assert client.create_logged_model(experiment, name).name == name
