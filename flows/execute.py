@@ -140,15 +140,19 @@ class Execution:
         progress = Tail(progress_file(self.layout, step.key, spec["attempt"]))
         with closing(progress), closing(log):
             handle = self.executor.submit(spec)
-            self._watch(step, handle, progress, log, on_line)
-        return Manifest.model_validate(handle.result())
+            seen = self._watch(step, handle, progress, log, on_line)
+        manifest = Manifest.model_validate(handle.result())
+        if not seen:  # it was over, and its progress gone, before the first look
+            self._told(step, {"started": 0})
+        return manifest
 
-    def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> None:
-        ended, started = False, None
+    def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> bool:
+        """Tell how the step goes until it ends; returns whether anything was seen of it."""
+        ended, started, seen = False, None, False
         while not ended:
             ended = handle.wait(POLL)
             for event in progress.events():
-                started = time.monotonic() if "started" in event else started
+                started, seen = time.monotonic() if "started" in event else started, True
                 self._told(step, event)
             for line in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
                 on_line(line)
@@ -158,6 +162,7 @@ class Execution:
                 handle.kill()
                 why = f"exceeded its time limit of {step.timeout:g} s" if late else "stopped"
                 raise StepError(f"{step.name}: {why}, its process was ended")
+        return seen
 
     def _told(self, step: Step, event: dict[str, Any]) -> None:
         if "started" in event or "waiting" in event:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.explain import explain_plan
-from flows.inprocess import InProcess
+from flows.inprocess import InProcess, Running
 from flows.launch import plan_recipe, run_plan
 from flows.runlog import events
 from flows.step import run_step
@@ -259,3 +259,16 @@ def test_inprocess_executor_reports_errors_as_step_errors(lab):
     assert handle.wait(10)
     with pytest.raises(StepError):
         handle.result()
+
+
+def test_a_step_that_is_over_before_the_first_look_is_told_as_any_other(lab, monkeypatch):
+    def over_at_once(executor, spec):
+        running = Running(spec)
+        running.thread.join()
+        return running
+
+    monkeypatch.setattr(InProcess, "submit", over_at_once)
+    plan = lab("name: quick\nstages:\n  a: {kind: python, function: 'lab:number'}\n")
+    outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
+    told = [e["state"] for e in events(lab.layout, outcome.run) if e["type"] == "step"]
+    assert [state for state in told if state != "queued"] == ["running", "done"]
