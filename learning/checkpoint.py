@@ -53,6 +53,40 @@ def load_latest(folder: Path, upto: int | None = None) -> tuple[int, dict[str, t
     return None
 
 
+def save_training(
+    folder: Path, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, told: Any
+) -> None:
+    """A checkpoint of a loop that trains one model: parameters, moments, random states, and what it has told."""
+    moments, groups = optimizer_state(optimizer)
+    rng_tensors, rng_rest = rng_state()
+    tensors = prefixed("model", parameters) | prefixed("optimizer", moments) | prefixed("rng", rng_tensors)
+    save_checkpoint(folder, step, tensors, {"optimizer": groups, "rng": rng_rest, "told": told})
+
+
+def load_training(
+    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> tuple[int, Any] | None:
+    """Put back what `save_training` left last; returns its step and what was told. Raises StepError."""
+    found = load_latest(folder)
+    if found is None:
+        return None
+    step, tensors, state = found
+    load_weights(parameters, below("model", tensors))
+    load_optimizer_state(optimizer, below("optimizer", tensors), state["optimizer"])
+    set_rng_state(below("rng", tensors), state["rng"])
+    return step, state["told"]
+
+
+def prefixed(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors under `<group>/<name>`."""
+    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def below(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of `prefixed` with their own names again."""
+    return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}
+
+
 def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy a checkpoint's tensors into parameters of the same names; raises StepError for other names or shapes."""
     here = {name: tuple(p.shape) for name, p in parameters.items()}

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.batch import Batch
-from learning.checkpoint import load_optimizer_state, load_weights, optimizer_state
+from learning.checkpoint import below, load_optimizer_state, load_weights, optimizer_state, prefixed
 from learning.lookup import Bound, bind
 from learning.optimize import clip_gradients, make_optimizer
 from learning.packed import packed_hidden
@@ -138,8 +138,8 @@ class Critic:
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments, for a checkpoint."""
         moments, _ = optimizer_state(self.optimizer)
-        weights = {f"weights/{name}": p for name, p in self.network.named_parameters()}
-        return weights | {f"optimizer/{name}": t for name, t in moments.items()}
+        weights = dict(self.network.named_parameters())
+        return prefixed("weights", weights) | prefixed("optimizer", moments)
 
     def state(self) -> list[Any]:
         """What belongs to a checkpoint beside tensors, as JSON."""
@@ -147,8 +147,8 @@ class Critic:
 
     def load(self, tensors: Mapping[str, Tensor], state: list[Any]) -> None:
         """Put back what `tensors` and `state` gave; raises StepError for those of another critic."""
-        load_weights(dict(self.network.named_parameters()), _below(tensors, "weights/"))
-        load_optimizer_state(self.optimizer, _below(tensors, "optimizer/"), state)
+        load_weights(dict(self.network.named_parameters()), below("weights", tensors))
+        load_optimizer_state(self.optimizer, below("optimizer", tensors), state)
 
     def _loss(self, loss: Bound, micro: Batch, step: int) -> Tensor:
         """Σ w·ℓ over the tokens of a micro-batch, the mean over the heads."""
@@ -188,7 +188,3 @@ def _ends(batch: Batch) -> Tensor:
             segment = batch.parents[segment]
         ends.append(borders[segment + 1] - 1)
     return torch.tensor(ends, dtype=torch.long)
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

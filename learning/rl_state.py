@@ -8,10 +8,12 @@ import torch
 
 from learning.algorithm import Algorithm
 from learning.checkpoint import (
+    below,
     load_latest,
     load_optimizer_state,
     load_weights,
     optimizer_state,
+    prefixed,
     rng_state,
     save_checkpoint,
     set_rng_state,
@@ -76,7 +78,7 @@ def save(loop: Loop, step: int) -> None:
     plain = {name: getattr(loop, name) for name in PLAIN}
     told = {name: part.to_json() for name, part in loop.memories.items()}
     tensors, rest = _trained(loop)
-    tensors |= _prefixed("rng", rng_tensors) | _prefixed("references", loop.references.tensors())
+    tensors |= prefixed("rng", rng_tensors) | prefixed("references", loop.references.tensors())
     save_checkpoint(loop.checkpoints, step, tensors, {**rest, "rng": rng_rest, "plain": plain, "memories": told})
 
 
@@ -88,8 +90,8 @@ def resume(loop: Loop) -> int:
         return 0
     step, tensors, state = found
     _put_back(loop, tensors, state)
-    loop.references.load(_below("references", tensors))
-    set_rng_state(_below("rng", tensors), state["rng"])
+    loop.references.load(below("references", tensors))
+    set_rng_state(below("rng", tensors), state["rng"])
     for name in PLAIN:
         setattr(loop, name, state["plain"][name])
     for name, part in loop.memories.items():
@@ -120,27 +122,19 @@ def step_back(loop: Loop, step: int) -> int:
 def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and moments of everything that is trained."""
     moments, rest = optimizer_state(loop.optimizer)
-    tensors = _prefixed("model", weights(loop)) | _prefixed("optimizer", moments)
+    tensors = prefixed("model", weights(loop)) | prefixed("optimizer", moments)
     if loop.critic is not None:
-        tensors |= _prefixed("critic", loop.critic.tensors())
+        tensors |= prefixed("critic", loop.critic.tensors())
     return tensors, {"optimizer": rest, "critic": None if loop.critic is None else loop.critic.state()}
 
 
 def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    load_weights(weights(loop), _below("model", tensors))
-    load_optimizer_state(loop.optimizer, _below("optimizer", tensors), state["optimizer"])
+    load_weights(weights(loop), below("model", tensors))
+    load_optimizer_state(loop.optimizer, below("optimizer", tensors), state["optimizer"])
     if loop.critic is not None:
-        loop.critic.load(_below("critic", tensors), state["critic"])
+        loop.critic.load(below("critic", tensors), state["critic"])
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:
     """Parameters that a checkpoint holds; tied ones once."""
     return dict(loop.policy.model.named_parameters())
-
-
-def _prefixed(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{group}/{name}": value for name, value in tensors.items()}
-
-
-def _below(group: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}

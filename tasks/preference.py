@@ -9,16 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.checkpoint import (
-    load_latest,
-    load_optimizer_state,
-    load_weights,
-    optimizer_state,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-)
+from learning.checkpoint import load_training, save_training
 from learning.epochs import Epochs
+from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
 from learning.preference_batches import encode_pairs, split_by_prompt
@@ -75,6 +68,7 @@ def run(stage: Preference, context: Context) -> Result:
 def prepare(stage: Preference, context: Context) -> Loop:
     """Load the policy, encode and split the pairs, and ask the references about them once and for all."""
     set_determinism(context.seed, context.num_threads)
+    keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     terms = bind_losses(stage, context.inputs)
     train, held_out, too_long = read_pairs(stage, context, policy, asked(terms))
@@ -182,30 +176,19 @@ def trained(loop: Loop) -> dict[str, Tensor]:
 
 
 def save(loop: Loop, step: int) -> None:
-    """Leave a checkpoint: weights, optimiser, random states, memories; the order of the pairs follows the step."""
-    optimizer_tensors, groups = optimizer_state(loop.optimizer)
-    rng_tensors, rng_rest = rng_state()
-    parts = {"model": trained(loop), "optimizer": optimizer_tensors, "rng": rng_tensors}
-    tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+    """Leave a checkpoint from which a killed step continues, to the same bits; the pairs' order follows the step."""
     kept = {name: getattr(loop, name) for name in TOLD}
-    save_checkpoint(loop.context.checkpoints, step, tensors, {"optimizer": groups, "rng": rng_rest, **kept})
+    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, kept)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.context.checkpoints)
+    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer)
     if found is None:
         return 0
-    step, tensors, state = found
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        parts[part][rest] = tensor
-    load_weights(trained(loop), parts["model"])
-    load_optimizer_state(loop.optimizer, parts["optimizer"], state["optimizer"])
-    set_rng_state(parts["rng"], state["rng"])
+    step, kept = found
     for name in TOLD:
-        setattr(loop, name, state[name])
+        setattr(loop, name, kept[name])
     for point in loop.curve:
         loop.context.log(**point)
     return step

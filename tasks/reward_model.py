@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.checkpoint import load_latest, load_optimizer_state, optimizer_state, save_checkpoint
+from learning.checkpoint import load_training, save_training
 from learning.epochs import Epochs
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
@@ -24,6 +24,8 @@ from tasks.context import Context, Result
 
 TOKENS = 16_384
 """Tokens per forward; a step with more accumulates gradients."""
+TOLD = ("curve", "window")
+"""What a loop remembers beside weights, optimiser and random states."""
 
 
 @dataclass
@@ -111,29 +113,26 @@ def remember(loop: Loop, step: int, point: dict[str, float], speed: float) -> No
 
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint: weights, optimiser and what was told; the order of the data follows from the step."""
-    tensors, groups = optimizer_state(loop.optimizer)
-    weights = dict(loop.judge.policy.model.named_parameters())
-    named = {f"model/{k}": v for k, v in weights.items()} | {f"optimizer/{k}": v for k, v in tensors.items()}
-    save_checkpoint(
-        loop.context.checkpoints, step, named, {"groups": groups, "curve": loop.curve, "window": loop.window}
-    )
+    told = {name: getattr(loop, name) for name in TOLD}
+    save_training(loop.context.checkpoints, step, weights(loop), loop.optimizer, told)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.context.checkpoints)
+    found = load_training(loop.context.checkpoints, weights(loop), loop.optimizer)
     if found is None:
         return 0
-    step, tensors, state = found
-    with torch.no_grad():
-        for name, parameter in loop.judge.policy.model.named_parameters():
-            parameter.copy_(tensors[f"model/{name}"])
-    own = {k.removeprefix("optimizer/"): v for k, v in tensors.items() if k.startswith("optimizer/")}
-    load_optimizer_state(loop.optimizer, own, state["groups"])
-    loop.curve, loop.window = state["curve"], state["window"]
+    step, told = found
+    for name in TOLD:
+        setattr(loop, name, told[name])
     for point in loop.curve:
         loop.context.log(**point)
     return step
+
+
+def weights(loop: Loop) -> dict[str, torch.Tensor]:
+    """Everything that is trained, by name."""
+    return dict(loop.judge.policy.model.named_parameters())
 
 
 def publish(loop: Loop) -> Result:

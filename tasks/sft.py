@@ -8,15 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from learning.adapters import attach, write_adapters
-from learning.checkpoint import (
-    load_latest,
-    load_optimizer_state,
-    load_weights,
-    optimizer_state,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-)
+from learning.checkpoint import load_training, save_training
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
@@ -127,29 +119,18 @@ def trained(loop: Loop) -> dict[str, torch.Tensor]:
 
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues, to the same bits; the data's order follows the step."""
-    optimizer_tensors, groups = optimizer_state(loop.optimizer)
-    rng_tensors, rng_rest = rng_state()
-    parts = {"model": trained(loop), "optimizer": optimizer_tensors, "rng": rng_tensors}
-    tensors = {f"{part}/{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
     told = {name: getattr(loop, name) for name in TOLD}
-    save_checkpoint(loop.context.checkpoints, step, tensors, {"optimizer": groups, "rng": rng_rest, **told})
+    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, told)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.context.checkpoints)
+    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer)
     if found is None:
         return 0
-    step, tensors, state = found
-    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
-    for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        parts[part][rest] = tensor
-    load_weights(trained(loop), parts["model"])
-    load_optimizer_state(loop.optimizer, parts["optimizer"], state["optimizer"])
-    set_rng_state(parts["rng"], state["rng"])
+    step, told = found
     for name in TOLD:
-        setattr(loop, name, state[name])
+        setattr(loop, name, told[name])
     for point in loop.curve:
         loop.context.log(**point)
     return step
