@@ -1,5 +1,3 @@
-import json
-
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -9,7 +7,6 @@ from learning.policy import load_policy
 from learning.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
-from tasks.context import Context
 from tasks.rl import run
 
 ALGORITHM = {
@@ -66,31 +63,6 @@ def inputs(tiny_policy_folder, tmp_path):
     return {"model": tiny_policy_folder, "prompts": folder}
 
 
-@pytest.fixture
-def at(inputs, tmp_path):
-    """A context in a folder of its own; the same name shares checkpoints."""
-
-    def make(name, attempt=0, on_progress=lambda event: None):
-        folder = tmp_path / f"{name}-{attempt}"
-        folder.mkdir()
-        checkpoints = tmp_path / f"{name}-checkpoints"
-        checkpoints.mkdir(exist_ok=True)
-        return Context(inputs, folder, checkpoints, seed=3, on_progress=on_progress)
-
-    return make
-
-
-def files(context):
-    outputs = context.folder / "outputs"
-    return {str(p.relative_to(outputs)): p.read_bytes() for p in sorted(outputs.rglob("*")) if p.is_file()}
-
-
-def curve(context, *without):
-    lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
-    timed = {"time", "tokens_per_second", "generation_seconds"}
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
-
-
 def moved(inputs, context):
     """Largest change of each parameter."""
     before, after = load_policy(inputs["model"]), load_policy(context.folder / "outputs" / "model")
@@ -98,51 +70,39 @@ def moved(inputs, context):
     return [float((a - b).detach().abs().max()) for a, b in pairs]
 
 
-class Stopped(Exception):
-    """What a test throws to interrupt a stage."""
-
-
-def stop_at(step):
-    def on_progress(event):
-        if event["step"] == step and "total" in event:
-            raise Stopped
-
-    return on_progress
-
-
-def test_trap_24_a_continued_run_is_bit_identical(at):
+def test_trap_24_a_continued_run_is_bit_identical(at, training):
     whole = at("whole")
     result = run(stage(log_trajectories=0.6), whole)
     for attempt, step in enumerate((1, 3, 5, 6)):
-        with pytest.raises(Stopped):
-            run(stage(log_trajectories=0.6), at("broken", attempt, stop_at(step)))
+        with pytest.raises(training.Stopped):
+            run(stage(log_trajectories=0.6), at("broken", attempt, training.stop_at(step)))
     last = at("broken", 4)
     again = run(stage(log_trajectories=0.6), last)
-    assert files(last) == files(whole)
-    assert curve(last) == curve(whole)
+    assert training.files(last) == training.files(whole)
+    assert training.curve(last) == training.curve(whole)
     assert again == result
-    assert len(curve(last)) == 6
+    assert len(training.curve(last)) == 6
 
 
-def test_two_runs_are_bit_identical_and_move_the_weights(at, inputs):
+def test_two_runs_are_bit_identical_and_move_the_weights(at, inputs, training):
     first, second = at("first"), at("second")
     run(stage(), first)
     run(stage(), second)
-    assert files(first) == files(second)
+    assert training.files(first) == training.files(second)
     assert min(moved(inputs, first)) > 1e-4
 
 
-def test_trap_07_engine_and_trainer_agree_at_any_temperature(at):
+def test_trap_07_engine_and_trainer_agree_at_any_temperature(at, training):
     context = at("warm")
     run(stage(temperature=0.7, num_iterations=2, num_mini_batches=2), context)
-    assert all(point["logprob_gap"] < 1e-5 for point in curve(context))
-    assert max(point["kl_to_sampler"] for point in curve(context)) > 1e-6
+    assert all(point["logprob_gap"] < 1e-5 for point in training.curve(context))
+    assert max(point["kl_to_sampler"] for point in training.curve(context)) > 1e-6
 
 
-def test_trap_17_a_policy_rewarded_for_stopping_learns_to_stop(at):
+def test_trap_17_a_policy_rewarded_for_stopping_learns_to_stop(at, training):
     context = at("stop")
     run(stage(max_steps=30, save_steps=100, max_completion_length=16, components=[]), context)
-    points = curve(context)
+    points = training.curve(context)
     assert points[0]["completion_length"] > 6
     assert points[-1]["completion_length"] < 2
     assert points[-1]["truncated"] < 0.1 < points[0]["truncated"]
@@ -169,7 +129,7 @@ def test_trajectories_hold_every_completion(at, inputs):
     torch.testing.assert_close(torch.tensor(row["logprobs"]), want, atol=1e-5, rtol=0)
 
 
-def test_unscorable_completions_are_counted_and_left_out(at):
+def test_unscorable_completions_are_counted_and_left_out(at, training):
     context = at("unscorable")
     result = run(stage(rewards=[f"{__name__}:sometimes", f"{__name__}:short"], max_steps=3), context)
     table = pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
@@ -182,7 +142,7 @@ def test_unscorable_completions_are_counted_and_left_out(at):
         f"{__name__}:short": -len(lost[0]["completion"]) / 8,
     }
     share = [sum("e" in r["completion"] for r in table if r["step"] == s) / 16 for s in range(3)]
-    assert [p["unscorable"] for p in curve(context)] == pytest.approx(share)
+    assert [p["unscorable"] for p in training.curve(context)] == pytest.approx(share)
     # The rest of each group is centred among itself.
     for step, group in {(r["step"], r["group"]) for r in table}:
         mine = [r["advantage"] for r in table if (r["step"], r["group"]) == (step, group) and r["trained"]]

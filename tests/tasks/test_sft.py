@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -39,42 +38,8 @@ def inputs(tiny_policy_folder, tmp_path):
     return {"model": tiny_policy_folder, "data": folder}
 
 
-@pytest.fixture
-def at(inputs, tmp_path):
-    """A context in a folder of its own; the same name shares checkpoints."""
-
-    def make(name, attempt=0, on_progress=lambda event: None):
-        folder = tmp_path / f"{name}-{attempt}"
-        folder.mkdir()
-        return Context(inputs, folder, tmp_path / f"{name}-checkpoints", seed=3, on_progress=on_progress)
-
-    return make
-
-
-def files(context):
-    outputs = context.folder / "outputs"
-    return {str(p.relative_to(outputs)): p.read_bytes() for p in sorted(outputs.rglob("*")) if p.is_file()}
-
-
-def curve(context):
-    lines = [json.loads(line) for line in (context.folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in {"time", "tokens_per_second"}} for line in lines]
-
-
 def model_of(context):
     return load_policy(context.folder / "outputs" / "model").model
-
-
-class Stopped(Exception):
-    """What a test throws to interrupt a stage."""
-
-
-def stop_at(step):
-    def on_progress(event):
-        if event["step"] == step and "total" in event:
-            raise Stopped
-
-    return on_progress
 
 
 VARIANTS = {
@@ -85,13 +50,13 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("more", VARIANTS.values(), ids=VARIANTS)
-def test_trap_24_a_continued_run_is_bit_identical(at, more):
+def test_trap_24_a_continued_run_is_bit_identical(at, more, training):
     more = {"gradient_accumulation_steps": 2, "lr_scheduler_type": "cosine", "max_steps": 7, **more}
     whole = at("whole")
     result = run(stage(**more), whole)
     for attempt, step in enumerate((5, 3, 7)):
-        with pytest.raises(Stopped):
-            run(stage(**more), at("broken", attempt, stop_at(step)))
+        with pytest.raises(training.Stopped):
+            run(stage(**more), at("broken", attempt, training.stop_at(step)))
         if attempt == 0:  # the latest checkpoint is damaged: the one before it is used
             latest = sorted(whole.folder.parent.glob("broken-checkpoints/step-*"))[-1] / "tensors.safetensors"
             data = bytearray(latest.read_bytes())
@@ -99,20 +64,20 @@ def test_trap_24_a_continued_run_is_bit_identical(at, more):
             latest.write_bytes(bytes(data))
     last = at("broken", 3)
     assert run(stage(**more), last) == result
-    assert files(last) == files(whole)
-    assert curve(last) == curve(whole)
+    assert training.files(last) == training.files(whole)
+    assert training.curve(last) == training.curve(whole)
 
 
-def test_equal_inputs_give_equal_bytes_and_another_seed_does_not(at):
+def test_equal_inputs_give_equal_bytes_and_another_seed_does_not(at, training):
     one, two = at("one"), at("two")
     assert run(stage(), one) == run(stage(), two)
-    assert files(one) == files(two)
+    assert training.files(one) == training.files(two)
     other = replace(at("other"), seed=4)
     run(stage(), other)
-    assert files(other)["model/model.safetensors"] != files(one)["model/model.safetensors"]
+    assert training.files(other)["model/model.safetensors"] != training.files(one)["model/model.safetensors"]
 
 
-def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at):
+def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at, training):
     """One step over all 15 rows, however they are cut; AdamW would amplify any difference in the gradient's sign."""
     cuts = {
         "whole": {"per_device_train_batch_size": 15},
@@ -128,7 +93,7 @@ def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at):
     for name, cut in cuts.items():
         context = at(name)
         run(stage(max_steps=1, **cut), context)
-        found[name] = (model_of(context), curve(context)[0])
+        found[name] = (model_of(context), training.curve(context)[0])
     for name in ("accumulated", "packed"):
         assert found[name][1]["loss"] == pytest.approx(found["whole"][1]["loss"], abs=1e-6)
         assert found[name][1]["grad_norm"] == pytest.approx(found["whole"][1]["grad_norm"], rel=1e-5)
@@ -136,7 +101,7 @@ def test_accumulation_and_packing_give_the_weights_of_one_large_batch(at):
         assert sum(float((a - b).detach().abs().sum()) for a, b in pairs) < 1e-2 * 21888 * 5e-3
 
 
-def test_the_first_step_is_adamw_by_hand(at, inputs):
+def test_the_first_step_is_adamw_by_hand(at, inputs, training):
     """Step 1 of Adam moves every weight by learning_rate · g / (|g| + ε)."""
     context = at("a")
     run(stage(max_steps=1, per_device_train_batch_size=15, max_grad_norm=None, weight_decay=0.1), context)
@@ -148,7 +113,7 @@ def test_the_first_step_is_adamw_by_hand(at, inputs):
         labels = torch.tensor([[-100] * e.num_given + e.ids[e.num_given :]])
         loss = loss + before(input_ids=torch.tensor([e.ids]), labels=labels).loss * e.num_learned / total
     loss.backward()
-    assert curve(context)[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert training.curve(context)[0]["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
     for old, new in zip(before.parameters(), model_of(context).parameters(), strict=True):
         # where the gradient is far above rounding, its sign and size are beyond doubt
         sure = old.grad.abs() > 1e-5
@@ -213,10 +178,10 @@ def test_epochs_steps_and_dropped_rows_are_counted(at):
     assert result.metrics["tokens"] == 9 * 2 * result.metrics["steps"]
 
 
-def test_the_learning_rate_follows_its_schedule(at):
+def test_the_learning_rate_follows_its_schedule(at, training):
     context = at("a")
     run(stage(max_steps=8, warmup_ratio=0.25, lr_scheduler_type="linear", logging_steps=1), context)
-    rates = [point["learning_rate"] / 5e-3 for point in curve(context)]
+    rates = [point["learning_rate"] / 5e-3 for point in training.curve(context)]
     assert rates == pytest.approx([1 / 2, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
 
