@@ -84,14 +84,14 @@ def collect(
     `have` is what plans, rewards and the rest may ask for: rows, num_groups, n, seed, step, states, metrics.
     """
     step = have["step"]
-    have = {**have, "sampler": sampler, "history": history, "policy": sampler.policy, "engine": sampler.engine}
+    have = {**have, **services(sampler, history)}
     trials: list[Trial] = []
     seen: list[Trial] = []
     asks: list[Ask] = parts.plan.settled(controls).ask(step, have)
     for number in range(parts.max_rounds):
         now = {**have, "round": number}
         new = parts.drive.settled(controls).ask(step, {**now, "asks": asks})
-        _score(parts, new, controls, now)
+        score_all(parts, new, controls, now)
         trials += new
         seen += new
         asks = []
@@ -103,11 +103,17 @@ def collect(
     history.add(seen)
     for part in parts.sources:
         trials = part.settled(controls).ask(step, {**have, "trials": trials})
-    _score(parts, [t for t in trials if not t.scores], controls, have)
+    score_all(parts, [t for t in trials if not t.scores], controls, have)
     return trials
 
 
-def _score(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
+def services(sampler: Sampler, history: History) -> dict[str, Any]:
+    """What parts may ask for beside numbers and rows."""
+    return {"sampler": sampler, "history": history, "policy": sampler.policy, "engine": sampler.engine}
+
+
+def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
+    """Score trials by the stage's rewards, with the numbers that controllers give."""
     if trials:
         rewards = [part.settled(controls) for part in parts.rewards]
         score(rewards, [settled(w, controls) for w in parts.weights], trials, have)

@@ -9,7 +9,7 @@ import inspect
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 from zlib import crc32
@@ -35,7 +35,7 @@ class Bound:
     weight: Number = 1.0
     """Factor that the recipe gives it, where its slot has one."""
 
-    @property
+    @cached_property
     def asks(self) -> list[str]:
         """Names of the parameters before the star: what is to be supplied."""
         parameters = inspect.signature(self.function).parameters.values()

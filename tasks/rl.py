@@ -10,7 +10,7 @@ from typing import Any
 from learning.algorithm import bind_algorithm
 from learning.batch import Batch
 from learning.chat import encode_prompt
-from learning.collecting import bind_collecting, collect, gate, processor_of
+from learning.collecting import bind_collecting, collect, gate, processor_of, score_all, services
 from learning.critic import Critic
 from learning.curves import Curves
 from learning.engines.load import make_engine
@@ -21,7 +21,7 @@ from learning.policy import Policy, load_policy, save_policy, set_determinism
 from learning.policy_loss import with_advantages, with_dropped, with_factors
 from learning.references import References
 from learning.rl_state import Loop, resume, save, step_back
-from learning.rollout import Sampler, score
+from learning.rollout import Sampler
 from learning.routing import with_experts
 from learning.rows import read_rows
 from learning.trajectories import Trajectories, path_advantages
@@ -102,7 +102,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     loop.engine.sync(step + 1)
     places = {id(trial): place for place, trial in enumerate(kept)}
     loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
-    points |= describe(trials, trained) | held_out(loop, stage, context, step)
+    points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
     tokens = sum(t.versions[t.given :].count(step) for t in trials if t.logprobs is not None)
     loop.sampled += tokens
     points |= {
@@ -187,15 +187,14 @@ def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
     }
 
 
-def held_out(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, float]:
+def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> dict[str, float]:
     """Reward on the held-out problems, looked at every `eval_steps` iterations, and how far training is above it."""
     if not loop.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
     sampler = sampler_of(loop, stage, context, step, {}).at(Sampling(stage.temperature, stage.max_completion_length))
     trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
-    have = {**supplied(loop, stage, context, step), "sampler": sampler, "history": loop.history, "states": {}}
-    have |= {"policy": loop.policy, "engine": loop.engine}
-    score(loop.collecting.rewards, loop.collecting.weights, trials, have)
+    have = {**supplied(loop, stage, context, step), **services(sampler, loop.history), "states": {}}
+    score_all(loop.collecting, trials, controls, have)
     values = [t.reward for t in trials if t.reward is not None]
     return {"eval_reward": sum(values) / len(values)} if values else {}
 

@@ -165,6 +165,15 @@ def test_a_watch_may_only_warn(at, training):
     assert ["watch/reward" in p for p in training.curve(warned)] == [True, True, False, True, True, True]
 
 
+def test_held_out_rewards_are_weighed_as_in_training(at, training):
+    context = at("weighed")
+    rewards = [{"use": f"{HERE}:short", "weight": {"control": "factor"}}]
+    run(stage(rewards=rewards, control={"factor": f"{HERE}:by_visits"}, eval_prompts="p", eval_steps=3), context)
+    for point in (p for p in training.curve(context) if "eval_reward" in p):
+        assert point["reward"] == pytest.approx(point["control/factor"] * point[f"reward/{HERE}:short"])
+        assert -1 <= point["eval_reward"] / point["control/factor"] <= 0
+
+
 def test_the_gap_between_training_and_held_out_reward_is_a_point(at, training):
     context = at("gap")
     run(stage(eval_prompts="p", eval_steps=3), context)
