@@ -26,10 +26,6 @@ class Closure:
     def __init__(self, folders: Iterable[Path] = ()):
         self.folders = tuple(dict.fromkeys(Path(f).resolve() for f in folders))
 
-    def of_stage(self, stage: BaseModel, kind: str) -> dict[str, str]:
-        """Module to digest for a stage: its task and everything that its slots name. Raises PlanError."""
-        return self.of_modules([f"tasks.{kind}", *(module for use in uses(stage) for module in self.modules_of(use))])
-
     def of_modules(self, roots: Iterable[str]) -> dict[str, str]:
         """Module to digest for everything reached from `roots`, in the order of the names. Raises PlanError."""
         found: dict[str, str] = {}

@@ -12,11 +12,6 @@ class History:
     def __init__(self) -> None:
         self.rates: dict[str, list[float]] = {}
 
-    @property
-    def visits(self) -> dict[str, int]:
-        """How often each problem was sampled and scored."""
-        return {key: len(rates) for key, rates in self.rates.items()}
-
     def add(self, trials: Iterable[Trial]) -> None:
         """Add the policy's own trials of an iteration; those not ended, or that could not be scored, say nothing."""
         own = [t for t in trials if t.source == "policy" and t.finish != "suspended"]
