@@ -1,0 +1,45 @@
+"""What verbs have in common: the terminal, and options that several of them take."""
+
+import enum
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+class Terminal(Console):
+    """A console whose reader may leave: a run goes on when nobody reads its progress any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Where nobody has said how wide the output is, tables need not be squeezed into 80 columns.
+console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
+
+
+def warn(text: str) -> None:
+    """Say what is only worth a word, beside the output proper."""
+    print(f"warning: {text}", file=sys.stderr)
+
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe YAML.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="stages.x.y=v", help="Override a key; repeatable.")]
+To = Annotated[list[str], typer.Option("--to", metavar="STAGE", help="Only this stage and what it needs; repeatable.")]
+
+
+class ExecutorChoice(enum.StrEnum):
+    """Where steps run."""
+
+    ray = "ray"
+    inprocess = "inprocess"
+
+
+Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debugging: no Prefect, no Ray.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

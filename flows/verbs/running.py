@@ -1,0 +1,62 @@
+"""Run recipes and look at runs."""
+
+from typing import Annotated
+
+import typer
+
+from flows.verbs.options import Executor, ExecutorChoice, Overrides, Profile, RecipeFile, To, console, warn
+
+
+def run(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    to: To = [],  # noqa: B006
+    executor: Executor = ExecutorChoice.ray,
+) -> None:
+    """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
+    from flows.launch import plan_recipe
+    from flows.runs import start
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, warn=warn)
+    raise typer.Exit(start(made, layout, executor.value, console))
+
+
+def resume(
+    run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None,
+    executor: Executor = ExecutorChoice.ray,
+) -> None:
+    """Go on with a run that was interrupted or failed, exactly as it was planned."""
+    from flows.runs import resume_run
+    from lineage.layout import Layout
+
+    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console))
+
+
+def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
+    """Show the state of every step of a run."""
+    from flows.runs import status_table
+    from lineage.layout import Layout
+
+    console.print(status_table(run, Layout.find()))
+
+
+def logs(
+    step: Annotated[str, typer.Argument(help="A step of the run.")],
+    run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
+) -> None:
+    """Print what a step wrote."""
+    from flows.runs import step_log
+    from lineage.layout import Layout
+
+    print(step_log(step, run, Layout.find()), end="")
+
+
+def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
+    """Write the run's HTML report again and print its path."""
+    from flows.runs import rebuild_report
+    from lineage.layout import Layout
+
+    print(rebuild_report(run, Layout.find()))
