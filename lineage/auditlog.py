@@ -1,7 +1,8 @@
 """The audit log: who did what and when, one JSON line per entry in `.posttrain/audit.jsonl`, chained by hashes.
 
-An entry is {action, at, facts, number, previous, who, hash}; `hash` is the sha256 of the others as canonical JSON, and
-`previous` the hash of the entry before. Lines are only ever added. What this proves and what not: docs/audit.md.
+An entry is {action, at, facts, number, previous, who, hash, signature}; `hash` is the sha256 of the six as canonical
+JSON, `previous` the hash of the entry before, and `signature` signs the hash. Lines are only ever added. What this
+proves and what not: docs/audit.md.
 """
 
 import fcntl
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lineage.keys import Signer, signer
 from lineage.layout import Layout
 
 Entry = dict[str, Any]
@@ -28,7 +30,9 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
     """Add an entry and flush it to the disk; returns it. Facts are JSON values, without host names and secrets.
 
     Several processes may append at once. What a cut-off write left is kept, and an entry `repaired` says so.
+    Raises PlanError when there is no usable signing key.
     """
+    key = signer(layout)
     path = log_file(layout)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -38,9 +42,9 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
         text = b"" if _ends_with_a_line(handle) else b"\n"
         if rest:
             what = {"bytes": len(rest), "sha256": hashlib.sha256(rest).hexdigest(), "cut_off": is_cut_off(rest)}
-            last = _entry(last, "repaired", what)
+            last = _entry(key, last, "repaired", what)
             text += _line(last)
-        entry = _entry(last, action, facts)
+        entry = _entry(key, last, action, facts)
         _write(handle, text + _line(entry))
         os.fsync(handle)
     finally:
@@ -101,12 +105,13 @@ def is_cut_off(rest: bytes) -> bool:
     return all(line[: len(start)] == start[: len(line)] and parsed(line) is None for line in rest.split(b"\n"))
 
 
-def _entry(last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
+def _entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
     entry = {
         "action": action, "at": datetime.now(UTC).isoformat(), "facts": _plain(facts),
         "number": last["number"] + 1 if last else 1, "previous": last["hash"] if last else FIRST, "who": who(),
     }  # fmt: skip
-    return entry | {"hash": hash_of(entry)}
+    digest = hash_of(entry)
+    return entry | {"hash": digest, "signature": {"keyid": key.name, "sig": key.sign(digest.encode()).hex()}}
 
 
 def who() -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from lineage.digests import digest_file
 
 SEAL = "seal.json"
+BESIDE = frozenset({SEAL, "signature.json"})
+"""What vouches for the others; the signature signs the seal."""
 
 
 def write_seal(folder: Path) -> Path:
@@ -49,12 +51,12 @@ def seal_problems(folder: Path) -> list[str]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """sha256 by path, of every file outside `outputs/` but for the seal."""
+    """sha256 by path, of every file outside `outputs/` but for the seal and its signature."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     return {
         name: digest_file(path, name).sha256
         for name, path in sorted(files.items())
-        if name != SEAL and not name.startswith("outputs/")
+        if name not in BESIDE and not name.startswith("outputs/")
     }
 
 

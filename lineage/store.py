@@ -9,6 +9,7 @@ from lineage.digests import content_digest, digest_file, digest_of, dvc_digest, 
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
 from lineage.seal import manifest_is_sealed, seal_problems, write_seal
+from lineage.signature import write_signature
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 
@@ -39,6 +40,12 @@ class Store:
                     return False
         return True
 
+    def with_key(self, key: str) -> Manifest | None:
+        """The manifest of a key, whatever its kind; None when it is not here or damaged."""
+        folders = self.layout.state.glob(f"artifacts/*-{key[:16]}") if key else ()
+        found = (read_manifest(folder) for folder in sorted(folders))
+        return next((m for m in found if m and m.key == key), None)
+
     def manifests(self) -> Iterator[Manifest]:
         """All manifests but damaged ones, oldest first."""
         found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
@@ -64,7 +71,7 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: cached, flushed, manifest and seal last, one rename; an equal step wins.
+        """Make an artifact of a folder: cached, flushed, sealed and signed last, one rename; an equal step wins.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
@@ -74,6 +81,7 @@ class Store:
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
         sync(folder / MANIFEST)
         sync(write_seal(folder))
+        sync(write_signature(self.layout, folder, manifest))
         sync(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,127 @@
+"""Keys that sign what posttrain publishes (Ed25519), and whose signatures are trusted.
+
+.posttrain/keys/signing.pem   made at first use, readable by its owner only; POSTTRAIN_SIGNING_KEY names another file
+.posttrain/keys/signing.pub   its public half, to hand to others
+.posttrain/keys/trusted/*.pub public keys of others
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+VARIABLE = "POSTTRAIN_SIGNING_KEY"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key and the name of its public half."""
+
+    name: str
+    private: Ed25519PrivateKey
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature, 64 bytes; the same for the same message."""
+        return self.private.sign(message)
+
+
+def signer(layout: Layout) -> Signer:
+    """The key that signs here, made when there is none. Raises PlanError when the file named is no such key."""
+    given = os.environ.get(VARIABLE)
+    path = Path(given) if given else _own(layout)
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+
+
+def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
+    """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
+    folder = layout.state / "keys"
+    found = [_public(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
+    given = os.environ.get(VARIABLE)
+    if given:
+        found.append(signer(layout).private.public_key())
+    return {name_of(key): key for key in found}
+
+
+def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
+    """Whether the signature of a message is this key's."""
+    try:
+        key.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def name_of(key: Ed25519PublicKey) -> str:
+    """sha256 of the raw public key, in hex."""
+    return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
+
+
+def _absent(path: Path) -> Signer:
+    raise PlanError(f"{VARIABLE}={path}: no such file; name an Ed25519 key in PEM, or unset it for a key of one's own")
+
+
+@lru_cache
+def _read(path: Path, changed: int) -> Signer:
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise PlanError(f"{path}: not a private key in PEM without a password: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise PlanError(f"{path}: a signing key must be Ed25519; make one: openssl genpkey -algorithm ed25519")
+    return Signer(name_of(key.public_key()), key)
+
+
+def _public(path: Path) -> Ed25519PublicKey:
+    try:
+        key = load_pem_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise PlanError(f"{path}: not a public key in PEM: {error}") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise PlanError(f"{path}: not an Ed25519 key")
+    return key
+
+
+def _own(layout: Layout) -> Path:
+    """The key of this checkout; of several processes that make it at once, one wins."""
+    path = layout.state / "keys" / "signing.pem"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        _place(path, private, 0o600)
+    public = path.with_suffix(".pub")
+    if not public.is_file():
+        key_here = _read(path, path.stat().st_mtime_ns).private.public_key()
+        _place(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+    return path
+
+
+def _place(path: Path, content: bytes, mode: int) -> None:
+    """Make a file whole or not at all, and never over another."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        os.write(handle, content)
+        os.fsync(handle)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.close(handle)
+        temporary.unlink()
