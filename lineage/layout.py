@@ -5,11 +5,14 @@
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html
   mlflow.db  prefect/  ray/   homes of the servers
+  up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from lineage.database import chosen_database, mlflow_address
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,9 @@ class Layout:
 
     @property
     def mlflow_uri(self) -> str:
-        """Tracking store."""
-        return f"sqlite:///{self.state / 'mlflow.db'}"
+        """Tracking store: the PostgreSQL database that was chosen for this checkout, else a file of SQLite."""
+        database = chosen_database(self.state)
+        return mlflow_address(database) if database else f"sqlite:///{self.state / 'mlflow.db'}"
 
     @property
     def dvc_cache(self) -> Path:

@@ -1,0 +1,91 @@
+"""PostgreSQL for the records of Prefect and MLflow: one database, a schema for each, addresses without passwords.
+
+A password is never kept: it comes from PGPASSWORD or ~/.pgpass, which both drivers read, or stands in
+POSTTRAIN_DATABASE.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from schemas.errors import PlanError
+
+VARIABLE = "POSTTRAIN_DATABASE"
+FILE = "database"
+"""In the state folder: the address chosen last, without a password."""
+SQLITE = "sqlite"
+SCHEMAS = ("prefect", "mlflow")
+SHAPE = "postgresql://USER@HOST:PORT/NAME"
+
+
+def chosen_database(state: Path) -> str | None:
+    """Address of the PostgreSQL database of a checkout; None where SQLite files in the state folder serve."""
+    given = os.environ.get(VARIABLE)
+    if not given:
+        with contextlib.suppress(FileNotFoundError):
+            given = (state / FILE).read_text().strip()
+    return None if given in (None, "", SQLITE) else given
+
+
+def remember_database(state: Path, address: str) -> None:
+    """Keep the choice for everything that runs later in this checkout; `sqlite` goes back to the files."""
+    state.mkdir(parents=True, exist_ok=True)
+    temporary = state / f"{FILE}.{os.getpid()}"
+    temporary.write_text((address if address == SQLITE else without_password(address)) + "\n")
+    temporary.replace(state / FILE)
+
+
+def without_password(address: str) -> str:
+    """An address that may be shown, also where the password stands in the query."""
+    parts = urlsplit(address)
+    query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k != "password"], safe="/,")
+    user, at, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host, query=query))
+
+
+def mlflow_address(address: str) -> str:
+    """What MLflow connects to: its schema, by the driver psycopg2."""
+    return _with_query(address, "postgresql+psycopg2", {"options": f"-csearch_path={SCHEMAS[1]}"})
+
+
+def prefect_address(address: str) -> str:
+    """What Prefect connects to, by the driver asyncpg; its schema is a setting of Prefect's own."""
+    parts = urlsplit(address)
+    query = {"ssl" if k == "sslmode" else k: v for k, v in parse_qsl(parts.query)}
+    return urlunsplit(parts._replace(scheme="postgresql+asyncpg", query=urlencode(query, safe="/,")))
+
+
+def prepare_database(address: str) -> None:
+    """Make the schemas where they are missing. Raises PlanError when the address is wrong or nobody answers there."""
+    if urlsplit(address).scheme not in ("postgresql", "postgres") or not urlsplit(address).path.strip("/"):
+        raise PlanError(f"{without_password(address)} is no database: give {SHAPE}, or `{SQLITE}`")
+    connection = _connected(address)
+    with contextlib.closing(connection), connection, connection.cursor() as cursor:
+        cursor.execute("select pg_advisory_xact_lock(7705)")  # two at once would both find a schema missing
+        cursor.execute("select schema_name from information_schema.schemata")
+        there = {name for (name,) in cursor.fetchall()}
+        for name in SCHEMAS:
+            if name not in there:
+                cursor.execute(f"create schema {name}")
+
+
+def _connected(address: str) -> Any:
+    try:
+        import psycopg2
+    except ImportError as error:
+        raise PlanError("PostgreSQL needs psycopg2: pip install -c constraints.txt -e '.[postgres]'") from error
+    try:
+        return psycopg2.connect(address, connect_timeout=10)
+    except psycopg2.Error as error:
+        password = urlsplit(address).password
+        said = str(error).strip().replace(password, "***") if password else str(error).strip()
+        advice = f"the password comes from PGPASSWORD, ~/.pgpass or {VARIABLE}"
+        raise PlanError(f"{without_password(address)} cannot be used: {said}\n    {advice}") from error
+
+
+def _with_query(address: str, scheme: str, more: dict[str, str]) -> str:
+    parts = urlsplit(address)
+    query = urlencode([*parse_qsl(parts.query), *more.items()], safe="/,", quote_via=quote)
+    return urlunsplit(parts._replace(scheme=scheme, query=query))
