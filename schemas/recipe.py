@@ -15,6 +15,7 @@ from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
 from schemas.plan import Until
 from schemas.refusals import refusals
+from schemas.schedule import Schedule, check_schedule
 from schemas.stages.base import BaseStage
 from schemas.tree import Mark, Node
 from schemas.validation import coerced, follow, problems_of
@@ -42,6 +43,8 @@ class Head(Schema):
     """Per kind, keys below those of every stage of the kind."""
     profiles: dict[str, dict[str, Any]] = {}
     """Named overrides of this recipe: `--profile tiny`."""
+    schedule: Schedule | None = None
+    """When the deployed recipe runs by itself."""
     stages: dict[str, Any] = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
@@ -146,7 +149,7 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
 
 def _head(root: Node, path: Path) -> tuple[Head | None, list[Problem]]:
     variables = {"vars": resolve_vars(root.get("vars"))}
-    said = {k: substitute(v, variables, k) if k in ("name", "description", "tags", "seed") else v
+    said = {k: substitute(v, variables, k) if k in ("name", "description", "tags", "seed", "schedule") else v
             for k, v in root.value.items()}  # fmt: skip
     node = root.with_value(said)
     try:
@@ -154,6 +157,8 @@ def _head(root: Node, path: Path) -> tuple[Head | None, list[Problem]]:
     except ValidationError as error:
         return None, problems_of(error, node.with_value(said), "", Head)
     wrong = list(coerced(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
+    if head.schedule is not None:
+        wrong += check_schedule(node.value["schedule"], head.schedule, head.profiles)
     if wrong:
         return None, wrong
     return head if head.name else head.model_copy(update={"name": _file_name(path)}), []

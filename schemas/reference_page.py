@@ -15,6 +15,7 @@ from schemas.expand import preset_names
 from schemas.merges import methods
 from schemas.recipe import Head
 from schemas.references import Reference
+from schemas.schedule import Schedule
 from schemas.schedules import Number
 from schemas.signatures import Option, Signature, signature, signatures
 from schemas.stages.base import BaseStage, Resources
@@ -79,7 +80,7 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 
 def reference_page() -> str:
     """The page as Markdown."""
-    parts = [INTRODUCTION, "## The recipe\n", _table(Head, set())]
+    parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
     parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
     parts += ["## Keys of every training stage\n", _table(Training, set())]
     for kind, model in KINDS.items():

@@ -1,0 +1,137 @@
+"""When a recipe runs by itself: at times, after changes, or both; checked here, carried out by `flows.schedules`."""
+
+import re
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+from zoneinfo import available_timezones
+
+from cronsim import CronSim, CronSimError
+from dateutil.rrule import rrulestr
+from pydantic import Field
+
+from schemas.base import Schema
+from schemas.errors import Problem
+from schemas.nearest import suggest
+from schemas.tree import Node, problem
+
+START = datetime(2020, 1, 1)
+"""Where intervals are counted from, and rules without a DTSTART."""
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+INTERVAL = re.compile(r"([1-9]\d{0,5})([smhdw])")
+WATCHED = re.compile(r"(?:path|dvc|mlflow-dataset):.+|mlflow:[^@]+@(?!\d+$)[^@]+")
+WAYS = ("cron", "interval", "rrule")
+AMONG = "cron: `0 6 * * 1` (minute hour day month weekday), interval: `6h`, rrule: `FREQ=WEEKLY;BYDAY=MO;BYHOUR=6`"
+
+
+class Schedule(Schema):
+    """When the deployed recipe runs by itself."""
+
+    cron: str | None = None
+    """Five fields: minute, hour, day of month, month, day of week."""
+    interval: str | None = None
+    """Time from one run to the next, counted from 2020-01-01 00:00 UTC: `30m`, `6h`, `1d`."""
+    rrule: str | None = None
+    """A rule of iCalendar (RFC 5545): `FREQ=WEEKLY;BYDAY=MO,TH;BYHOUR=6`."""
+    on_change: list[str] = []
+    """Run when one of these changes: `path:`, `dvc:`, `mlflow-dataset:NAME`, `mlflow:NAME@alias`."""
+    timezone: str = "UTC"
+    """IANA name of the zone in which `cron` and `rrule` are meant."""
+    overlap: Literal["skip", "queue", "cancel"] = "skip"
+    """A due time while a run goes on is skipped, waits for that run, or cancels it and starts."""
+    catch_up: Literal["skip", "latest", "all"] = "latest"
+    """Of the due times missed while the server was down, none is made up for, the latest, or each in order."""
+    active: bool = True
+    """Whether it is in force; a deployment of an inactive schedule runs by hand only."""
+    profile: str | None = Field(default=None)
+    """Profile of the runs that the schedule starts."""
+
+    @property
+    def every(self) -> timedelta | None:
+        """The interval as a time, None when there is none."""
+        found = INTERVAL.fullmatch(self.interval or "")
+        return timedelta(**{UNITS[found[2]]: int(found[1])}) if found else None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has due times, and not only changes that it waits for."""
+        return any((self.cron, self.interval, self.rrule))
+
+
+def check_schedule(node: Node, schedule: Schedule, profiles: Collection[str]) -> Iterator[Problem]:
+    """Everything wrong with a schedule, at its place; `node` is the value of `schedule:`."""
+    said = [way for way in WAYS if getattr(schedule, way) is not None]
+    if not said and not schedule.on_change:
+        yield problem(
+            node.where, "schedule", "nothing says when this recipe runs", f"give one of {AMONG}; or on_change"
+        )
+    for extra in said[1:]:
+        yield _at(node, extra, f"`{said[0]}` and `{extra}` both say when", "keep one of them")
+    if schedule.timezone not in available_timezones():
+        nearest = suggest(schedule.timezone, sorted(available_timezones()), "zones of IANA such as Europe/Berlin")
+        yield _at(node, "timezone", f"no time zone `{schedule.timezone}`", nearest)
+    else:
+        yield from _times(node, schedule, said)
+    yield from _changes(node, schedule)
+    if schedule.profile is not None and schedule.profile not in profiles:
+        nearest = suggest(schedule.profile, list(profiles), "profiles")
+        yield _at(node, "profile", f"no profile `{schedule.profile}` in this recipe", nearest)
+
+
+def _times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]:
+    if schedule.cron is not None and (wrong := cron_problem(schedule.cron)):
+        yield _at(
+            node, "cron", wrong, "five fields: minute hour day-of-month month day-of-week; `0 6 * * 1` is Monday 6:00"
+        )
+    if schedule.interval is not None and schedule.every is None:
+        advice = "a whole number and s, m, h, d or w: 30m, 6h, 1d"
+        yield _at(node, "interval", f"`{schedule.interval}` is no length of time", advice)
+    if schedule.rrule is not None and (wrong := rrule_problem(schedule.rrule)):
+        yield _at(node, "rrule", wrong, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0")
+    if said == ["interval"] and schedule.timezone != "UTC":
+        advice = "leave it out; a time of the day is written as cron"
+        yield _at(node, "timezone", "an interval is elapsed time, which has no zone", advice)
+    if not schedule.is_timed and node.get("catch_up"):
+        yield _at(node, "catch_up", "only due times can be missed, and this schedule has none", "leave it out")
+    if schedule.catch_up == "all" and schedule.overlap == "cancel":
+        advice = "write overlap: queue, or catch_up: latest"
+        yield _at(node, "catch_up", "runs made up for would cancel one another (overlap: cancel)", advice)
+
+
+def _changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
+    for index, source in enumerate(schedule.on_change):
+        if WATCHED.fullmatch(source):
+            continue
+        at = node.value["on_change"].value[index]
+        advice = "write path:./data, dvc:data/x.parquet, mlflow-dataset:NAME or mlflow:NAME@alias"
+        yield problem(at.mark, f"schedule.on_change.{index}", f"`{source}` is nothing that changes", advice)
+
+
+def _at(node: Node, key: str, message: str, advice: str) -> Problem:
+    return problem((node.get(key) or node).mark, f"schedule.{key}", message, advice)
+
+
+def cron_problem(text: str) -> str | None:
+    """What is wrong with a cron expression, None when it is one that comes due."""
+    if re.search(r"\dL", text):
+        return f"`{text}`: Prefect knows no `L` behind a weekday"
+    if len(text.split()) != 5:
+        return f"`{text}` has {len(text.split())} fields, five are wanted"
+    try:
+        next(CronSim(text, datetime.now(UTC)))
+    except CronSimError as error:
+        return f"`{text}` is no cron expression: {error}"
+    except StopIteration:
+        return f"`{text}` never comes due"
+    return None
+
+
+def rrule_problem(text: str) -> str | None:
+    """What is wrong with a recurrence rule, None when it is one that comes due again."""
+    if re.search(r"DTSTART[^\n]*(?:TZID|Z\s*$)|UNTIL=\w+Z", text, re.MULTILINE):
+        return "the zone of a rule stands in `timezone`; write its times without one"
+    try:
+        following = rrulestr(text, dtstart=START).after(datetime.now(UTC).replace(tzinfo=None))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"`{text}` is no recurrence rule: {error}"
+    return None if following else f"`{text}` never comes due again"
