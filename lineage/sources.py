@@ -54,23 +54,22 @@ def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
 
 def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     """A registered version, by alias or number, back to the artifact that its tag `key` names."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    from lineage.registry import client, is_empty  # mlflow takes seconds to import, and few need it
 
     name, _, version = rest.partition("@")
-    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri)
+    if is_empty(layout):
+        raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
+    mlflow = client(layout)
+    from mlflow.exceptions import MlflowException
+
     try:
-        by_number = version.isdigit()
-        found = (client.get_model_version if by_number else client.get_model_version_by_alias)(
-            name, version or "champion"
-        )
+        find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
+        found = find(name, version or "champion")
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
     store = Store(layout)
-    for manifest in store.manifests():
-        if manifest.key == found.tags.get("key"):
-            output = next((o for o in manifest.outputs if o == found.tags.get("output")), next(iter(manifest.outputs)))
-            return Source(store.folder(manifest) / "outputs" / output, manifest.outputs[output].digest)
-    raise PlanError(
-        f"mlflow:{rest}: its artifact {found.tags.get('key', '?')[:16]} is not in this checkout; run `dvc pull`"
-    )
+    key = found.tags.get("key", "")
+    if manifest := store.with_key(key):
+        output = next((o for o in manifest.outputs if o == found.tags.get("output")), next(iter(manifest.outputs)))
+        return Source(store.folder(manifest) / "outputs" / output, manifest.outputs[output].digest)
+    raise PlanError(f"mlflow:{rest}: its artifact {key[:16] or '?'} is not in this checkout; run `dvc pull`")

@@ -9,6 +9,7 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
 
 from lineage.layout import Layout
 from lineage.records import Record, read_record
+from lineage.registry import dvc_uri
 from lineage.tracking_content import curve_metrics, datasets, final_metrics, flat, milliseconds, model_name, named
 from schemas.plan import Plan, Step
 
@@ -111,7 +112,7 @@ class Tracker:
             self.client.create_registered_model(name)
         versions = self.client.search_model_versions(f"name = '{name}'")
         if not any(version.tags.get("key") == record["key"] for version in versions):
-            self.client.create_model_version(name, folder.as_uri(), run_id=made, tags=tags)
+            self.client.create_model_version(name, dvc_uri(record["outputs"][output]["dvc"]), run_id=made, tags=tags)
 
     def _models(self, key: str) -> list:
         return list(self.client.search_logged_models(self._experiments(), filter_string=f"tags.key = '{key}'"))
