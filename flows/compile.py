@@ -68,7 +68,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
         "kind": kind,
         "settings": nameless(settings, {port.path for port in ports}),
         "seed": recipe.seed(name),
-        "inputs": {i.port: _identity_of(i, steps) for i in inputs},
+        "inputs": {i.port: identity_of(i, steps) for i in inputs},
         "code": code,
     }
     return Step(
@@ -87,7 +87,7 @@ def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     return Input(port=port.path, steps=port.steps, output=output, type=port.type)
 
 
-def _identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
+def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
     """What an input adds to the key. After a loop: all iterations, and the conditions that choose among them."""
     if given.source is not None:
         return {"digest": given.digest, "type": given.type}

@@ -16,7 +16,7 @@ def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     store = Store(layout)
     latest: dict[str, Manifest] = {}
     for manifest in store.manifests():
-        if manifest.recipe == plan.recipe:
+        if manifest.recipe == plan.recipe and "fresh" not in manifest.identity:
             latest[manifest.step] = manifest
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
@@ -30,6 +30,8 @@ def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdic
         return "HIT", f"made by run {found.run}"
     if store.layout.artifact(step.kind, step.key).exists():
         return "MISS", "its artifact is damaged: the manifest changed, or a file is missing or has another size"
+    if "fresh" in step.identity:
+        return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
     said = first_difference(last.identity, step.identity)

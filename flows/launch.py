@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.compile import compile_recipe, only
+from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
 from flows.explain import explain_plan
 from flows.interrupts import stopped_by_signals
 from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
+from flows.selection import selected
 from flows.states import StepState, exit_code
 from flows.workers import check_machine
 from lineage.layout import Layout
@@ -43,16 +44,18 @@ def plan_recipe(
     profile: str | None = None,
     overrides: Sequence[str] = (),
     to: Sequence[str] = (),
+    start: Sequence[str] = (),
+    fresh: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Compile a recipe, or the part of it that leads `to` some stages; `warn` hears what is only worth a word.
+    """Compile a recipe, or a part of it (`flows.selection`); `warn` hears what is only worth a word.
 
     Raises RecipeError or PlanError.
     """
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
-    return only(compile_recipe(recipe, layout), to)
+    return selected(compile_recipe(recipe, layout), layout, to=to, start=start, fresh=fresh)
 
 
 def run_plan(

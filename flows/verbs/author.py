@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.verbs.options import AsJson, Overrides, Profile, RecipeFile, To, console, warn
+from flows.verbs.options import AsJson, Fresh, Overrides, Profile, RecipeFile, Start, To, console, warn
 from schemas.errors import PosttrainError
 
 
@@ -56,6 +56,8 @@ def plan(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
     to: To = [],  # noqa: B006
+    start: Start = [],  # noqa: B006
+    fresh: Fresh = False,
     dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +67,7 @@ def plan(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, warn=warn)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, warn=warn)
     if dvc:
         from lineage.dvcfiles import write_pipeline
 

@@ -32,6 +32,10 @@ RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe YAM
 Profile = Annotated[str | None, typer.Option("--profile", help="Apply a profile of the recipe (tiny, full, ...).")]
 Overrides = Annotated[list[str], typer.Option("--set", metavar="stages.x.y=v", help="Override a key; repeatable.")]
 To = Annotated[list[str], typer.Option("--to", metavar="STAGE", help="Only this stage and what it needs; repeatable.")]
+Start = Annotated[
+    list[str], typer.Option("--from", metavar="STAGE", help="Begin here; what is before must be there; repeatable.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Do again what is there already; the earlier artifacts stay.")]
 
 
 class ExecutorChoice(enum.StrEnum):

@@ -4,7 +4,18 @@ from typing import Annotated
 
 import typer
 
-from flows.verbs.options import Executor, ExecutorChoice, Overrides, Profile, RecipeFile, To, console, warn
+from flows.verbs.options import (
+    Executor,
+    ExecutorChoice,
+    Fresh,
+    Overrides,
+    Profile,
+    RecipeFile,
+    Start,
+    To,
+    console,
+    warn,
+)
 
 
 def run(
@@ -12,6 +23,8 @@ def run(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
     to: To = [],  # noqa: B006
+    start: Start = [],  # noqa: B006
+    fresh: Fresh = False,
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
@@ -20,7 +33,7 @@ def run(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, warn=warn)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, warn=warn)
     raise typer.Exit(start(made, layout, executor.value, console))
 
 
