@@ -1,6 +1,7 @@
 """Questions about what was made: lineage, verification, SQL."""
 
 import json
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,18 +25,24 @@ def show_lineage(target: str | None, layout: Layout, console: Console, as_json: 
     return 0
 
 
-def show_verification(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
-    """Hash everything again and print every file that differs; 1 when one does."""
-    from lineage.ancestry import verify
+def show_verification(
+    target: str | None, layout: Layout, console: Console, as_json: bool, all_signed: bool = False
+) -> int:
+    """Check everything again, print what differs, and note that in the audit log; 1 when something differs."""
+    from lineage.auditlog import append
+    from lineage.verification import verify
 
-    found = verify(layout, target)
+    found = verify(layout, target, all_signed=all_signed)
+    append(layout, "verified", target=target, artifacts=found.artifacts, problems=len(found.problems))
     if as_json:
-        print(json.dumps({"artifacts": found.artifacts, "files": found.files, "problems": found.problems}, indent=1))
+        print(json.dumps(asdict(found), indent=1))
         return 1 if found.problems else 0
-    for problem in found.problems:
-        console.print(problem, style="red", highlight=False, markup=False, soft_wrap=True)
+    for lines, style in ((found.notes, "yellow"), (found.problems, "red")):
+        for line in lines:
+            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
     verdict = f"{len(found.problems)} differences" if found.problems else "all as recorded"
-    console.print(f"{found.artifacts} artifacts, {found.files} files: {verdict}", highlight=False)
+    what = f"{found.artifacts} artifacts ({found.signed} signed), {found.files} files, {found.entries} audit entries"
+    console.print(f"{what}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if found.problems else 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flows.audited import run_ended, run_started
 from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
 from flows.explain import explain_plan
@@ -16,6 +17,7 @@ from flows.runlog import RunLog, new_run, write_plan
 from flows.selection import selected
 from flows.states import StepState, exit_code
 from flows.workers import check_machine
+from lineage.auditlog import anchor
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.plan import Plan
@@ -95,12 +97,14 @@ def run_plan(
         used_prefect = used_prefect and ready(stop)
         states = _carried_out(execution, used_prefect)
     outcome = Outcome(run, states)
-    log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code})
+    ended = run_ended(layout, run, states, outcome.exit_code)
+    log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code, "audit": anchor(ended)})
     return outcome
 
 
 def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> None:
     verdicts = explain_plan(plan, layout)
+    run_started(layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from flows.audited import artifact_published
 from flows.capture import captured
 from flows.contracts import CARRIERS, INDEPENDENT
 from flows.difference import first_difference
@@ -54,6 +55,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
             tell({"started": os.getpid()})
             _claim_checkpoints(work / "checkpoints", step)
             manifest = store.publish(*_make(spec, step, layout, work, tell))
+            artifact_published(layout, manifest)
         shutil.rmtree(work, ignore_errors=True)
     return manifest.model_dump(mode="json")
 

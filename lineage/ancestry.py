@@ -1,7 +1,6 @@
 """Lineage in both directions: up to the rows of data, down to every model that some data touched."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group
@@ -11,8 +10,6 @@ from rich.tree import Tree
 from lineage.graph import Graph, Node
 from lineage.layout import Layout
 from lineage.records import Record, read_records
-from lineage.seal import seal_problems
-from lineage.store import MANIFEST, Store, read_manifest
 from lineage.target import Target, find_target, holds_row
 
 
@@ -54,36 +51,6 @@ def trace(layout: Layout, word: str) -> Lineage:
         )
 
     return Lineage(target, graph.up(target.keys), graph.down(target.keys, passes))
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What hashing everything again found."""
-
-    artifacts: int
-    files: int
-    problems: tuple[str, ...]
-
-
-def verify(layout: Layout, word: str | None = None) -> Verification:
-    """Hash every file of the target and all it was made from (default: of everything); compare with what was sealed."""
-    if word:
-        folders = [Path(node.record["folder"]) for node in trace(layout, word).up]
-    else:
-        folders = sorted(p for p in (layout.state / "artifacts").glob("*") if p.is_dir())
-    store = Store(layout)
-    problems: list[str] = []
-    files = 0
-    for folder in folders:
-        manifest = read_manifest(folder)
-        if manifest is None:
-            problems += seal_problems(folder) or [f"{folder / MANIFEST}: not a manifest"]
-        elif store.folder(manifest) != folder:
-            problems.append(f"{folder}: the manifest is of another key")
-        else:
-            problems += store.verify(manifest)
-            files += sum(len(output.files) for output in manifest.outputs.values())
-    return Verification(len(folders), files, tuple(problems))
 
 
 def _node_json(node: Node) -> dict[str, Any]:

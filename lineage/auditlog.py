@@ -5,6 +5,7 @@ JSON, `previous` the hash of the entry before, and `signature` signs the hash. L
 proves and what not: docs/audit.md.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -47,9 +48,22 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
         entry = _entry(key, last, action, facts)
         _write(handle, text + _line(entry))
         os.fsync(handle)
+        _remember(layout, entry)
     finally:
         os.close(handle)
     return entry
+
+
+def head_file(layout: Layout) -> Path:
+    """Where the anchor of the latest entry is kept: a log cut off by an accident is found out by it."""
+    return layout.state / "audit.head.json"
+
+
+def _remember(layout: Layout, entry: Entry) -> None:
+    path = head_file(layout)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(_line(anchor(entry)))
+    temporary.replace(path)
 
 
 def log_file(layout: Layout) -> Path:
@@ -147,7 +161,7 @@ def _write(handle: int, text: bytes) -> None:
     """One write; a disk that is full cuts it off, which the next entry tells."""
     written = os.write(handle, text)
     if written != len(text):
-        raise OSError(28, "the audit log could not be written in full", "audit.jsonl")
+        raise OSError(errno.ENOSPC, "the disk is full: an entry of the audit log was cut off", "audit.jsonl")
 
 
 def _ends_with_a_line(handle: int) -> bool:

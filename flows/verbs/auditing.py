@@ -12,15 +12,17 @@ def lineage(
         str | None,
         typer.Argument(help="A step, key, digest, run, artifact folder, row id or source; default: all."),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Hash every file again and compare.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check files, seals, signatures and the audit log.")] = False,
+    signed: Annotated[bool, typer.Option("--signed", help="With --verify: refuse what nobody signed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Where something comes from, up to the rows of data, and what it touched, down to every model."""
     from flows.audit import show_lineage, show_verification
     from lineage.layout import Layout
 
-    show = show_verification if verify else show_lineage
-    raise typer.Exit(show(target, Layout.find(), console, as_json))
+    if verify or signed:
+        raise typer.Exit(show_verification(target, Layout.find(), console, as_json, signed))
+    raise typer.Exit(show_lineage(target, Layout.find(), console, as_json))
 
 
 def query(

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from lineage.ancestry import verify
 from lineage.layout import Layout
 from lineage.store import Store
+from lineage.verification import verify
 
 HOUSE = Path(__file__).resolve().parents[2]
 CUT_OFF = 240

@@ -3,8 +3,9 @@ import json
 import pytest
 from rich.console import Console
 
-from lineage.ancestry import render, trace, verify
+from lineage.ancestry import render, trace
 from lineage.target import UnknownTarget
+from lineage.verification import verify
 
 
 def steps(nodes):

@@ -3,9 +3,9 @@
 import pytest
 
 from flows.audit import show_verification
-from lineage.ancestry import verify
 from lineage.records import read_records
 from lineage.seal import manifest_is_sealed
+from lineage.verification import verify
 
 
 def flip(path, position):

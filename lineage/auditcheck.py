@@ -1,0 +1,181 @@
+"""Whether the audit log is the one that was written, and whether what it says of runs and artifacts still holds."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed
+from lineage.keys import Ed25519PublicKey, is_valid, trusted
+from lineage.layout import Layout
+from lineage.records import read_lines
+from lineage.signature import SIGNATURE, signed_statement
+
+
+@dataclass
+class AuditCheck:
+    """What reading the whole log found."""
+
+    problems: list[str] = field(default_factory=list)
+    """One line per thing that is not as it was written: `path:line: what`."""
+    notes: list[str] = field(default_factory=list)
+    """Writes that were cut off, which is no tampering."""
+    hashes: dict[int, str] = field(default_factory=dict)
+    """Hash of each entry by its number."""
+    published: dict[str, Entry] = field(default_factory=dict)
+    """The latest entry of each published artifact by its key."""
+    runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    """The latest start and end of each run: {run: {action: entry}}."""
+
+
+def check(layout: Layout) -> AuditCheck:
+    """Read the whole log and everything that remembers a part of it; raises PlanError for a key that is none."""
+    found = AuditCheck()
+    _read(layout, trusted(layout), found)
+    found.problems += _anchor_problems(layout, found)
+    found.problems += _run_problems(layout, found)
+    return found
+
+
+def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
+    path = log_file(layout)
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    last: Entry | None = None
+    strange: list[bytes] = []
+    for number, line in enumerate(lines, 1):
+        entry = parsed(line)
+        if entry is None:
+            strange.append(line)
+            continue
+        where = f"{path}:{number}"
+        told = _strangers(f"{path}:{number - len(strange)}", strange, entry, found)
+        wrong = list(_own_problems(entry, keys)) or ([] if told else list(_place_problems(entry, last)))
+        found.problems += [f"{where}: {what}" for what in wrong]
+        strange = []
+        if last is None or entry["number"] > last["number"]:
+            last = entry
+            _remember(entry, found)
+    _end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
+
+
+def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) -> bool:
+    """Say what the lines before an entry are that are no entries; returns whether they stand for a missing entry."""
+    if entry["action"] == "repaired":
+        facts, text = entry["facts"], b"\n".join(lines)
+        if facts.get("sha256") not in {hashlib.sha256(t).hexdigest() for t in (text, text + b"\n")}:
+            found.problems.append(f"{where}: the bytes that entry {entry['number']} says it found are not there")
+        elif facts.get("cut_off"):
+            found.notes.append(f"{where}: a write was cut off; entry {entry['number']} of {entry['at']} found it")
+        else:
+            found.problems.append(f"{where}: {facts.get('bytes')} bytes that posttrain did not write")
+        return False
+    if lines:
+        found.problems.append(f"{where}: no entry any more, though entry {entry['number']} follows")
+    return bool(lines)
+
+
+def _own_problems(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
+    """What an entry says of itself."""
+    number = entry["number"]
+    if hash_of(entry) != entry["hash"]:
+        yield f"entry {number} ({entry['action']}) was altered"
+        return
+    try:
+        key, signature = entry["signature"]["keyid"], bytes.fromhex(entry["signature"]["sig"])
+    except (KeyError, TypeError, ValueError):
+        yield f"entry {number} ({entry['action']}) is not signed"
+        return
+    if key not in keys:
+        yield f"entry {number} ({entry['action']}) is signed by a key that is not trusted here, {str(key)[:16]}"
+    elif not is_valid(keys[key], signature, entry["hash"].encode()):
+        yield f"entry {number} ({entry['action']}): the signature does not fit"
+
+
+def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
+    """How an entry stands to the one before."""
+    number, expected = entry["number"], last["number"] + 1 if last else 1
+    if number > expected:
+        missing = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+        yield f"{missing} missing before entry {number}"
+    elif number < expected:
+        yield f"entry {number} ({entry['action']}) stands after entry {expected - 1}: moved or inserted"
+    elif entry["previous"] != (last["hash"] if last else FIRST):
+        yield f"entry {number} was written after another entry than the one before it: one of the two was replaced"
+
+
+def _remember(entry: Entry, found: AuditCheck) -> None:
+    found.hashes[entry["number"]] = entry["hash"]
+    facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
+    if entry["action"] == "artifact published":
+        found.published[str(facts.get("key"))] = entry
+    elif entry["action"] in ("run started", "run ended"):
+        found.runs.setdefault(str(facts.get("run")), {})[entry["action"]] = entry
+
+
+def _end(where: str, rest: bytes, found: AuditCheck) -> None:
+    if rest.strip(b"\n") and is_cut_off(rest):
+        found.notes.append(f"{where}: the last write was cut off; the next entry will say so")
+    elif rest.strip(b"\n"):
+        found.problems.append(f"{where}: no entry")
+
+
+def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
+    """Entries that others saw and that are not there, each once."""
+    wrong: dict[str, str] = {}
+    latest = max(found.hashes, default=0)
+    for source, number, digest in sorted(_anchors(layout, found), key=lambda a: (-a[1], a[0])):
+        if number > latest:
+            wrong.setdefault("end", f"{log_file(layout)}: ends at entry {latest}, but {source} saw entry {number}")
+        elif found.hashes.get(number, digest) != digest:
+            what = f"{log_file(layout)}: entry {number} is another than the one that {source} saw"
+            wrong.setdefault(f"{number}", what)
+    return list(wrong.values())
+
+
+def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
+    """(who saw it, number, hash): the log's own head, the ends of runs, the signatures of artifacts."""
+    yield from _anchor(head_file(layout), _json(head_file(layout)))
+    for path in layout.state.glob("runs/*/events.jsonl"):
+        for event in read_lines(path):
+            yield from _anchor(path, event.get("audit") if isinstance(event, dict) else None)
+    for folder in layout.state.glob("artifacts/*"):
+        statement = signed_statement(folder)
+        if statement and _is_of_here(layout, statement["predicate"], found):
+            yield from _anchor(folder / SIGNATURE, statement["predicate"]["audit"])
+
+
+def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
+    """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
+    return said.get("key") in found.published or layout.run(str(said.get("run"))).is_dir()
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
+    if isinstance(seen, dict) and isinstance(seen.get("number"), int) and isinstance(seen.get("hash"), str):
+        yield str(source), seen["number"], seen["hash"]
+
+
+def _run_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
+    """Plans and events of runs that are not those that the log saw."""
+    for run, said in found.runs.items():
+        plan, events = layout.run(run) / "plan.json", layout.run(run) / "events.jsonl"
+        started, ended = said.get("run started"), said.get("run ended")
+        if started and plan.is_file() and started["facts"].get("plan") != _sha256(plan.read_bytes()):
+            yield f"{plan}: is not the plan that entry {started['number']} of the audit log saw"
+        seen = ended["facts"].get("events") if ended else None
+        if seen and events.is_file():
+            text = events.read_bytes()[: seen["bytes"]]
+            if (len(text), _sha256(text)) != (seen["bytes"], seen["sha256"]):
+                yield f"{events}: is not the record of events that entry {ended['number']} of the audit log saw"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
