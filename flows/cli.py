@@ -23,7 +23,7 @@ PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
     "Run": [running.run, running.resume, running.status, running.logs, running.report],
     "Audit": [auditing.lineage, auditing.query],
-    "Operate": [operating.doctor],
+    "Operate": [operating.up, operating.doctor],
 }
 """Verbs in the order of `--help`."""
 for panel, verbs in PANELS.items():

@@ -5,6 +5,7 @@ Everything that Prefect writes lies in `.posttrain/prefect`; it binds to 127.0.0
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from flows.closure import HOUSE
 from flows.prefect_host import LOOK, PATIENCE
+from lineage.database import SCHEMAS, chosen_database, prefect_address
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -48,6 +50,17 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def server_environment(layout: Layout) -> dict[str, str]:
+    """Where a server keeps its records, for its own process only: an address may hold a password."""
+    database = chosen_database(layout.state)
+    if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
+        return {}
+    return {
+        "PREFECT_API_DATABASE_CONNECTION_URL": prefect_address(database),
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": f"{SCHEMAS[0]}, public",
+    }
+
+
 @contextlib.contextmanager
 def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
     """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
@@ -73,19 +86,31 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
 
 
 def server_url(layout: Layout) -> str | None:
-    """Address of the server of this checkout, answering or booting."""
+    """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
     try:
         return str(json.loads((layout.state / "prefect" / "server.json").read_text())["url"])
     except (OSError, ValueError, KeyError):
         return None
 
 
+def write_url(home: Path, url: str) -> None:
+    """Let everything of this checkout find a server; whoever calls holds `home/host.lock`."""
+    temporary = home / f"server.json.{os.getpid()}"
+    temporary.write_text(json.dumps({"url": url}))
+    temporary.replace(home / "server.json")
+
+
 def is_healthy(url: str) -> bool:
     """Whether a Prefect API answers there."""
+    return answers(f"{url}/health")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET succeeds within two seconds."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+        with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
 
 
@@ -97,15 +122,14 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        port = _free_port()
+        port = free_port()
         url = f"http://{HOST}:{port}/api"
-        temporary = home / f"server.json.{os.getpid()}"
-        temporary.write_text(json.dumps({"url": url}))
-        temporary.replace(home / "server.json")
+        write_url(home, url)
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.prefect_host", str(home), str(lock.fileno()), *server],
-            env={**os.environ, **prefect_environment(layout), "PREFECT_API_URL": url, "PYTHONPATH": _with_house()},
+            env={**os.environ, **prefect_environment(layout), **server_environment(layout), "PREFECT_API_URL": url,
+                 "PYTHONPATH": with_house()},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             pass_fds=[lock.fileno()],
         )  # fmt: skip
@@ -151,11 +175,13 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
             process.wait(3 * PATIENCE)
 
 
-def _with_house() -> str:
+def with_house() -> str:
+    """PYTHONPATH of a process that imports this checkout."""
     return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
