@@ -32,6 +32,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         profile=recipe.profile,
         steps=tuple(steps.values()),
         resolved=recipe.resolved,
+        promotion=recipe.promotion,
     )
     check_contracts(plan, layout, recipe.folders)
     return plan

@@ -42,8 +42,9 @@ def client(layout: Layout) -> "MlflowClient":
 
 
 def is_empty(layout: Layout) -> bool:
-    """Whether nothing was ever registered: the checkout's own store has not been made yet. Costs nothing."""
-    return registry_uri(layout) == layout.mlflow_uri and not (layout.state / "mlflow.db").exists()
+    """Whether nothing was ever registered: the checkout's own file has not been made yet. Costs nothing."""
+    file = layout.state / "mlflow.db"
+    return registry_uri(layout) == f"sqlite:///{file}" and not file.exists()
 
 
 def shown(uri: str) -> str:

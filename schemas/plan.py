@@ -78,6 +78,19 @@ class Step(Schema):
         return tuple(dict.fromkeys(upstream))
 
 
+class Promotion(Schema):
+    """What becomes champion after a run."""
+
+    name: str
+    """Registered model whose alias moves."""
+    models: tuple[str, ...]
+    """Steps that the model may come from: one, or a loop's iterations, latest first."""
+    output: str
+    """Named output of that step."""
+    gates: tuple[str, ...]
+    """Evaluations whose gates it must pass, likewise."""
+
+
 class Plan(Schema):
     """Steps in an order in which they can run."""
 
@@ -91,6 +104,8 @@ class Plan(Schema):
     """Topologically ordered."""
     resolved: dict[str, Any]
     """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
+    promotion: Promotion | None = None
+    """What becomes champion when its gates pass."""
 
     def step(self, name: str) -> Step:
         """The step of that name."""

@@ -13,7 +13,8 @@ from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
-from schemas.plan import Until
+from schemas.plan import Promotion, Until
+from schemas.promotion import Promote, promotion
 from schemas.refusals import refusals
 from schemas.schedule import Schedule, check_schedule
 from schemas.stages.base import BaseStage
@@ -45,6 +46,8 @@ class Head(Schema):
     """Named overrides of this recipe: `--profile tiny`."""
     schedule: Schedule | None = None
     """When the deployed recipe runs by itself."""
+    promote: Promote | None = None
+    """Which model becomes champion after a run, and by which gate."""
     stages: dict[str, Any] = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
@@ -60,6 +63,8 @@ class Recipe:
     warnings: tuple[Problem, ...] = ()
     folders: tuple[Path, ...] = field(default=(), compare=False)
     """Where code of the user's own is looked for: the recipe's folder, then the current one."""
+    promotion: Promotion | None = None
+    """What becomes champion after a run."""
 
     @property
     def name(self) -> str:
@@ -143,13 +148,15 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     steps = check_graph(infos, problems)
     _refuse(problems)
     problems, warnings = refusals(steps)
+    said = root.get("promote")
+    promoted = promotion(said, head.promote, head.name, steps, problems) if said and head.promote else None
     _refuse(problems)
-    return Recipe(str(path), profile, head, steps, tuple(warnings), folders)
+    return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
 
 
 def _head(root: Node, path: Path) -> tuple[Head | None, list[Problem]]:
     variables = {"vars": resolve_vars(root.get("vars"))}
-    said = {k: substitute(v, variables, k) if k in ("name", "description", "tags", "seed", "schedule") else v
+    said = {k: substitute(v, variables, k) if k in ("name", "description", "tags", "seed", "schedule", "promote") else v
             for k, v in root.value.items()}  # fmt: skip
     node = root.with_value(said)
     try:

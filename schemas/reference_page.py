@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from schemas.expand import preset_names
 from schemas.merges import methods
+from schemas.promotion import Promote
 from schemas.recipe import Head
 from schemas.references import Reference
 from schemas.schedule import Schedule
@@ -81,6 +82,7 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 def reference_page() -> str:
     """The page as Markdown."""
     parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
+    parts += ["**Promote**\n", _table(Promote, set())]
     parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
     parts += ["## Keys of every training stage\n", _table(Training, set())]
     for kind, model in KINDS.items():
