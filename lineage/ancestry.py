@@ -7,10 +7,11 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from lineage.graph import Graph, Node
+from lineage.graph import Node, ancestors, descendants
+from lineage.index import Index, ask
 from lineage.layout import Layout
-from lineage.records import Record, read_records
-from lineage.target import Target, find_target, holds_row
+from lineage.records import Record
+from lineage.target import Target, find_target
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,20 @@ def trace(layout: Layout, word: str) -> Lineage:
 
     A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
     """
-    records = read_records(layout)
-    graph = Graph.of(records)
-    target = find_target(layout, records, word)
+    return ask(layout, lambda index: _traced(index, word))
+
+
+def _traced(index: Index, word: str) -> Lineage:
+    target = find_target(index, word)
     holders = set(target.keys)
 
-    def passes(record: Record) -> bool:
-        return (
-            target.row is None
-            or record["kind"] != "curate"
-            or record["key"] in holders
-            or holds_row(record, target.row)
-        )
+    def passes(key: str) -> bool:
+        if target.row is None or key in holders:
+            return True
+        record = index.record(key)
+        return record is not None and record["kind"] != "curate"
 
-    return Lineage(target, graph.up(target.keys), graph.down(target.keys, passes))
+    return Lineage(target, ancestors(index, target.keys), descendants(index, target.keys, passes))
 
 
 def _node_json(node: Node) -> dict[str, Any]:

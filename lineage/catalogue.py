@@ -22,9 +22,10 @@ import re
 import duckdb
 import pyarrow as pa
 
+from lineage.index import ask
 from lineage.layout import Layout
 from lineage.projection import MANIFEST_TABLES, events_table
-from lineage.records import Record, read_records
+from lineage.records import Record
 from schemas.errors import PosttrainError
 
 PARQUET_TABLES = {
@@ -70,7 +71,7 @@ def _described(statements: list) -> str:
 
 
 def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: set[str]) -> None:
-    records = read_records(layout)
+    records = ask(layout, lambda index: list(index.records()))
     for name in sorted(wanted & set(MANIFEST_TABLES)):
         connection.register(name, MANIFEST_TABLES[name](records))
     if "events" in wanted:

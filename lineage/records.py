@@ -25,11 +25,18 @@ def read_record(folder: Path | str) -> Record | None:
 
 
 def read_records(layout: Layout) -> list[Record]:
-    """All manifests but damaged ones, oldest first."""
+    """All manifests but damaged ones, whole, oldest first. Questions about some of them ask `lineage.index`."""
     artifacts = layout.state / "artifacts"
     folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
     found = [record for record in map(read_record, folders) if record is not None]
     return sorted(found, key=lambda record: (record["started"], record["key"]))
+
+
+def slim(record: Record) -> Record:
+    """What questions over many artifacts need: of the identity the settings, of the details drops and gates."""
+    details = {name: record["details"][name] for name in ("dropped", "gates") if name in record["details"]}
+    identity = {"settings": record["identity"].get("settings", {})}
+    return {**record, "identity": identity, "details": details}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

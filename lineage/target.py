@@ -5,11 +5,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from lineage.layout import Layout
+from lineage.index import PREFIX, Index, output_digests
 from lineage.records import Record
+from lineage.row_index import find_row
 from schemas.errors import PosttrainError
 
 SHORTEST_PREFIX = 6
@@ -33,99 +31,72 @@ class Target:
     """For a row: (key, reason, detail) of each artifact that dropped it."""
 
 
-def find_target(layout: Layout, records: list[Record], word: str) -> Target:
+def find_target(index: Index, word: str) -> Target:
     """Resolve a word; the cheap meanings come first. Raises UnknownTarget with what a target may be."""
     for meaning in (_artifact_folder, _run, _step, _source, _prefix, _row):
-        if target := meaning(layout, records, word):
+        if target := meaning(index, word):
             return target
-    steps = ", ".join(sorted({record["step"] for record in records})) or "none yet"
+    known = index.rows("select distinct step from artifacts where record is not null order by step")
+    steps = ", ".join(step for (step,) in known) or "none yet"
     raise UnknownTarget(
         f"lineage: nothing here is called {word!r}\n    give a step ({steps}), a run, the first {SHORTEST_PREFIX} or "
         "more digits of a key or digest, an artifact's folder, the id of a row, or a source such as path:./data"
     )
 
 
-def _artifact_folder(layout: Layout, records: list[Record], word: str) -> Target | None:
-    path = Path(word).resolve()
-    folders = {str(Path(record["folder"]).resolve()): record["key"] for record in records} if path.exists() else {}
-    key = next((folders[str(p)] for p in (path, *path.parents) if str(p) in folders), None)
-    return Target(word, "artifact", (key,)) if key else None
+def _artifact_folder(index: Index, word: str) -> Target | None:
+    path, artifacts = Path(word).resolve(), (index.layout.state / "artifacts").resolve()
+    if not path.is_relative_to(artifacts) or path == artifacts or not path.exists():
+        return None
+    keys = index.keys("name = ?", path.relative_to(artifacts).parts[0])
+    return Target(word, "artifact", keys) if keys else None
 
 
-def _run(layout: Layout, records: list[Record], word: str) -> Target | None:
+def _run(index: Index, word: str) -> Target | None:
     """A run: what it made and what it found already made, by its plan."""
-    plan = layout.run(word) / "plan.json"
+    plan = index.layout.run(word) / "plan.json"
     if not re.fullmatch(r"[\w.-]+", word) or not plan.is_file():
-        keys = tuple(record["key"] for record in records if record["run"] == word)
+        keys = index.keys("run = ?", word)
         return Target(word, "run", keys) if keys else None
-    known = {record["key"] for record in records}
     planned = [step["key"] for step in json.loads(plan.read_text())["steps"]]
-    return Target(word, "run", tuple(key for key in planned if key in known))
+    return Target(word, "run", tuple(key for key in planned if index.keys("key = ?", key)))
 
 
-def _step(layout: Layout, records: list[Record], word: str) -> Target | None:
+def _step(index: Index, word: str) -> Target | None:
     """The latest artifact of a step, also as recipe.step."""
-    made = [r["key"] for r in records if word in (r["step"], f"{r['recipe']}.{r['step']}")]
+    made = index.keys("step = ?", word)
+    for dot in re.finditer(r"\.", word):
+        made += index.keys("step = ? and recipe = ?", word[dot.end() :], word[: dot.start()])
     earlier = f", the latest of {len(made)}" if len(made) > 1 else ""
     return Target(word, f"step{earlier}", (made[-1],)) if made else None
 
 
-def _source(layout: Layout, records: list[Record], word: str) -> Target | None:
-    keys = tuple(r["key"] for r in records if any(i.get("source") == word for i in r["inputs"]))
+def _source(index: Index, word: str) -> Target | None:
+    keys = index.keys("id in (select artifact from inputs where source = ?)", word)
     return Target(word, "outside source", keys) if keys else None
 
 
-def _prefix(layout: Layout, records: list[Record], word: str) -> Target | None:
+def _prefix(index: Index, word: str) -> Target | None:
     """First digits of a key, of the digest of an output or file, or of what came from outside."""
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}(\.dir)?", word):
         return None
-    keys = tuple(r["key"] for r in records if r["key"].startswith(word))
-    if keys:
+    if keys := index.keys("key >= ? and key < ?", word, word + "~"):
         return Target(word, "key", keys)
-    makers = tuple(r["key"] for r in records if any(d.startswith(word) for d in _output_digests(r)))
+    short = word[:PREFIX]
+    likely = index.keys("id in (select artifact from digests where start >= ? and start < ?)", short, short + "~")
+    makers = tuple(key for key in likely if _made(index.record(key), word))
     if makers:
         return Target(word, "digest", makers)
-    readers = tuple(r["key"] for r in records if any(i["digest"].startswith(word) for i in r["inputs"]))
+    readers = index.keys("id in (select artifact from inputs where digest >= ? and digest < ?)", word, word + "~")
     return Target(word, "digest of an input", readers) if readers else None
 
 
-def _output_digests(record: Record) -> list[str]:
-    outputs = record["outputs"].values()
-    return [
-        d for o in outputs for d in (o["digest"], o["dvc"], *(h for f in o["files"] for h in (f["sha256"], f["md5"])))
-    ]
+def _made(record: Record | None, word: str) -> bool:
+    return record is not None and any(digest.startswith(word) for digest in output_digests(record))
 
 
-def _row(layout: Layout, records: list[Record], word: str) -> Target | None:
+def _row(index: Index, word: str) -> Target | None:
     """A row of data: the artifacts whose tables hold its id, and those that dropped it."""
-    keys, dropped = [], []
-    for record in records:
-        if any(_rows_with_id(path, word).num_rows for path in _tables(record, "rows.parquet")):
-            keys.append(record["key"])
-        for path in _tables(record, "dropped.parquet"):
-            dropped += [
-                (record["key"], r.get("reason", ""), r.get("detail", "")) for r in _rows_with_id(path, word).to_pylist()
-            ]
-    return Target(word, "row of data", tuple(keys), word, tuple(dropped)) if keys or dropped else None
-
-
-def holds_row(record: Record, row: str) -> bool:
-    """Whether a table among the outputs of an artifact holds the row."""
-    return any(_rows_with_id(path, row).num_rows for path in _tables(record, "rows.parquet"))
-
-
-def _tables(record: Record, file: str) -> list[Path]:
-    return [
-        Path(record["folder"], "outputs", name, entry["path"])
-        for name, output in record["outputs"].items()
-        for entry in output["files"]
-        if entry["path"].rsplit("/", 1)[-1] == file
-    ]
-
-
-def _rows_with_id(path: Path, row: str) -> pa.Table:
-    schema = pq.read_schema(path) if path.is_file() else pa.schema([])
-    if "id" not in schema.names:
-        return pa.table({})
-    columns = [name for name in ("id", "reason", "detail") if name in schema.names]
-    return pq.read_table(path, columns=columns, filters=[("id", "=", row)])
+    places = find_row(index, word)
+    known = places.holders or places.dropped
+    return Target(word, "row of data", places.holders, word, places.dropped) if known else None
