@@ -28,13 +28,13 @@ def run(
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
+    from flows import runs
     from flows.launch import plan_recipe
-    from flows.runs import start
     from lineage.layout import Layout
 
     layout = Layout.find()
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, warn=warn)
-    raise typer.Exit(start(made, layout, executor.value, console))
+    raise typer.Exit(runs.start(made, layout, executor.value, console))
 
 
 def resume(
