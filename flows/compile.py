@@ -6,12 +6,14 @@ A key is made of what a step does and reads, never of names: renaming a stage ru
 from collections.abc import Iterable
 from typing import Any
 
+from flows.challenge import with_champions
 from flows.closure import Closure, uses
 from flows.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources import find_source
 from schemas.errors import PlanError
+from schemas.gates import without_policy
 from schemas.graph import Port
 from schemas.nearest import suggest
 from schemas.plan import Input, Plan, Step
@@ -62,21 +64,23 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     kind = settings["kind"]
     ports = recipe.ports(name)
     inputs = tuple(_input(recipe, port, layout) for port in ports)
+    if kind == "evaluate":
+        settings, inputs = with_champions(recipe, settings, inputs, layout)
     slots = [module for use in uses(stage) for module in closure.modules_of(use)]
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
     identity = {
         "format": IDENTITY_FORMAT,
         "kind": kind,
-        "settings": nameless(settings, {port.path for port in ports}),
+        "settings": nameless(without_policy(settings), {given.port for given in inputs}),
         "seed": recipe.seed(name),
         "inputs": {i.port: identity_of(i, steps) for i in inputs},
         "code": code,
     }
     return Step(
         name=name, stage=recipe.origin(name), kind=kind, settings=settings, seed=recipe.seed(name), inputs=inputs,
-        after=recipe.after(name), unless=recipe.unless(name), outputs=recipe.outputs(name), code=code,
-        key=digest_of(identity), identity=identity, resources=stage.resources, retries=stage.retries,
-        timeout=stage.timeout,
+        after=recipe.after(name), unless=recipe.unless(name), branch_of=recipe.branch_of(name),
+        outputs=recipe.outputs(name), code=code, key=digest_of(identity), identity=identity,
+        resources=stage.resources, retries=stage.retries, timeout=stage.timeout,
     )  # fmt: skip
 
 
@@ -95,7 +99,23 @@ def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
     if len(given.steps) == 1:
         return {"key": steps[given.steps[0]].key, "output": given.output}
     ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
-    return {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
+    chosen = {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
+    gates = [sorted(list(c) for c in _conditions(name, steps)) for name in given.steps]
+    return chosen | ({"gates": gates} if any(gates) else {})
+
+
+def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
+    """Key, gate and outcome of everything that decides whether a step runs or another in its place."""
+    step, found = steps[name], set()
+    for given in step.inputs:
+        found |= {c for source in given.steps for c in _conditions(source, steps)}
+    own = {(b.step, b.gate) for b in step.branch_of}
+    found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
+    for need in step.needs:
+        for index, gate in enumerate(steps[need].settings.get("gate") or () if steps[need].kind == "evaluate" else ()):
+            if gate["on_fail"] == "branch" and (need, index) not in own:
+                found.add((steps[need].key, index, "passed"))
+    return found
 
 
 def nameless(value: Any, ports: set[str], path: str = "") -> Any:

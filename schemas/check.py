@@ -60,6 +60,10 @@ def _typed(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list
             problems.append(problem(port.mark, path, "a path into the store of artifacts", advice))
         return port
     source = done[port.steps[0]]
+    if (odd := _odd_one(port, done)) is not None:
+        said = f"`{port.text}` is a choice between outputs that differ: {_default(source)} and {_default(odd)}"
+        problems.append(problem(port.mark, path, said, "candidates must make the same thing under the same name"))
+        return port
     outputs = dict(source.outputs)
     if port.output is not None and port.output not in outputs:
         advice = suggest(port.output, outputs, "outputs")
@@ -71,6 +75,20 @@ def _typed(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list
         said = f"wants {wanted}, but `{port.text}` is {kind}"
         problems.append(problem(port.mark, path, said, _fitting(port, source, done)))
     return Port(**{**port.__dict__, "type": kind})
+
+
+def _odd_one(port: Port, done: dict[str, StepInfo]) -> StepInfo | None:
+    """A candidate whose output has another name or type than the first one's."""
+
+    def output(name: str) -> tuple[str, str | None]:
+        outputs = done[name].outputs
+        return (port.output, dict(outputs).get(port.output)) if port.output else outputs[0]
+
+    return next((done[name] for name in port.steps if output(name) != output(port.steps[0])), None)
+
+
+def _default(info: StepInfo) -> str:
+    return ", ".join(f"{info.name}.{output} ({kind})" for output, kind in info.outputs)
 
 
 def _is_own(source: str) -> bool:

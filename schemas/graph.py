@@ -10,7 +10,7 @@ from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, preset_names
 from schemas.names import Names, resolve
 from schemas.nearest import suggest
-from schemas.plan import Until
+from schemas.plan import BranchOf, Until
 from schemas.slots import Slot, bind_slots, references
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS
@@ -58,6 +58,7 @@ class StepInfo:
     ports: tuple[Port, ...] = ()
     after: tuple[str, ...] = ()
     unless: tuple[Until, ...] = ()
+    branch_of: tuple[BranchOf, ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
 
     def dump(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class StepInfo:
     def needs(self) -> tuple[str, ...]:
         """Steps that must have ended before this one."""
         upstream = [s for p in self.ports for s in p.steps] + [*self.after] + [u.step for u in self.unless]
-        return tuple(dict.fromkeys(upstream))
+        return tuple(dict.fromkeys(upstream + [b.step for b in self.branch_of]))
 
 
 def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> StepInfo | None:
@@ -140,18 +141,22 @@ def _kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
 def _after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
     steps: list[str] = []
     for index, word in enumerate(info.stage.after):
-        node = follow(info.node, f"after.{index}")
-        target = info.names.get(word)
-        inside = [s for w, t in info.names.items() if w.startswith(f"{word}.") for s in t.steps if s in info.names]
-        if target is not None and target.steps:
-            steps += target.steps
-        elif inside:
-            steps += inside
-        else:
+        found = resolved_steps(info, word)
+        steps += found
+        if not found:
+            node = follow(info.node, f"after.{index}")
             words = dict.fromkeys([w for w in info.names if not w.startswith("previous.")])
             advice = suggest(word, words, "stages")
             problems.append(problem(node.mark, join(info.path, "after", index), f"no stage `{word}`", advice))
     return tuple(dict.fromkeys(steps))
+
+
+def resolved_steps(info: StepInfo, word: str) -> tuple[str, ...]:
+    """All steps that a word stands for where only their order matters: variants, iterations, a whole loop."""
+    target = info.names.get(word)
+    if target is not None and target.steps:
+        return target.steps
+    return tuple(s for w, t in info.names.items() if w.startswith(f"{word}.") for s in t.steps if s in info.names)
 
 
 def _place(dumped: Any, path: str) -> Any:

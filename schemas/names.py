@@ -51,6 +51,8 @@ def scheme_of(text: str) -> str | None:
 
 def resolve(text: str, names: Names, mark: Mark, path: str) -> Resolved:
     """What a reference means. Raises RecipeError with the nearest word."""
+    if "|" in text and ":" not in text.partition("|")[0]:
+        return _first_of([part.strip() for part in text.split("|")], names, mark, path)
     if (scheme := scheme_of(text)) is not None:
         return Resolved(source=_outside(text, scheme, mark, path))
     found = split(text, names)
@@ -67,6 +69,18 @@ def resolve(text: str, names: Names, mark: Mark, path: str) -> Resolved:
         advice = f"name one: {', '.join(target.steps)}"
         raise refuse(mark, path, f"`{word}` has {len(target.steps)} variants and one is wanted here", advice)
     return Resolved(target.steps, output)
+
+
+def _first_of(parts: list[str], names: Names, mark: Mark, path: str) -> Resolved:
+    """`repair | tuned`: the first that ran."""
+    found = [resolve(part, names, mark, path) for part in parts]
+    if any(one.source for one in found):
+        raise refuse(mark, path, "a choice between stages cannot hold a source from outside", "name stages only")
+    outputs = {one.output for one in found}
+    if len(outputs) > 1:
+        said = "the candidates name different outputs"
+        raise refuse(mark, path, said, "name the same output of each, as `repair.model | tuned.model`")
+    return Resolved(tuple(dict.fromkeys(step for one in found for step in one.steps)), found[0].output)
 
 
 def _outside(text: str, scheme: str, mark: Mark, path: str) -> str:

@@ -37,6 +37,15 @@ class Until(Schema):
     """Right-hand side."""
 
 
+class BranchOf(Schema):
+    """A gate that branches to a step: the step runs only when the gate fails."""
+
+    step: str
+    """Step of the evaluation."""
+    gate: int
+    """Index of the gate in its list."""
+
+
 class Step(Schema):
     """A stage inside a plan."""
 
@@ -56,6 +65,8 @@ class Step(Schema):
     """Steps that must finish first although no data comes from them."""
     unless: tuple[Until, ...] = ()
     """The step is skipped when one of these holds: its loop has ended."""
+    branch_of: tuple[BranchOf, ...] = ()
+    """Unless empty, the step runs only when one of these gates has failed."""
     outputs: dict[str, ArtifactType]
     """Named outputs, the default first."""
     code: dict[str, str]
@@ -75,7 +86,7 @@ class Step(Schema):
     def needs(self) -> tuple[str, ...]:
         """Names of all steps that must have ended before this one starts."""
         upstream = [s for i in self.inputs for s in i.steps] + list(self.after) + [u.step for u in self.unless]
-        return tuple(dict.fromkeys(upstream))
+        return tuple(dict.fromkeys(upstream + [b.step for b in self.branch_of]))
 
 
 class Promotion(Schema):

@@ -13,7 +13,8 @@ from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
-from schemas.plan import Promotion, Until
+from schemas.opponents import complete_gates
+from schemas.plan import BranchOf, Promotion, Until
 from schemas.promotion import Promote, promotion
 from schemas.refusals import refusals
 from schemas.schedule import Schedule, check_schedule
@@ -101,6 +102,10 @@ class Recipe:
         """Conditions under which a step of a loop is skipped."""
         return self.steps[name].unless
 
+    def branch_of(self, name: str) -> tuple[BranchOf, ...]:
+        """Gates that branch to a step."""
+        return self.steps[name].branch_of
+
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
         """Module and name of every function that a step's slots use, sorted."""
         return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
@@ -144,7 +149,7 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     folders = tuple(dict.fromkeys((path.resolve().parent, Path.cwd())))
     infos = _infos(units, folders, problems)
     _refuse(problems)
-    infos = complete_decontamination(infos, problems)
+    infos = complete_gates(complete_decontamination(infos, problems), problems)
     steps = check_graph(infos, problems)
     _refuse(problems)
     problems, warnings = refusals(steps)

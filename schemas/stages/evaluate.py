@@ -5,38 +5,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import Schema
+from schemas.gates import Gate
 from schemas.references import PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
 from schemas.use import EngineUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
-
-
-class Gate(Schema):
-    """A condition on the results; `min_delta` tests the paired difference of two models on the same problems."""
-
-    metric: str = "accuracy"
-    """Name of a metric of this stage."""
-    model: str | None = None
-    """Name in `models`; null is the last."""
-    min: float | None = None
-    """Smallest value allowed."""
-    max: float | None = None
-    """Largest value allowed."""
-    against: str | None = None
-    """Name in `models` to compare with."""
-    min_delta: float | None = None
-    """The lower end of the difference's interval must reach this."""
-    on_fail: Literal["stop", "warn"] = "stop"
-    """`stop` ends the run with exit code 2; what depends on the stage does not run."""
-
-    @model_validator(mode="after")
-    def something_asked(self) -> Self:
-        """A gate without a bound is always open."""
-        if self.min is None and self.max is None and self.min_delta is None:
-            raise ValueError("give at least one of `min`, `max` and `min_delta` (with `against`)")
-        if (self.min_delta is None) != (self.against is None):
-            raise ValueError("`min_delta` and `against` belong together")
-        return self
 
 
 class Evaluate(BaseStage):
@@ -79,6 +51,8 @@ class Evaluate(BaseStage):
     """Resamples of the paired bootstrap."""
     gate: list[Gate] = []
     """Conditions on the results; one may be written without the list."""
+    against: dict[str, PolicyRef] = {}
+    """Models that gates compare with beside those of `models`: name to reference. Written by `gate: {against: ...}`."""
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
