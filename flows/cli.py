@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from flows.verbs import auditing, author, operating, running
+from flows.verbs import auditing, author, champions, operating, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
     "Run": [running.run, running.resume, running.status, running.logs, running.report],
     "Audit": [auditing.lineage, auditing.query],
+    "Champions": [champions.champions, champions.promote, champions.rollback],
     "Operate": [operating.up, operating.doctor],
 }
 """Verbs in the order of `--help`."""

@@ -1,7 +1,9 @@
 """What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
 
 import os
+import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.launch import ExecutorName, Outcome, run_plan
-from flows.runlog import events, read_plan, runs
+from flows.promotion import promote_after
+from flows.runlog import append, events, read_plan, runs
 from flows.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.layout import Layout
 from lineage.store import Store
@@ -67,6 +70,9 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
             projection()
         except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
             _say(console, f"{what} was not brought up to date:", str(error))
+    if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
+        append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})
+        _say(console, "", verdict.text)
     return write_report(plan, states, manifests, layout, outcome.run)
 
 

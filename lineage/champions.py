@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from lineage import auditlog
+from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.registry import client, dvc_uri, is_empty, registry_uri, shown
+from lineage.signature import SIGNATURE, signature_problems
 from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -151,10 +153,20 @@ def _model(layout: Layout, key: str, output: str | None) -> tuple[Manifest, str]
     output = output or next((n for n, o in manifest.outputs.items() if o.type in MODELS), None)
     if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODELS:
         raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODELS)}")
-    if problems := store.verify(manifest):
-        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise PlanError(f"{manifest.step} ({key[:16]}) is not what was published: {problems[0]}{more}")
+    check_artifact(layout, manifest)
     return manifest, output
+
+
+def check_artifact(layout: Layout, manifest: Manifest) -> None:
+    """Hash an artifact again and check its signature, where it has one; raises PlanError when it is another."""
+    store = Store(layout)
+    folder = store.folder(manifest)
+    problems = store.verify(manifest)
+    if (folder / SIGNATURE).is_file():
+        problems += signature_problems(folder, trusted(layout))
+    if problems:
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
 
 
 def _champion(layout: Layout, version: "ModelVersion", moves: list[Move]) -> Champion:

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from pydantic import Field
 
 from schemas.base import Schema
-from schemas.errors import Problem
+from schemas.errors import Problem, RecipeError
 from schemas.graph import Port, StepInfo
+from schemas.names import resolve
 from schemas.nearest import suggest
 from schemas.plan import Promotion
 from schemas.stages.evaluate import Evaluate
-from schemas.tree import Node, problem
+from schemas.tree import Node, problem, refuse
 
 MODELS = ("policy", "adapter")
 
@@ -30,10 +31,11 @@ def promotion(
     node: Node, promote: Promote, recipe: str, steps: Mapping[str, StepInfo], problems: list[Problem]
 ) -> Promotion | None:
     """What `promote` means for the steps; None, with problems added, when it means nothing."""
-    models, output, wrong = _found("model", promote.model, node, steps)
-    gates, rest, more = _found("gate", promote.gate, node, steps)
-    problems += [*wrong, *more]
-    if wrong or more:
+    try:
+        models, output = _found("model", promote.model, node, steps)
+        gates, rest = _found("gate", promote.gate, node, steps)
+    except RecipeError as error:
+        problems += error.problems
         return None
     outputs = dict(steps[models[0]].outputs)
     output = output or next((name for name, kind in outputs.items() if kind in MODELS), next(iter(outputs)))
@@ -43,20 +45,15 @@ def promotion(
     return None if wrong else Promotion(name=promote.name or recipe, models=models, output=output, gates=gates)
 
 
-def _found(
-    key: str, text: str, node: Node, steps: Mapping[str, StepInfo]
-) -> tuple[tuple[str, ...], str | None, list[Problem]]:
-    """The steps that a word may mean, latest first, and the output behind it."""
-    words = [text.rsplit(".", cut)[0] for cut in range(text.count(".") + 1)]
-    for word in words:
-        found = (word,) if word in steps else tuple(n for n in reversed(steps) if steps[n].origin == word)
-        if any("@" in name for name in found) and word not in steps:
-            advice = f"name one: {', '.join(reversed(found))}"
-            return (), None, [_at(node, key, f"`{word}` has {len(found)} variants and one is wanted here", advice)]
-        if found:
-            return found, text[len(word) + 1 :] or None, []
-    known = dict.fromkeys(name for step, info in steps.items() for name in (info.origin, step))
-    return (), None, [_at(node, key, f"no stage `{text}`", suggest(text, known, "stages"))]
+def _found(key: str, text: str, node: Node, steps: Mapping[str, StepInfo]) -> tuple[tuple[str, ...], str | None]:
+    """The steps that a word may mean, latest first, and the output behind it. Raises RecipeError."""
+    infos = list(steps.values())
+    names = next((info.names for info in infos if "." not in info.origin), infos[0].names)
+    mark, path = (node.get(key) or node).mark, f"promote.{key}"
+    found = resolve(text, names, mark, path)
+    if found.source:
+        raise refuse(mark, path, f"`{text}` comes from outside", "only what a stage of this recipe makes is promoted")
+    return found.steps, found.output
 
 
 def _no_model(promote: Promote, node: Node, outputs: Mapping[str, str], output: str) -> Iterator[Problem]:

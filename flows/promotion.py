@@ -1,0 +1,146 @@
+"""Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from flows.states import FINISHED, StepState
+from lineage.champions import Champion, Move, champion, check_artifact, history, move
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.errors import GateError, PlanError
+from schemas.manifest import Manifest
+from schemas.plan import Plan
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the champion moved, and what is said of it."""
+
+    name: str
+    moved: bool
+    text: str
+
+
+def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> Verdict | None:
+    """Do what the recipe's `promote` says after a run; never raises, for the run stands. None without `promote`.
+
+    One evaluation promotes a model once: a run that finds everything there does not undo a rollback.
+    """
+    wanted = plan.promotion
+    if wanted is None:
+        return None
+    try:
+        gate, model = _ended(wanted.gates, states), _ended(wanted.models, states)
+        evidence = proven(gate, model, wanted.output)
+        if earlier := _used(history(layout, wanted.name), evidence, model):
+            return _again(layout, wanted.name, earlier)
+        text = promote(layout, wanted.name, gate, model, wanted.output, evidence)
+        return Verdict(wanted.name, True, text)
+    except (GateError, PlanError) as error:
+        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
+
+
+def promote_step(layout: Layout, model_word: str, gate_word: str, name: str) -> str:
+    """Promote a model that was made earlier by an evaluation that was made earlier; returns what was done.
+
+    Raises GateError when the evaluation does not prove the model, PlanError when one of them is not to be found.
+    """
+    model, gate = artifact(layout, model_word), artifact(layout, gate_word)
+    output = next(iter(model.outputs))
+    judged = {given.output for given in _models_of(gate) if given.key == model.key}
+    if judged:
+        output = next(name for name in (output, *sorted(judged)) if name in judged)
+    return promote(layout, name, gate, model, output, proven(gate, model, output))
+
+
+def promote(layout: Layout, name: str, gate: Manifest, model: Manifest, output: str, evidence: dict[str, Any]) -> str:
+    """Move the alias on the strength of an evaluation. Raises PlanError when either is damaged or the alias moved."""
+    check_artifact(layout, gate)
+    before = champion(layout, name)
+    if (compared := _compared_with(gate, name)) is not None and compared != (before.version if before else 0):
+        had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
+        raise PlanError(f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: "
+                        "evaluate again")  # fmt: skip
+    after = move(layout, name, model.key, evidence=evidence, output=output, expected=before)
+    if before is not None and before.version == after.version:
+        return f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+    who = f"{model.step} ({model.key[:12]}), by {gate.step}"
+    return f"champion of {name}: {_version(before)} → version {after.version}, {who}"
+
+
+def proven(gate: Manifest, model: Manifest, output: str) -> dict[str, Any]:
+    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why."""
+    digest = model.outputs[output].digest if output in model.outputs else ""
+    names = {_name(given) for given in _models_of(gate) if (given.key, given.digest) == (model.key, digest)}
+    outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
+    if not names:
+        raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
+    if not any(outcome.get("model") in names for outcome in outcomes):
+        raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
+    if failed := [outcome["text"] for outcome in outcomes if not outcome.get("passed")]:
+        raise GateError(f"the gate of {gate.step} did not pass: {'; '.join(failed)}")
+    return {
+        "gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe,
+        "gates": [str(outcome["text"]) for outcome in outcomes],
+    }  # fmt: skip
+
+
+def artifact(layout: Layout, word: str) -> Manifest:
+    """The one artifact that a step, key or folder names. Raises PlanError."""
+    from lineage.index import ask
+    from lineage.target import find_target
+
+    target = ask(layout, lambda index: find_target(index, word))
+    if len(target.keys) != 1:
+        raise PlanError(f"{word} ({target.what}) stands for {len(target.keys)} artifacts: name a step or a key")
+    manifest = Store(layout).with_key(target.keys[0])
+    if manifest is None:
+        raise PlanError(f"the artifact {target.keys[0][:16]} of {word} is damaged; see: posttrain lineage --verify")
+    return manifest
+
+
+def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> Manifest:
+    """The first of some steps that has an artifact. Raises GateError."""
+    for name in names:
+        if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
+            return manifest
+    name = names[-1]
+    raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
+
+
+def _models_of(gate: Manifest) -> list[Any]:
+    return [given for given in gate.inputs if given.port == "model" or given.port.startswith("models.")]
+
+
+def _name(given: Any) -> str:
+    return given.port.removeprefix("models.")
+
+
+def _used(moves: list[Move], evidence: dict[str, Any], model: Manifest) -> Move | None:
+    fits = (m for m in moves if m.key == model.key and m.evidence.get("key") == evidence["key"])
+    return next(fits, None)
+
+
+def _again(layout: Layout, name: str, earlier: Move) -> Verdict:
+    now = champion(layout, name)
+    if now is not None and now.version == earlier.version:
+        return Verdict(name, False, f"champion of {name}: version {now.version}, since {earlier.when}")
+    return Verdict(name, False, f"champion of {name} unchanged ({_version(now)}): the same evaluation made version "
+                   f"{earlier.version} champion on {earlier.when}; to go back there: posttrain rollback {name} "
+                   f"--to {earlier.version}")  # fmt: skip
+
+
+def _compared_with(gate: Manifest, name: str) -> int | None:
+    """Version of the champion that a gate compared with, 0 where there was none; None when it did not ask."""
+    versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
+    if found := next(filter(None, versions), None):
+        return int(found[1])
+    asked = gate.identity.get("settings", {}).get("gate") or []
+    return (
+        0 if any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in asked) else None
+    )
+
+
+def _version(found: Champion | None) -> str:
+    return f"version {found.version}" if found else "none"
