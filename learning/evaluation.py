@@ -1,10 +1,9 @@
-"""From the scores of models on the same problems to a table, comparisons and gates.
+"""From the scores of models on the same problems to a table and comparisons.
 
 Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample could not be scored.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from learning.lookup import bind
 from learning.statistics import estimate_mean, paired_difference
 from schemas.errors import StepError
-from schemas.stages.evaluate import Evaluate, Gate
+from schemas.stages.evaluate import Evaluate
 from schemas.use import MetricUse
 
 ALL = "all"
@@ -22,10 +21,14 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Scores:
-    """What was measured: for each model in order its scores (P, N); the family of each problem."""
+    """What was measured: for each model in order its scores (P, N); the family of each problem.
+
+    `repeats` are further evaluations of some models with other sampling seeds.
+    """
 
     models: Mapping[str, np.ndarray]
     families: Sequence[str]
+    repeats: Sequence[Mapping[str, np.ndarray]] = ()
 
     def subsets(self) -> dict[str, np.ndarray]:
         """Problems of each family, and all of them, as boolean (P,)."""
@@ -73,8 +76,8 @@ def table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
 def comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
     """Paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
-    names = list(scores.models)
-    asked = [(gate.model or names[-1], gate.against) for gate in stage.gate if gate.against]
+    names = list(stage.models) or ["model"]
+    asked = [(gate.model or names[-1], gate.against) for gate in stage.gate if gate.against in scores.models]
     lines, measured = [], values(stage, scores)
     for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
         for metric, of_model in measured.items():
@@ -83,56 +86,3 @@ def comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, An
                 if found:
                     lines.append({"model": new, "against": old, "family": family, "metric": metric, **asdict(found)})
     return lines
-
-
-def check_gates(stage: Evaluate, models: Sequence[str]) -> None:
-    """Refuse, before anything is sampled, gates over what is not there. Raises StepError."""
-    metrics = [metric_name(use) for use in stage.metrics]
-    if len(set(metrics)) < len(metrics):
-        raise StepError(f"metrics: two of the same name among {', '.join(metrics)}")
-    for gate in stage.gate:
-        known("gate: metric", gate.metric, metrics)
-        known("gate: model", gate.model or models[-1], models)
-        known("gate: against", gate.against or models[-1], models)
-
-
-def known(what: str, name: str, names: Iterable[str]) -> None:
-    """Raise StepError with the nearest of `names` when `name` is none of them."""
-    names = list(names)
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names)}"
-        raise StepError(f"{what}: {name!r} is not in this stage; {advice}")
-
-
-def gates(
-    stage: Evaluate, models: Sequence[str], lines: list[dict[str, Any]], compared: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Outcome of every gate over all problems: passed, on_fail, text."""
-    return [outcome(gate, gate.model or models[-1], lines, compared) for gate in stage.gate]
-
-
-def outcome(gate: Gate, model: str, lines: list[dict[str, Any]], compared: list[dict[str, Any]]) -> dict[str, Any]:
-    """One gate; every bound that it names must hold."""
-    value = next(x["value"] for x in lines if (x["model"], x["family"], x["metric"]) == (model, ALL, gate.metric))
-    told, passed = [], True
-    for bound, sign, holds in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
-        if bound is not None:
-            passed &= bool(holds(value, bound))
-            told.append(f"{gate.metric} of {model} {value:.4f}, wanted {sign} {bound:g}")
-    if gate.min_delta is not None:
-        wanted = (model, gate.against, ALL, gate.metric)
-        fits = (x for x in compared if (x["model"], x["against"], x["family"], x["metric"]) == wanted)
-        found = next(fits)
-        passed &= found["low"] >= gate.min_delta
-        told.append(
-            f"{gate.metric} of {model} − {gate.against}: {found['value']:+.4f} "
-            f"[{found['low']:+.4f}, {found['high']:+.4f}], wanted the lower end >= {gate.min_delta:g}"
-        )
-    return {
-        "passed": bool(passed),
-        "on_fail": gate.on_fail,
-        "text": "; ".join(told),
-        "metric": gate.metric,
-        "model": model,
-    }

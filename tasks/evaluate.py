@@ -1,5 +1,6 @@
 """kind: evaluate — several models on the same held-out problems: a table with intervals, paired differences, gates."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,9 @@ import numpy as np
 from learning.asking import Asking, run_program
 from learning.engines.load import make_engine
 from learning.engines.protocol import Sampling
-from learning.evaluation import ALL, Scores, check_gates, comparisons, gates, metric_name, table
+from learning.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation_report import write_report
+from learning.gates import check_gates, gate_outcomes
 from learning.lookup import bind
 from learning.policy import load_policy, set_determinism, untied
 from learning.rows import read_rows
@@ -20,22 +22,29 @@ from tasks.context import Context, Result
 
 Row = dict[str, Any]
 SHOWN_PER_FAMILY = 4
+REPEAT = 1_000_003
+"""Between the seeds of repeated evaluations: far enough that no stage's own seed is one of them."""
 
 
 def run(stage: Evaluate, context: Context) -> Result:
     """Sample every model on every problem, score, and report; flows acts on the gates."""
     set_determinism(context.seed, context.num_threads)
+    names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
-    names = list(ports)
-    check_gates(stage, names)
+    ports |= {name: f"against.{name}" for name in stage.against}
     problems, repeated = gather(stage, context)
+    families = [row["family"] for row in problems]
+    check_gates(stage, names, families)
+    again = rounds(stage, names)
     samples, scores, calls = {}, {}, {}
-    for index, (name, port) in enumerate(ports.items()):
-        done = index * len(problems)
-        samples[name], calls[name] = sample(stage, context, problems, port, done=done, models=len(ports))
-        samples[name] = selected(stage, context, problems, samples[name])
-        scores[name] = score(stage, context, problems, samples[name])
-    measured = Scores(scores, [row["family"] for row in problems])
+    work = Work(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
+    for name, port in ports.items():
+        samples[name], scores[name], calls[name] = work.evaluated(port, context.seed)
+    repeats = [
+        {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1))[1] for name in chosen}
+        for number, chosen in enumerate(again)
+    ]
+    measured = Scores(scores, families, repeats)
     results = {
         "confidence": stage.confidence,
         "problems": len(problems),
@@ -46,8 +55,8 @@ def run(stage: Evaluate, context: Context) -> Result:
     if stage.program:
         results["calls"] = calls
     if stage.weight_diff:
-        results["weights"] = weights(stage, context, ports)
-    results["gates"] = gates(stage, names, results["table"], results["comparisons"])
+        results["weights"] = weights(stage, context, {name: ports[name] for name in names})
+    results["gates"] = gate_outcomes(stage, measured, context.seed)
     write_report(context.output("report"), results, sample_rows_of(problems, samples, scores))
     return Result(flat(results, scores, names[-1]), results | {"samples": shown(problems, samples, scores)})
 
@@ -64,29 +73,57 @@ def gather(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
     return list(reversed(unique.values())), len(found) - len(unique)
 
 
-def sample(
-    stage: Evaluate, context: Context, problems: list[Row], port: str, *, done: int, models: int
-) -> tuple[list[list[Sample]], dict[str, int]]:
-    """Completions of one model, and with a program what it asked; all models draw the same random numbers."""
-    policy = load_policy(context.input(port), device=context.device)
-    engine = make_engine(stage.engine, policy)
-    sampling = Sampling(stage.temperature, stage.max_completion_length)
-    if stage.program:
-        asking = Asking(engine, policy.tokenizer, sampling, context.seed)
-        program = bind(stage.program, "program", context.inputs)
-        found = run_program(program, asking, problems, stage.num_generations)
-        context.progress(done + len(problems), models * len(problems))
-        return found, {"calls": asking.calls, "longest_call": asking.longest}
-    found = sample_rows(
-        engine,
-        policy.tokenizer,
-        problems,
-        n=stage.num_generations,
-        seed=context.seed,
-        sampling=sampling,
-        on_progress=lambda here: context.progress(done + here, models * len(problems)),
-    )
-    return found, {}
+def rounds(stage: Evaluate, names: list[str]) -> list[list[str]]:
+    """For each further evaluation that gates want for their noise floor, the models that take part."""
+    wanted = [(gate.noise_repeats, gate.model or names[-1], gate.against) for gate in stage.gate if gate.noise_repeats]
+    there = {*names, *stage.against}
+    return [
+        list(dict.fromkeys(m for count, *pair in wanted if count > number for m in pair if m in there))
+        for number in range(max((count for count, *_ in wanted), default=0))
+    ]
+
+
+@dataclass
+class Work:
+    """Models asked one after the other, told as progress through `total` problems."""
+
+    stage: Evaluate
+    context: Context
+    problems: list[Row]
+    total: int
+    done: int = 0
+
+    def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
+        """Completions of one model, their scores (P, N), and with a program what it asked.
+
+        All models draw the same random numbers from a seed.
+        """
+        samples, calls = self._sampled(port, seed)
+        samples = selected(self.stage, self.context, self.problems, samples)
+        self.done += len(self.problems)
+        return samples, score(self.stage, self.context, self.problems, samples), calls
+
+    def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
+        stage, problems = self.stage, self.problems
+        policy = load_policy(self.context.input(port), device=self.context.device)
+        engine = make_engine(stage.engine, policy)
+        sampling = Sampling(stage.temperature, stage.max_completion_length)
+        if stage.program:
+            asking = Asking(engine, policy.tokenizer, sampling, seed)
+            program = bind(stage.program, "program", self.context.inputs)
+            found = run_program(program, asking, problems, stage.num_generations)
+            self.context.progress(self.done + len(problems), self.total)
+            return found, {"calls": asking.calls, "longest_call": asking.longest}
+        found = sample_rows(
+            engine,
+            policy.tokenizer,
+            problems,
+            n=stage.num_generations,
+            seed=seed,
+            sampling=sampling,
+            on_progress=lambda here: self.context.progress(self.done + here, self.total),
+        )
+        return found, {}
 
 
 def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:

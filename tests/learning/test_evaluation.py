@@ -3,8 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from learning.evaluation import Scores, check_gates, comparisons, gates, metric_name, table
+from learning.evaluation import Scores, comparisons, metric_name, table
 from learning.evaluation_report import markdown, write_report
+from learning.gates import check_gates, gate_outcomes
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from schemas.use import MetricUse
@@ -65,10 +66,8 @@ def test_comparison_is_paired():
 def test_gates(gate, passed):
     made = stage(gate=[gate], metrics=["accuracy", {"use": "pass_at", "k": 1}])
     scores = Scores({"old": OLD, "new": NEW}, FAMILIES)
-    lines, compared = table(made, scores, 0), comparisons(made, scores, 0)
-    (found,) = gates(made, ["old", "new"], lines, compared)
+    (found,) = gate_outcomes(made, scores, 0)
     assert found["passed"] is passed
-    assert found["on_fail"] == "stop"
 
 
 def test_gates_over_what_is_not_there_are_refused_first():
@@ -76,11 +75,12 @@ def test_gates_over_what_is_not_there_are_refused_first():
         ({"metric": "acuracy", "min": 0.1}, "did you mean 'accuracy'"),
         ({"model": "nwe", "min": 0.1}, "did you mean 'new'"),
         ({"against": "odl", "min_delta": 0.1}, "did you mean 'old'"),
+        ({"metric": "accuracy.sum", "min": 0.1}, "did you mean 'sums'"),
     ]:
         with pytest.raises(StepError, match=message):
-            check_gates(stage(gate=[gate]), ["old", "new"])
+            check_gates(stage(gate=[gate]), ["old", "new"], FAMILIES)
     with pytest.raises(StepError, match="two of the same name"):
-        check_gates(stage(metrics=["accuracy", "accuracy"]), ["old", "new"])
+        check_gates(stage(metrics=["accuracy", "accuracy"]), ["old", "new"], FAMILIES)
 
 
 def test_a_metric_that_says_nothing_is_an_error():
@@ -99,7 +99,7 @@ def test_report_is_deterministic_and_readable(tmp_path):
     for name in "ab":
         made = stage(gate=[{"min": 0.9, "on_fail": "warn"}])
         results = {"confidence": 0.95, "table": table(made, scores, 3), "comparisons": comparisons(made, scores, 3)}
-        results["gates"] = gates(made, ["old", "new"], results["table"], results["comparisons"])
+        results["gates"] = gate_outcomes(made, scores, 3)
         (tmp_path / name).mkdir()
         write_report(tmp_path / name, results, [{"model": "old", "id": "1", "sample": 0, "score": None}])
     for file in ("results.json", "samples.parquet", "table.md"):
