@@ -8,7 +8,7 @@ import contextlib
 import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from schemas.errors import PlanError
 
@@ -42,7 +42,7 @@ def without_password(address: str) -> str:
     parts = urlsplit(address)
     query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k != "password"], safe="/,")
     user, at, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host, query=query))
+    return _joined(parts._replace(netloc=user.partition(":")[0] + at + host, query=query))
 
 
 def mlflow_address(address: str) -> str:
@@ -54,7 +54,7 @@ def prefect_address(address: str) -> str:
     """What Prefect connects to, by the driver asyncpg; its schema is a setting of Prefect's own."""
     parts = urlsplit(address)
     query = {"ssl" if k == "sslmode" else k: v for k, v in parse_qsl(parts.query)}
-    return urlunsplit(parts._replace(scheme="postgresql+asyncpg", query=urlencode(query, safe="/,")))
+    return _joined(parts._replace(scheme="postgresql+asyncpg", query=urlencode(query, safe="/,")))
 
 
 def prepare_database(address: str) -> None:
@@ -88,4 +88,9 @@ def _connected(address: str) -> Any:
 def _with_query(address: str, scheme: str, more: dict[str, str]) -> str:
     parts = urlsplit(address)
     query = urlencode([*parse_qsl(parts.query), *more.items()], safe="/,", quote_via=quote)
-    return urlunsplit(parts._replace(scheme=scheme, query=query))
+    return _joined(parts._replace(scheme=scheme, query=query))
+
+
+def _joined(parts: SplitResult) -> str:
+    """An address from its parts; urlunsplit would drop the slashes before a host that is empty."""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{parts.query}" if parts.query else "")
