@@ -24,7 +24,7 @@ PANELS = {
     "Run": [running.run, running.resume, running.status, running.logs, running.report],
     "Audit": [auditing.lineage, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback],
-    "Operate": [operating.up, operating.doctor],
+    "Operate": [operating.up, operating.deploy, operating.doctor],
 }
 """Verbs in the order of `--help`."""
 for panel, verbs in PANELS.items():

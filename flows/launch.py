@@ -15,7 +15,7 @@ from flows.interrupts import stopped_by_signals
 from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
 from flows.selection import selected
-from flows.states import StepState, exit_code
+from flows.states import EXIT_CANCELLED, StepState, exit_code
 from flows.workers import check_machine
 from lineage.auditlog import anchor
 from lineage.layout import Layout
@@ -24,6 +24,8 @@ from schemas.plan import Plan
 from schemas.recipe import load_recipe
 
 ExecutorName = Literal["ray", "inprocess"]
+Carry = Callable[[Execution, Callable[[], None]], object]
+"""Performs all steps, then calls the function that it is given."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,12 @@ def run_plan(
     prefect: bool = True,
     reporter: Reporter | None = None,
     run: str | None = None,
+    carry: Carry | None = None,
+    project: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Outcome:
     """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
 
+    `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
     Ctrl-C or SIGTERM ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before anything
     starts when a step asks for more than there is.
     """
@@ -83,7 +88,7 @@ def run_plan(
     sweep(layout)
     log = RunLog(layout, run, reporter)
     _announce(log, run, plan, layout)
-    used_prefect = prefect and executor == "ray" and bool(missing)
+    used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = threading.Event()
     with (
         stopped_by_signals(stop),
@@ -95,11 +100,17 @@ def run_plan(
             hands.check(missing)
         execution = Execution(plan, layout, hands, log, run, stop)
         used_prefect = used_prefect and ready(stop)
-        states = _carried_out(execution, used_prefect)
-    outcome = Outcome(run, states)
-    ended = run_ended(layout, run, states, outcome.exit_code)
-    log.event({"type": "run", "run": run, "state": "ended", "exit_code": outcome.exit_code, "audit": anchor(ended)})
-    return outcome
+        _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
+    return Outcome(run, execution.states)
+
+
+def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
+    outcome = Outcome(execution.run, execution.states)
+    noted = run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
+    told = {"type": "run", "run": outcome.run, "state": "ended", "exit_code": outcome.exit_code}
+    log.event({**told, "audit": anchor(noted)})
+    if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects
+        project(outcome)
 
 
 def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> None:
@@ -110,12 +121,16 @@ def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> None:
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
 
 
-def _carried_out(execution: Execution, prefect: bool) -> dict[str, StepState]:
-    if not prefect:
-        return execute(execution)
-    from flows.pipeline import run_flow
+def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:
+    if carry is None and prefect:
+        from flows.pipeline import run_flow
 
-    return run_flow(execution)
+        carry = run_flow
+    if carry is not None:
+        carry(execution, ended)
+    else:
+        execute(execution)
+        ended()
 
 
 @contextmanager

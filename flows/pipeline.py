@@ -1,13 +1,16 @@
-"""The Prefect flow on top of an execution: one flow, one untagged task run per step, named after its stage.
+"""A run as Prefect shows it: one task run per step, named after its stage, and artifacts with the plan and the results.
 
-Prefect shows and orders; whether a step runs, where, and how often it is tried is the execution's business.
+Prefect shows and orders; whether a step runs, where, and how often it is tried is the execution's business. The same
+body serves a run from the command line, which opens a flow run for itself, and one that a deployment started.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from prefect import allow_failure, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Crashed, Failed
@@ -15,41 +18,63 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.execute import Execution
 from flows.interrupts import stopped_by_signals
+from flows.prefect_artifacts import ProgressBars, show_ended, show_plan
 from flows.states import StepState, exit_code
 from schemas.plan import Step
 
+THREADS = 1000
+"""Steps of a flow that may be under way or waiting at once; a thread is only made when it is needed."""
 
-def run_flow(execution: Execution) -> dict[str, StepState]:
-    """Carry out an execution as a flow run named after the run; returns the states of all steps."""
+
+def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
+    """Carry out an execution in a flow run of its own, named after the run; returns the states of all steps."""
     plan = execution.plan
-    runner = ThreadPoolTaskRunner(max_workers=max(1, len(plan.steps)))
 
-    @flow(name=plan.recipe, flow_run_name=execution.run, task_runner=runner, persist_result=False,
-          validate_parameters=False)  # fmt: skip
+    errors: list[Exception] = []
+
+    @flow(name=plan.recipe, flow_run_name=execution.run, task_runner=ThreadPoolTaskRunner(THREADS),
+          persist_result=False, validate_parameters=False)  # fmt: skip
     def pipeline(recipe: str, profile: str | None) -> State[Any]:
-        futures: dict[str, Any] = {}
-        for step in plan.steps:
-            named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
-                _task_of(execution, step)
-            )
-            needs = [allow_failure(futures[name]) for name in step.needs]
-            futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
-        with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
-            for future in futures.values():
-                future.wait()
-        return _flow_state(execution)
+        try:
+            return flow_state(carry_out(execution, ended))
+        except Exception as error:
+            errors.append(error)
+            raise
 
     try:
-        pipeline(plan.file, plan.profile, return_state=True)
+        pipeline(plan.file, plan.profile, return_state=True)  # a failed step is told by its state, and no exception
     finally:
         APILogHandler().flush()
         EventsWorker.drain_all()
+    if errors:
+        raise errors[0]
     return execution.states
 
 
-def _task_of(execution: Execution, step: Step) -> Any:
+def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
+    """The body of a flow run: show the plan, perform every step, call `ended`, show what came out."""
+    show_plan(execution)
+    with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
+        with ProgressBars(execution.reporter, execution.plan, FlowRunContext.get().flow_run.id) as bars:
+            execution.reporter = bars
+            futures: dict[str, Any] = {}
+            for step in execution.plan.steps:
+                named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
+                    _task_of(execution, step, bars)
+                )
+                needs = [allow_failure(futures[name]) for name in step.needs]
+                futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
+            for future in futures.values():
+                future.wait()
+        ended()
+    show_ended(execution)
+    return execution.states
+
+
+def _task_of(execution: Execution, step: Step, bars: ProgressBars) -> Any:
     def perform(key: str, kind: str) -> State[Any]:
         logger = get_run_logger()
+        bars.belongs(step.name, TaskRunContext.get().task_run.id)
         return task_state(execution.perform(step, logger.info))
 
     return perform
@@ -67,10 +92,11 @@ def task_state(state: StepState) -> State[Any]:
     return Failed(name=state.state.capitalize(), message=state.reason)
 
 
-def _flow_state(execution: Execution) -> State[Any]:
+def flow_state(states: dict[str, StepState]) -> State[Any]:
+    """How Prefect shows the end of a run."""
     counts: dict[str, int] = {}
-    for state in execution.states.values():
+    for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
-    code = exit_code(execution.states)
+    code = exit_code(states)
     return Completed(message=said) if code == 0 else Failed(message=f"exit code {code}: {said}")

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rich.text import Text
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.promotion import promote_after
 from flows.runlog import append, events, read_plan, runs
+from flows.selection import repeated
 from flows.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.layout import Layout
 from lineage.store import Store
@@ -27,12 +28,15 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
     """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
     from flows.progress import TerminalReporter
 
+    report: list[Path] = []
     with TerminalReporter(plan, console) as reporter:
-        outcome = run_plan(plan, layout, executor=executor, reporter=reporter, run=run)
-    if outcome.exit_code == EXIT_CANCELLED:  # whoever pressed Ctrl-C does not wait for projections; resuming makes them
+        outcome = run_plan(
+            plan, layout, executor=executor, reporter=reporter, run=run,
+            project=lambda ended: report.append(project(ended, plan, layout, console)),
+        )  # fmt: skip
+    if outcome.exit_code == EXIT_CANCELLED:
         _say(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
         return outcome.exit_code
-    report = project(outcome, plan, layout, console)
     for table in result_tables(outcome):
         console.print(table)
     for state in outcome.states.values():
@@ -42,7 +46,9 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
             _say(console, "gate failed", f"{state.step}: {state.gate}")
     if outcome.exit_code not in (0, 2):
         _say(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
-    _say(console, "", f"run {outcome.run}, report {os.path.relpath(report)}")
+    for step, said in repeated(plan.steps, layout).items():
+        _say(console, "", f"done again: {step} came to {said}")
+    _say(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
     return outcome.exit_code
 
 
@@ -59,21 +65,25 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     from lineage.dvcfiles import project_dvc
     from lineage.report import write_report
     from lineage.tracking import project_run
+    from lineage.tracking_pages import add_report
 
     states = {name: state.event() for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
-    for what, projection in (
-        ("DVC", lambda: project_dvc(layout, plan)),
-        ("MLflow", lambda: project_run(layout, outcome.run, plan, states)),
-    ):
-        try:
-            projection()
-        except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
-            _say(console, f"{what} was not brought up to date:", str(error))
+    _projected("DVC", lambda: project_dvc(layout, plan), console)
+    _projected("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
         append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})
         _say(console, "", verdict.text)
-    return write_report(plan, states, manifests, layout, outcome.run)
+    report = write_report(plan, states, manifests, layout, outcome.run)
+    _projected("MLflow", lambda: add_report(layout, outcome.run, report), console)
+    return report
+
+
+def _projected(what: str, projection: Callable[[], object], console: Console) -> None:
+    try:
+        projection()
+    except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
+        _say(console, f"{what} was not brought up to date:", str(error))
 
 
 def result_tables(outcome: Outcome) -> Iterable[Table]:

@@ -1,5 +1,6 @@
 """Keep the house."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,21 @@ def up(
 
     ports = {"prefect_port": prefect_port, "mlflow_port": mlflow_port}
     raise typer.Exit(up(Layout.find(), console, **ports, database=database, limit=limit))
+
+
+def deploy(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")] = [],  # noqa: B006
+    every: Annotated[bool, typer.Option("--all", help="Every recipe below recipes/.")] = False,
+    prune: Annotated[bool, typer.Option(help="Remove deployments of this checkout whose recipe is gone.")] = False,
+    prefect_yaml: Annotated[
+        bool, typer.Option("--prefect-yaml", help="Write prefect.yaml instead, for `prefect deploy --all`.")
+    ] = False,
+) -> None:
+    """Give every recipe a deployment in Prefect, with a form to start it from the UI; again: bring it up to date."""
+    from flows.deploy import deploy_recipes
+    from lineage.layout import Layout
+
+    raise typer.Exit(deploy_recipes(recipes, Layout.find(), every=every, prune=prune, prefect_yaml=prefect_yaml))
 
 
 def doctor() -> None:

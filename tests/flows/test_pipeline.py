@@ -48,9 +48,9 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     seen = {}
     original = flows.launch._carried_out  # Prefect reads its environment when it is imported, so not before the run
 
-    def spied(execution, prefect):
+    def spied(execution, *rest):
         try:
-            return original(execution, prefect)
+            return original(execution, *rest)
         finally:
             url = os.environ["PREFECT_API_URL"]
             seen["url"] = url

@@ -1,0 +1,98 @@
+"""What a worker of Prefect executes for every deployment: plan the recipe, run it, go on where a retry finds it."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+from prefect.states import Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+from rich.console import Console
+
+from flows.flow_runs import remember, run_of
+from flows.launch import Outcome, plan_recipe, run_plan
+from flows.pipeline import THREADS, carry_out, flow_state
+from flows.runlog import new_run, read_plan
+from flows.runs import project
+from flows.states import EXIT_CANCELLED
+from lineage.auditlog import append
+from lineage.layout import Layout
+from schemas.errors import PosttrainError
+from schemas.plan import Plan
+
+
+@flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)
+def recipe_run(
+    recipe: str,
+    profile: str | None = None,
+    seed: int | None = None,
+    from_stages: list[str] | None = None,
+    to_stages: list[str] | None = None,
+    overrides: list[str] | None = None,
+    fresh: bool = False,
+) -> State[Any]:
+    """Run a recipe of this checkout; what is there already is not done again.
+
+    Args:
+        recipe: File of the recipe, relative to the checkout.
+        profile: Named set of overrides in the recipe.
+        seed: Of every stage that has none of its own.
+        from_stages: Begin at these stages; what is before must be there.
+        to_stages: Only these stages and what they need.
+        overrides: Keys to set in the recipe, each as stages.x.y=value.
+        fresh: Do again what is there already; the earlier artifacts stay and are compared.
+    """
+    layout = Layout.find()
+    os.chdir(layout.root)
+    options = {
+        "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
+        "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
+    }  # fmt: skip
+    try:
+        run, plan = _begun(recipe, layout, options)
+        outcome = _run(run, plan, layout)
+    except PosttrainError as error:
+        get_run_logger().error(str(error))
+        return Failed(message=str(error).splitlines()[0])
+    if outcome.exit_code == EXIT_CANCELLED:
+        raise TerminationSignal(signal=15)  # what Prefect's engine waits for when a run is cancelled
+    return flow_state(outcome.states)
+
+
+def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
+    """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
+    shown, logger = FlowRunContext.get().flow_run, get_run_logger()
+    if run := run_of(layout, str(shown.id), shown.name):
+        plan = read_plan(layout, run)
+        logger.info("going on with run %s of %s as it was planned", run, plan.file)
+        append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
+        return run, plan
+    plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
+    run = new_run()
+    remember(layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(shown.id, name=run)
+    append(layout, "flow run started", run=run, flow_run=str(shown.id), recipe=recipe, parameters=shown.parameters)
+    return run, plan
+
+
+def _run(run: str, plan: Plan, layout: Layout) -> Outcome:
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    logger = get_run_logger()
+
+    def tell(outcome: Outcome) -> Path:
+        report = project(outcome, plan, layout, console)
+        for line in filter(None, said.getvalue().splitlines()):
+            logger.warning(line)
+        return report
+
+    outcome = run_plan(plan, layout, run=run, carry=carry_out, project=tell)
+    if outcome.exit_code == EXIT_CANCELLED:
+        logger.warning("stopped; what is finished stays: Retry here goes on, or: posttrain resume %s", run)
+    return outcome
