@@ -69,18 +69,16 @@ def _stat(path: Path) -> list[str | int]:
 
 def _tracked(path: str, folders: Iterable[Path]) -> Path | None:
     """Where what DVC tracks lies, or would: the file itself may not be checked out."""
-    from dvc.exceptions import NotDvcRepoError
-    from dvc.repo import Repo
-
     for folder in folders:
         place = (folder / path.removesuffix(".dvc")).absolute()
-        try:
-            Repo.find_root(str(place.parent if place.parent.is_dir() else folder))
-        except NotDvcRepoError:
-            continue
-        if any(record.is_file() for record in _records_of(place)):
+        if _root(place) and any(record.is_file() for record in _records_of(place)):
             return place
     return None
+
+
+def _root(place: Path) -> Path | None:
+    """The DVC repository around a place."""
+    return next((above for above in place.parents if (above / ".dvc").is_dir()), None)
 
 
 def _records_of(place: Path) -> list[Path]:
@@ -92,11 +90,10 @@ def _records_of(place: Path) -> list[Path]:
 def _dvc_digest(place: Path) -> str | None:
     """DVC's md5 of a file or folder as its records say, whether or not it is checked out."""
     from dvc.api import DVCFileSystem
-    from dvc.repo import Repo
 
-    root = Repo.find_root(str(place.parent))
+    root = _root(place)
     try:
-        found = DVCFileSystem(root).info(place.relative_to(root).as_posix())
+        found = DVCFileSystem(str(root)).info(place.relative_to(root).as_posix())
     except FileNotFoundError:
         return None
     return found.get("dvc_info", {}).get("md5")
