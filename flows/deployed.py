@@ -10,10 +10,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
+from flows.catch_up import skip_reason
 from flows.flow_runs import remember, run_of
 from flows.launch import Outcome, plan_recipe, run_plan
 from flows.pipeline import THREADS, carry_out, flow_state
@@ -24,6 +25,7 @@ from lineage.auditlog import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
 from schemas.plan import Plan
+from schemas.recipe import load_recipe
 
 
 @flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)
@@ -54,6 +56,8 @@ def recipe_run(
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
     }  # fmt: skip
     try:
+        if reason := skip_reason(load_recipe(recipe).head.schedule):
+            return Completed(name="Skipped", message=reason)
         run, plan = _begun(recipe, layout, options)
         outcome = _run(run, plan, layout)
     except PosttrainError as error:
