@@ -22,8 +22,8 @@ app = typer.Typer(
 PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
     "Run": [running.run, running.resume, running.status, running.logs, running.report],
-    "Audit": [auditing.lineage, auditing.query],
-    "Champions": [champions.champions, champions.promote, champions.rollback],
+    "Audit": [auditing.lineage, auditing.export, auditing.query],
+    "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],
 }
 """Verbs in the order of `--help`."""

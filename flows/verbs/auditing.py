@@ -1,10 +1,21 @@
 """Ask what was made, from what, and whether it is still what it was."""
 
+import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.verbs.options import AsJson, console
+
+
+class ExportFormat(enum.StrEnum):
+    """What `export` writes: OpenLineage events, PROV-JSON, PROV-N, or CycloneDX."""
+
+    openlineage = "openlineage"
+    prov = "prov"
+    provn = "provn"
+    bom = "bom"
 
 
 def lineage(
@@ -23,6 +34,25 @@ def lineage(
     if verify or signed:
         raise typer.Exit(show_verification(target, Layout.find(), console, as_json, signed))
     raise typer.Exit(show_lineage(target, Layout.find(), console, as_json))
+
+
+def export(
+    what: Annotated[ExportFormat, typer.Argument(help="What to write.")],
+    target: Annotated[str, typer.Argument(help="As for `lineage`; for `bom` one that is a single model.")],
+    out: Annotated[Path | None, typer.Option(help="A file to write; default: the terminal.")] = None,
+    send: Annotated[
+        bool, typer.Option("--send", help="With openlineage: give the events to the server of OPENLINEAGE_URL.")
+    ] = False,
+) -> None:
+    """Say where something comes from in the words of others: OpenLineage, W3C PROV, a CycloneDX bill of materials."""
+    from flows.exporting import exported, sent
+    from lineage.layout import Layout
+
+    text = sent(what.value, target, Layout.find()) if send else exported(what.value, target, Layout.find())
+    if out is None:
+        print(text, end="")
+    else:
+        out.write_text(text)
 
 
 def query(
