@@ -1,5 +1,6 @@
 """For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -10,9 +11,10 @@ from flows.difference import differences
 from flows.explain import explain_plan
 from lineage.layout import Layout
 from lineage.store import Store
-from schemas.errors import PlanError
+from schemas.errors import PlanError, RecipeError
 from schemas.nearest import suggest
 from schemas.plan import Plan, Step
+from schemas.recipe import load_recipe
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
@@ -92,13 +94,28 @@ def why_text(plan: Plan, name: str, layout: Layout) -> str:
 
 
 def recipe_list(folder: Path) -> Table:
-    """Recipes of a folder with their first words."""
-    table = Table("recipe", "stages", "description")
+    """Recipes of a folder with their first words, and when they run by themselves."""
+    table = Table("recipe", "stages", "description", "runs by itself once deployed")
     for path in sorted(folder.glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         if isinstance(content, dict) and "stages" in content:
-            table.add_row(Text(str(path)), str(len(content["stages"])), Text(str(content.get("description", ""))))
+            said = due_words(path) if "schedule" in content else None
+            words = Text(str(content.get("description", "")))
+            table.add_row(Text(str(path)), str(len(content["stages"])), words, Text(said or ""))
     return table
+
+
+def due_words(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> str | None:
+    """When a recipe runs by itself and what it waits for; None when it does not, or is not valid."""
+    try:
+        schedule = load_recipe(path, profile=profile, overrides=tuple(overrides)).head.schedule
+    except RecipeError:
+        return None
+    if schedule is None:
+        return None
+    from flows.schedules import schedule_words  # Prefect computes due times, and takes seconds to import
+
+    return schedule_words(schedule)
 
 
 def write_starter(path: Path) -> None:

@@ -62,7 +62,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
-    from flows.authoring import plan_table
+    from flows.authoring import due_words, plan_table
     from flows.launch import plan_recipe
     from lineage.layout import Layout
 
@@ -76,6 +76,8 @@ def plan(
         print(made.model_dump_json(indent=2))
     else:
         console.print(plan_table(made, layout))
+        if said := due_words(recipe, profile, overrides):
+            console.print(f"once deployed it runs by itself: {said}", markup=False, highlight=False, soft_wrap=True)
 
 
 def why(
