@@ -45,11 +45,8 @@ def _traced(index: Index, word: str) -> Lineage:
     target = find_target(index, word)
     holders = set(target.keys)
 
-    def passes(key: str) -> bool:
-        if target.row is None or key in holders:
-            return True
-        record = index.record(key)
-        return record is not None and record["kind"] != "curate"
+    def passes(key: str, kind: str) -> bool:
+        return target.row is None or kind != "curate" or key in holders
 
     return Lineage(target, ancestors(index, target.keys), descendants(index, target.keys, passes))
 

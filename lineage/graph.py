@@ -23,9 +23,9 @@ def ancestors(index: Index, keys: Iterable[str]) -> list[Node]:
     return _walk(index, keys, index.parents)
 
 
-def descendants(index: Index, keys: Iterable[str], passes: Callable[[str], bool]) -> list[Node]:
-    """Everything these artifacts went into; `passes(key)` false stops the walk before that artifact."""
-    return _walk(index, keys, lambda key: [edge for edge in index.readers(key) if passes(edge[0])])
+def descendants(index: Index, keys: Iterable[str], passes: Callable[[str, str], bool]) -> list[Node]:
+    """Everything these artifacts went into; `passes(key, kind)` false stops the walk before that artifact."""
+    return _walk(index, keys, lambda key: [(k, port) for k, port, kind in index.readers(key) if passes(k, kind)])
 
 
 def _walk(index: Index, keys: Iterable[str], neighbours: Callable[[str], list[tuple[str, str]]]) -> list[Node]:

@@ -56,6 +56,7 @@ class Index:
 
     def __init__(self, layout: Layout, connection: sqlite3.Connection):
         self.layout, self.connection = layout, connection
+        self.artifacts = str(layout.state / "artifacts")
 
     def rows(self, sql: str, *values: Any) -> list[tuple]:
         """The rows of a query."""
@@ -83,15 +84,15 @@ class Index:
                  (select id from artifacts where key = ? order by started desc, name desc limit 1) order by position"""
         return self.rows(sql, key)
 
-    def readers(self, key: str) -> list[tuple[str, str]]:
-        """(key, port) of the artifacts whose steps read an artifact, oldest first."""
-        sql = """select key, port from inputs join artifacts on artifacts.id = artifact where made_by = ?
+    def readers(self, key: str) -> list[tuple[str, str, str]]:
+        """(key, port, kind) of the artifacts whose steps read an artifact, oldest first."""
+        sql = """select key, port, kind from inputs join artifacts on artifacts.id = artifact where made_by = ?
                  order by started, key, name, position"""
         return self.rows(sql, key)
 
     def _read(self, text: str, name: str) -> Record:
         record: Record = json.loads(text)
-        record["folder"] = str(self.layout.state / "artifacts" / name)
+        record["folder"] = f"{self.artifacts}/{name}"
         return record
 
 
