@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from flows.gating import judged
 from flows.states import FINISHED, StepState
 from flows.step import progress_file
 from flows.tail import Tail
@@ -69,6 +71,8 @@ class Execution:
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
+        self.ask_people: Callable[[Step, StepState], StepState] = lambda step, state: state
+        """What becomes of a step whose gate waits for a person: by default the run goes on without its dependants."""
         self.folders = [str(f) for f in dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root))]
 
     def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:
@@ -78,6 +82,10 @@ class Execution:
             state = self._settled(step) or self._found(step) or self._tried(step, on_line)
         except StepError as error:
             state = StepState(step.name, "failed", _said(step, error), seconds=time.monotonic() - begun)
+        if state.manifest is not None:
+            state = replace(state, gates=judged(step, state.manifest, self.layout))
+        if state.waits:
+            state = self.ask_people(step, state)
         self.states[step.name] = state
         self.reporter.event(state.event())
         return state
@@ -90,13 +98,24 @@ class Execution:
             before = self.states[name]
             if before.stops:
                 what = f"the gate of {name} failed: {before.gate}" if before.gate else f"{name} {before.state}"
+                what = f"a gate of {name} waits for approval: {before.waits}" if before.waits else what
                 return StepState(step.name, "blocked", what)
+        if (elsewhere := self._branched(step)) is not None:
+            return StepState(step.name, "skipped", elsewhere)
         for until in step.unless:
             if self.states[until.step].state == "skipped" or self._holds(until):
                 return StepState(step.name, "skipped", f"{until.step}: {until.metric} {until.op} {until.value}")
         if any(given.steps and self._chosen(given.steps) is None for given in step.inputs):
             return StepState(step.name, "skipped", "what it reads was skipped")
         return None
+
+    def _branched(self, step: Step) -> str | None:
+        """Why gates that branch keep a step from running: it is on the branch of none that failed, or behind one."""
+        taken = {b.step for b in step.branch_of if b.gate in self.states[b.step].branches}
+        if step.branch_of and not taken:
+            return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
+        barred = [name for name in step.needs if self.states[name].branches and name not in taken]
+        return f"a gate of {barred[0]} failed: its branch runs instead" if barred else None
 
     def _holds(self, until: Until) -> bool:
         manifest = self.states[until.step].manifest

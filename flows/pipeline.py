@@ -83,10 +83,13 @@ def _task_of(execution: Execution, step: Step, bars: ProgressBars) -> Any:
 def task_state(state: StepState) -> State[Any]:
     """How Prefect shows the end of a step."""
     if state.gate:
-        return Failed(name="GateFailed", message=f"gate failed: {state.gate}")
+        return Failed(name="GateFailed", message=state.gate_text)
+    if state.waits:
+        return Completed(name="AwaitsApproval", message=state.gate_text)
     named = {"done": "Completed", "cached": "Cached", "skipped": "Skipped"}
     if state.state in named:
-        return Completed(name=named[state.state], message=state.reason or "published")
+        said = "; ".join(filter(None, (state.reason, state.gate_text)))
+        return Completed(name=named[state.state], message=said or "published")
     if state.state == "cancelled":
         return Crashed(name="Cancelled", message=state.reason)
     return Failed(name=state.state.capitalize(), message=state.reason)
@@ -98,5 +101,7 @@ def flow_state(states: dict[str, StepState]) -> State[Any]:
     for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    if set(counts) <= {"cached", "skipped"}:
+        said = f"nothing changed: {counts.get('cached', 0)} of {counts.get('cached', 0)} cached"
     code = exit_code(states)
     return Completed(message=said) if code == 0 else Failed(message=f"exit code {code}: {said}")

@@ -84,8 +84,7 @@ class TerminalReporter:
         elif row.state != "queued":
             row.ended = now
             row.values |= {k: v for k, v in event.get("metrics", {}).items() if k in FIGURES and _is_number(v)}
-        gate = f"gate failed: {event['gate']}" if event.get("gate") else ""
-        row.reason = "; ".join(part for part in (row.reason, gate) if part)
+        row.reason = "; ".join(part for part in (row.reason, event.get("gates", "")) if part)
         if row.state != before:
             took = f" in {clock_text(elapsed)}" if row.state == "done" and (elapsed := self._elapsed(row)) else ""
             self._say(f"{name}: {row.state}{took}" + (f" ({row.reason})" if row.reason else ""))

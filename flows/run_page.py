@@ -62,7 +62,7 @@ def result_page(run: str, states: Mapping[str, StepState], again: Mapping[str, s
         lines.append("\n".join(f"- Done again: {name} came to {said}" for name, said in again.items()))
     lines.append("| step | state | seconds | numbers | why |\n|---|---|---|---|---|")
     for name, state in states.items():
-        why = "; ".join(part for part in (state.reason, f"gate failed: {state.gate}" if state.gate else "") if part)
+        why = "; ".join(part for part in (state.reason, state.gate_text) if part)
         seconds = f"{state.seconds:.1f}" if state.seconds else ""
         lines[-1] += "\n" + _row(name, state.state, seconds, _numbers(state), why)
     if rows := result_rows(states):

@@ -44,6 +44,9 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
             _say(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
         if state.gate:
             _say(console, "gate failed", f"{state.step}: {state.gate}")
+        if state.waits:
+            how = f"posttrain approve {outcome.run} {state.step} --approve --reason TEXT (or --reject), then resume"
+            _say(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
     if outcome.exit_code not in (0, 2):
         _say(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
     for step, said in repeated(plan.steps, layout).items():
@@ -141,8 +144,7 @@ def status_table(run: str | None, layout: Layout) -> Table:
     for step in plan.steps:
         event = last.get(step.name, {"state": "queued"})
         seconds = f"{event['seconds']:.1f}" if event.get("seconds") else ""
-        gate = f"gate failed: {event['gate']}" if event.get("gate") else ""
-        why = "; ".join(part for part in (event.get("reason", ""), gate) if part)
+        why = "; ".join(part for part in (event.get("reason", ""), event.get("gates", "")) if part)
         mark = Text(event["state"], STYLES.get(event["state"], ""))
         table.add_row(Text(step.name), mark, seconds, step.key[:16], Text(why))
     return table

@@ -78,7 +78,7 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
 def shown_by_dvc(layout: Layout, plan: Plan) -> bool:
     """Whether dvc.yaml is about this very plan."""
     path = (layout.root / plan.file).resolve()
-    if not path.is_relative_to(layout.root) or not path.is_file() or any(step.unless for step in plan.steps):
+    if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
         return False
     pipeline = layout.root / "dvc.yaml"
     header = HEADER.format(file=path.relative_to(layout.root).as_posix())
@@ -95,8 +95,9 @@ class Recipe:
     """A recipe's file as DVC reads it, and what each step takes from it."""
 
     def __init__(self, layout: Layout, plan: Plan):
-        if loop := next((step.name for step in plan.steps if step.unless), None):
-            raise PlanError(f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop, and DVC has none")
+        if loop := next((step.name for step in plan.steps if step.is_conditional), None):
+            raise PlanError(f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop or a branch, and DVC "
+                            "knows neither")  # fmt: skip
         from dvc.utils.serialize import load_yaml  # YAML 1.2 as DVC reads it: 1e-3 is a number
 
         path = (layout.root / plan.file).resolve()

@@ -83,6 +83,11 @@ class Step(Schema):
     """Seconds until the process is killed."""
 
     @property
+    def is_conditional(self) -> bool:
+        """Whether it depends on results that the step runs at all: it is part of a loop, or a gate branches to it."""
+        return bool(self.unless or self.branch_of)
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Names of all steps that must have ended before this one starts."""
         upstream = [s for i in self.inputs for s in i.steps] + list(self.after) + [u.step for u in self.unless]
