@@ -24,14 +24,15 @@ from learning.estimators import best_margin, compensate, decoupled, pass_at_k, r
 from learning.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
 from learning.maps import affine, power, sign, where
 from learning.multitask import tmn_reweight
+from learning.process import potential, rivals, stepwise
 from learning.selections import Source
 from learning.tokenwise import entropy_share, path_consistency, token_baseline
 from schemas.schedules import Number
 
 __all__ = [
     "Column", "affine", "best_margin", "center", "clip", "compensate", "decoupled", "diff", "entropy_share", "gae",
-    "lift", "of_rewards", "pass_at_k", "path_consistency", "power", "running", "scale", "sign", "tmn_reweight", "togo",
-    "token_baseline", "where",
+    "lift", "of_rewards", "pass_at_k", "path_consistency", "potential", "power", "rivals", "running", "scale", "sign",
+    "stepwise", "tmn_reweight", "togo", "token_baseline", "where",
 ]  # fmt: skip
 
 

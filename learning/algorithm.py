@@ -48,6 +48,8 @@ class Algorithm:
     correct: tuple[Bound, ...] = ()
     select: tuple[Bound, ...] = ()
     control: Mapping[str, Bound] = field(default_factory=dict)
+    beside: tuple[Bound, ...] = ()
+    """Functions of the critic and the auxiliaries, for what they ask for."""
 
     def needs(self, column: str) -> bool:
         """Whether any part asks for a column."""
@@ -60,7 +62,7 @@ class Algorithm:
     def parts(self) -> Iterator[Bound]:
         """Every bound function."""
         yield from (self.ratio, self.surrogate, self.weigh, *self.advantage)
-        yield from (*self.shape, *self.modulate, *self.correct, *self.select, *self.control.values())
+        yield from (*self.shape, *self.modulate, *self.correct, *self.select, *self.control.values(), *self.beside)
         for branch in self.branches:
             yield from branch.advantage
         for term in self.components:
@@ -116,5 +118,17 @@ def bind_algorithm(stage: Rl, inputs: Mapping[str, Path]) -> Algorithm:
         components=tuple(terms),
         branches=tuple(branches),
         control={name: bind(use, f"control.{name}", inputs) for name, use in stage.control.items()},
+        beside=tuple(_beside(stage, inputs)),
         **{name: many(name, getattr(stage, name)) for name in ("advantage", "shape", "modulate", "correct", "select")},
     )
+
+
+def _beside(stage: Rl, inputs: Mapping[str, Path]) -> Iterator[Bound]:
+    """Selections and targets of the networks beside the policy."""
+    blocks = {"critic": stage.critic} if stage.critic else {}
+    blocks |= {f"auxiliaries.{name}": block for name, block in stage.auxiliaries.items()}
+    for port, block in blocks.items():
+        yield from (bind(use, f"{port}.select.{i}", inputs) for i, use in enumerate(block.select))
+    for name, block in stage.auxiliaries.items():
+        if block.target is not None:
+            yield bind(block.target, f"auxiliaries.{name}.target", inputs)

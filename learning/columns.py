@@ -71,3 +71,22 @@ def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
     place_T = torch.empty_like(path_T)
     place_T[order] = torch.arange(len(path_T), device=path_T.device) - first_P[path_T[order]]
     return place_T, counts_P[path_T] - 1 - place_T
+
+
+def after(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
+    """Value of the state after each sampled token (T,), which is that before the next one.
+
+    At the end of a path that was cut it is `end_P`, at that of one which ended by itself 0.
+    """
+    path_T = batch.path_T
+    cut_T = batch.paths["truncated"][path_T]
+    return following(value_T, end_P[path_T].to(value_T).where(cut_T, torch.zeros_like(value_T)), path_T)
+
+
+def following(value_T: Tensor, end_T: Tensor, path_T: Tensor) -> Tensor:
+    """Each token's entry is that of the next token of its path, the last one's its own of `end_T`."""
+    before_T, after_T = place(path_T)
+    order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
+    next_T = torch.zeros_like(value_T)
+    next_T[order[:-1]] = value_T[order[1:]]
+    return torch.where(after_T == 0, end_T, next_T)

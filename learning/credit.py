@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch import Batch
-from learning.columns import Column, lift, place
+from learning.columns import Column, following, lift, place
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -69,14 +69,10 @@ def diff(column: Column, batch: Batch, value_T: Tensor) -> Column:
 def _next_value(value_T: Tensor, batch: Batch, tail: str) -> Tensor:
     """Value of the state after each sampled token (T,)."""
     path_T = batch.path_T
-    before_T, after_T = place(path_T)
-    order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
-    next_T = torch.zeros_like(value_T)
-    next_T[order[:-1]] = value_T[order[1:]]
     ends = {"bootstrap": batch.paths["value_end"][path_T].double(), "hold": value_T}
     cut_T = batch.paths["truncated"][path_T]
     end_T = ends[tail].where(cut_T, torch.zeros_like(value_T)) if tail in ends else torch.zeros_like(value_T)
-    return torch.where(after_T == 0, end_T, next_T)
+    return following(value_T, end_T, path_T)
 
 
 def _discounted(values_T: Tensor, batch: Batch, factor_P: Tensor) -> Tensor:

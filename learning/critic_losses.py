@@ -24,3 +24,8 @@ def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: Num
 def huber(value_T: Tensor, return_T: Tensor, *, delta: Annotated[float, Field(gt=0)] = 1.0) -> Tensor:
     """½(V − R)² within `delta`, linear outside (Huber 1964)."""
     return F.huber_loss(value_T, return_T, delta=delta, reduction="none")
+
+
+def logistic(value_T: Tensor, return_T: Tensor) -> Tensor:
+    """−R·ln σ(V) − (1 − R)·ln σ(−V): V is the log-odds of a result R from 0 to 1 (cross-entropy)."""
+    return F.binary_cross_entropy_with_logits(value_T, return_T, reduction="none")

@@ -28,9 +28,7 @@ def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) 
         batch = replace(batch, paths={**batch.paths, "reward": shaped_P})
     pipelines = [(of_rewards(batch), algorithm.advantage, 1.0)] if algorithm.advantage else []
     for branch in algorithm.branches:
-        raw_P = batch.paths[f"score:{branch.of}"]
-        start = Column(raw_P, raw_P, torch.arange(batch.num_paths), "path")
-        pipelines.append((start, branch.advantage, value_at(branch.coef, step)))
+        pipelines.append((_start(branch.of, batch), branch.advantage, value_at(branch.coef, step)))
     total_T = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
     for column, operations, coef in pipelines:
         for operation in operations:
@@ -42,6 +40,15 @@ def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) 
     for part in algorithm.modulate:
         total_T = part.ask(step, Columns(batch, step=step, advantage_T=total_T, **have))
     return batch.with_tokens(advantage=total_T)
+
+
+def _start(of: str, batch: Batch) -> Column:
+    """What a branch starts from: a raw score per path, or an auxiliary's value per token."""
+    if f"score:{of}" in batch.paths:
+        raw_P = batch.paths[f"score:{of}"]
+        return Column(raw_P, raw_P, torch.arange(batch.num_paths), "path")
+    raw_T = Columns(batch)[f"{of}_T"].double()
+    return Column(raw_T, raw_T, batch.path_T, "token")
 
 
 def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:

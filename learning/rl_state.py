@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from learning.algorithm import Algorithm
+from learning.auxiliaries import Auxiliaries
 from learning.checkpoint import (
     below,
     load_latest,
@@ -19,7 +20,6 @@ from learning.checkpoint import (
     set_rng_state,
 )
 from learning.collecting import Collecting
-from learning.critic import Critic
 from learning.curves import Curves
 from learning.engines.protocol import EngineProtocol
 from learning.history import History
@@ -42,7 +42,7 @@ class Loop:
     algorithm: Algorithm
     collecting: Collecting
     references: References
-    critic: Critic | None
+    beside: Auxiliaries
     rows: list[dict[str, Any]]
     held_out_rows: list[dict[str, Any]]
     trajectories: Trajectories
@@ -123,16 +123,13 @@ def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and moments of everything that is trained."""
     moments, rest = optimizer_state(loop.optimizer)
     tensors = prefixed("model", weights(loop)) | prefixed("optimizer", moments)
-    if loop.critic is not None:
-        tensors |= prefixed("critic", loop.critic.tensors())
-    return tensors, {"optimizer": rest, "critic": None if loop.critic is None else loop.critic.state()}
+    return tensors | prefixed("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
 
 
 def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
     load_weights(weights(loop), below("model", tensors))
     load_optimizer_state(loop.optimizer, below("optimizer", tensors), state["optimizer"])
-    if loop.critic is not None:
-        loop.critic.load(below("critic", tensors), state["critic"])
+    loop.beside.load(below("beside", tensors), state["beside"])
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:

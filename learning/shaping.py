@@ -5,12 +5,14 @@ in sampled tokens. Shapes: P paths, T sampled tokens.
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.columns import place
+from learning.process import named as _named
 from learning.selections import Source
 from learning.selections import sources as _sources
 from schemas.errors import StepError
@@ -85,6 +87,25 @@ def source_bonus(
     met_P = _score(scores_P, where or next(iter(scores_P)), "source_bonus") >= at_least
     added_P = torch.full_like(reward_P, float(weight)).where(_sources(source_P, keep=of) & met_P, 0.0)
     return reward_P + added_P
+
+
+def from_tokens(
+    reward_P: Tensor,
+    auxiliary_T: Mapping[str, Tensor],
+    path_T: Tensor,
+    *,
+    of: str,
+    stat: Literal["min", "mean", "last", "sum"] = "min",
+    weight: Number = 1.0,
+) -> Tensor:
+    """Add weight · a statistic of the auxiliary `of` over the completion's sampled tokens (0 where there is none)."""
+    value_T = _named(auxiliary_T, of, "shape from_tokens").to(reward_P.dtype)
+    zeros_P = torch.zeros_like(reward_P)
+    if stat == "last":
+        last_T = place(path_T)[1] == 0
+        return reward_P + weight * zeros_P.index_put((path_T[last_T],), value_T[last_T])
+    how = {"min": "amin", "mean": "mean", "sum": "sum"}[stat]
+    return reward_P + weight * zeros_P.scatter_reduce(0, path_T, value_T, how, include_self=False)
 
 
 def tiered(

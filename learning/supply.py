@@ -1,7 +1,8 @@
 """What functions of the loss ask for by name, looked up when it is asked for.
 
 `<name>_T` is a token column of the batch at its sampled tokens, or a path column spread over them; `<name>_P` is a path
-column. Shapes: T sampled tokens, P paths.
+column. Columns of auxiliaries are asked for by their names, or all together as the mapping `auxiliary_T`.
+Shapes: T sampled tokens, P paths.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from learning.batch import Batch
 from learning.columns import place
+
+AUXILIARY = "aux:"
+"""What the names of auxiliaries' columns begin with in a batch."""
 
 
 class Columns(Mapping[str, Any]):
@@ -36,7 +40,7 @@ class Columns(Mapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         own = ("learn", "owner")
-        tokens = (f"{name}_T" for name in self.batch.tokens if name not in own)
+        tokens = (f"{name.removeprefix(AUXILIARY)}_T" for name in self.batch.tokens if name not in own)
         paths = (f"{name}_{unit}" for name in self.batch.paths if ":" not in name for unit in "TP")
         derived = ("path_T", "place_T", "length_T", "length_P", "scores_P")
         return iter(dict.fromkeys((*self.known, *tokens, *paths, *derived)))
@@ -53,6 +57,8 @@ class Columns(Mapping[str, Any]):
         batch = self.batch
         if name == "scores_P":
             return {k.removeprefix("score:"): v for k, v in batch.paths.items() if k.startswith("score:")}
+        if name == "auxiliary_T":
+            return {name: self[f"{name}_T"] for name in _auxiliaries(batch)}
         if name == "path_T":
             return batch.path_T
         if name == "place_T":
@@ -66,9 +72,17 @@ class Columns(Mapping[str, Any]):
             return batch.paths[base][batch.path_T]
         if unit == "P" and base in batch.paths:
             return batch.paths[base]
+        if unit in ("T", "P") and not base.startswith(AUXILIARY):
+            return self._made(f"{AUXILIARY}{name}")
         raise KeyError(name)
 
     def _moved(self, value: Any) -> Any:
         if self.like is None or not isinstance(value, Tensor):
             return value
         return value.to(self.like.device, self.like.dtype if value.is_floating_point() else value.dtype)
+
+
+def _auxiliaries(batch: Batch) -> list[str]:
+    """Names of auxiliaries' columns, without those of single heads."""
+    named = (n.removeprefix(AUXILIARY) for n in (*batch.tokens, *batch.paths) if n.startswith(AUXILIARY))
+    return [name for name in named if "." not in name]

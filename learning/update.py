@@ -22,7 +22,7 @@ from learning.supply import Columns
 from schemas.stages.rl import Rl
 
 if TYPE_CHECKING:
-    from learning.critic import Critic
+    from learning.auxiliaries import Auxiliaries
 
 CURRENT = ("lp", "entropy", "lp_mean", "collision")
 
@@ -126,21 +126,22 @@ def update(
     stage: Rl,
     step: int,
     *,
-    critic: "Critic | None" = None,
+    beside: "Auxiliaries | None" = None,
     controls: Mapping[str, float] | None = None,
     have: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
     """Train on a batch that carries advantages and all fixed columns; returns points for the curves.
 
-    `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration.
+    `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration, `beside`
+    the networks that learn with the policy, from the same mini-batches.
     """
     sums, norms = Sums(names([term.function for term in algorithm.components])), []
     solved: dict[str, float] = {}
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
-            if critic is not None:
-                critic.learn(mini, step, controls)
-                if critic.warming(step):
+            if beside is not None:
+                beside.learn(mini, step, controls)
+                if beside.warming(step):
                     continue
             solved = solve(algorithm, mini, model, stage, step, have or {})
             now = algorithm.settled(solved)

@@ -6,6 +6,8 @@ No rule knows a function by its name: what a function asks for and which options
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.auxiliary import CriticLossUse, TargetUse
+from schemas.auxiliary_rules import auxiliary_problems
 from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.nearest import suggest
@@ -35,7 +37,7 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     """What must not run, and what is only worth a word."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references]
+    named = [_rewards, _controls, _references, auxiliary_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
 
@@ -151,7 +153,7 @@ def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    asking = [s for s in info.slots if "value_T" in s.signature.supplied and not s.path.startswith("critic")]
+    asking = [s for s in info.slots if "value_T" in s.signature.supplied and not isinstance(s.use, CriticLossUse)]
     if stage.critic is None:
         for slot in asking:
             said = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
@@ -166,7 +168,9 @@ def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for use in (reward.use for reward in stage.rewards):
         seen = sum(n == use or n.startswith(f"{use}#") for n in names)
         names.append(f"{use}#{seen + 1}" if seen else use)
-    said = [(f"branches.{i}.of", branch.of) for i, branch in enumerate(stage.branches)]
+    beside = [column for name, block in stage.auxiliaries.items() for column in block.columns(name)]
+    said = [(f"branches.{i}.of", b.of) for i, b in enumerate(stage.branches) if b.of not in beside]
+    said += [(join(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
     said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, GroupFilterUse, FollowUpUse)]
     said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
     for where, name in said:

@@ -63,6 +63,18 @@ class RewardModelRef(Reference):
     accepts = ("reward_model",)
 
 
+class ProcessRewardModelRef(Reference):
+    """A model that scores every token of a completion."""
+
+    accepts = ("process_reward_model",)
+
+
+class NetworkRef(Reference):
+    """What a network beside the policy starts from: one of its kind, or a model whose body is used."""
+
+    accepts = ("value_model", "process_reward_model", "reward_model", "policy", "adapter")
+
+
 class PromptsRef(Reference):
     """Problems for the model."""
 

@@ -22,6 +22,8 @@ from schemas.use import Use
 MAX_HOPS = 8
 REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
 """Log-probabilities under a named reference policy."""
+NAMED = re.compile(r"[a-z][a-z0-9_]*_[TP]")
+"""What may be a column of an auxiliary, whose names only the stage knows."""
 
 
 class SignatureError(Exception):
@@ -84,7 +86,7 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
             given = ", ".join(slot.takes) or "nothing"
             said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
             raise SignatureError(said, _near(slot, name) if house else "what a recipe sets belongs after the `*`")
-        if strange := [n for n in named if not supplies(slot, n)]:
+        if strange := [n for n in named if not supplies(slot, n) and (house or not may_be_named(slot, n))]:
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
             raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
         return found
@@ -214,6 +216,11 @@ def supplies(slot: type[Use], name: str) -> bool:
     """Whether the loop can give a slot's function what it asks for by a name."""
     named = "lp_ref_T" in slot.asks and REFERENCE.fullmatch(name) is not None
     return not slot.asks or name in slot.asks or named
+
+
+def may_be_named(slot: type[Use], name: str) -> bool:
+    """Whether an auxiliary of the stage could give a slot's function what it asks for by a name."""
+    return "auxiliary_T" in slot.asks and NAMED.fullmatch(name) is not None
 
 
 def _near(slot: type[Use], name: str) -> str:

@@ -54,7 +54,7 @@ FIXED = frozenset(
         "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
         "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
     )
-) | {"step"}  # fmt: skip
+) | {"step", "auxiliary_T"}  # fmt: skip
 """Columns of sampled tokens that do not change while a batch is trained on."""
 MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
 """… and those of the weights that are being trained."""

@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from learning.algorithm import bind_algorithm
+from learning.auxiliaries import Auxiliaries
 from learning.batch import Batch
 from learning.chat import encode_prompt
 from learning.collecting import bind_collecting, collect, gate, processor_of, score_all, services
-from learning.critic import Critic
 from learning.curves import Curves
 from learning.engines.load import make_engine
 from learning.engines.protocol import Sampling
@@ -51,8 +51,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     algorithm = bind_algorithm(stage, context.inputs)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
-    critic = Critic(stage.critic, policy, stage, context.inputs, context.seed) if stage.critic else None
-    if critic is None and algorithm.needs("value_T"):
+    if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     return Loop(
         policy=policy,
@@ -61,7 +60,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         algorithm=algorithm,
         collecting=bind_collecting(stage, context.inputs),
         references=References(stage, algorithm, policy, context.inputs),
-        critic=critic,
+        beside=Auxiliaries(stage, policy, context.inputs, context.seed),
         rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
         held_out_rows=held_out,
         trajectories=Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
@@ -148,18 +147,18 @@ def learn(
     batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), **how)
     if stage.routing_replay:
         batch = with_experts(batch, model, max_tokens=stage.max_tokens_per_micro_batch)
-    batch = with_proximal(algorithm, batch, model, stage)
-    if loop.critic is not None:
-        batch = loop.critic.values(batch)
-    batch = with_advantages(algorithm, batch, step, states=loop.states, rows=have["rows"])
+    batch = loop.beside.values(with_proximal(algorithm, batch, model, stage))
+    known = {"states": loop.states, "rows": have["rows"]}
+    batch = with_advantages(algorithm, batch, step, **known)
+    batch = loop.beside.with_targets(batch, step, controls, **known)
     batch = with_factors(algorithm, batch, step, seed=have["seed"])
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
     points = update(
-        algorithm, model, loop.optimizer, batch, stage, step, critic=loop.critic, controls=controls, have=have
+        algorithm, model, loop.optimizer, batch, stage, step, beside=loop.beside, controls=controls, have=have
     )
-    if loop.critic is not None:
-        points |= loop.critic.points(batch)
+    points |= loop.beside.points(batch)
+    loop.beside.refresh(step)
     loop.references.refresh(loop.policy, step)
     return batch, points
 
@@ -233,8 +232,11 @@ def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[st
 
 
 def publish(loop: Loop, stage: Rl, context: Context) -> Result:
-    """Write the trained policy and the trajectories."""
+    """Write the trained policy, the published networks beside it, and the trajectories."""
     save_policy(loop.policy, context.output("model"))
+    for part in loop.beside.parts.values():
+        if part.block.publish:
+            part.save(loop.policy, context.output(part.type))
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds")

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.auxiliary import Auxiliary
 from schemas.base import Schema
 from schemas.critic import Critic
 from schemas.references import PolicyRef, PromptsRef
@@ -38,7 +39,7 @@ class BranchUse(Schema):
     """A further stream of reward, with a pipeline of its own; its advantages are added."""
 
     of: str = Field(min_length=1)
-    """Name of the reward."""
+    """Name of the reward, or of an auxiliary, whose values at tokens are then the start."""
     coef: Number = 1.0
     """Factor of its advantages; a schedule is allowed."""
     advantage: list[AdvantageUse] = Field(min_length=1)
@@ -110,6 +111,8 @@ class Rl(Training, BaseStage):
     """Numbers that are set anew while training; anywhere a number stands, write `{control: name}`."""
     critic: Critic | None = None
     """A value function learnt beside the policy, for `gae` and `diff`."""
+    auxiliaries: dict[str, Auxiliary] = {}
+    """Further networks learnt beside the policy: `progress` gives the column `progress_T`."""
     reference: PolicyRef | None = None
     """Reference policy of KL terms; null is the starting model."""
     references: dict[str, ReferenceSpec] = {}
@@ -171,5 +174,7 @@ class Rl(Training, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The trained policy and what it sampled."""
-        return {"model": "policy", "trajectories": "trajectories"}
+        """The trained policy, what it sampled, and the networks beside it that are published."""
+        beside = {"value_model": "value_model"} if self.critic is not None and self.critic.publish else {}
+        beside |= {one.type: one.type for one in self.auxiliaries.values() if one.publish}
+        return {"model": "policy", "trajectories": "trajectories", **beside}
