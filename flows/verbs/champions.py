@@ -1,10 +1,12 @@
 """Champions: promote through a gate, go back, see who is champion and why, serve one."""
 
+import enum
 from typing import Annotated
 
 import typer
 
 from flows.verbs.options import AsJson, console
+from schemas.errors import PlanError
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A registered model.")]
 
@@ -48,3 +50,54 @@ def champions(
         show_champions(layout, console, as_json)
     else:
         show_history(layout, name, console, as_json)
+
+
+class EngineChoice(enum.StrEnum):
+    """What computes."""
+
+    torch = "torch"
+    vllm = "vllm"
+
+
+class Precision(enum.StrEnum):
+    """Numbers of the weights."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="mlflow:NAME@champion, a step, a key, a folder, or a source.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any free one.")] = 8000,
+    engine: Annotated[EngineChoice, typer.Option(help="`vllm` hands over to vLLM's own server.")] = EngineChoice.torch,
+    name: Annotated[str | None, typer.Option(help="What clients call it; default: NAME, the step, the folder.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Change over when the champion does.")] = False,
+    max_slots: Annotated[int, typer.Option(min=1, help="Completions side by side.")] = 32,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of prompt and completion; default: the model's, at most 4096.")
+    ] = None,
+    dtype: Annotated[Precision | None, typer.Option(help="Default: float32, and bfloat16 on a GPU.")] = None,
+) -> None:
+    """Answer as the OpenAI API does, on 127.0.0.1, until Ctrl-C."""
+    from flows.serving.models import choose
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    chosen = choose(model, layout, name)
+    if follow and (chosen.alias is None or engine is EngineChoice.vllm):
+        raise PlanError("--follow is for mlflow:NAME@champion with the torch engine: nothing else moves")
+    limits = {"max_slots": max_slots, "max_length": max_length}
+    precision = dtype.value if dtype else None
+    if engine is EngineChoice.vllm:
+        from flows.serving.vllm import replace_process
+
+        replace_process(chosen, port=port, dtype=precision, **limits)
+    from flows.serving.current import Limits
+    from flows.serving.server import serve
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.file.flush()
+
+    raise typer.Exit(serve(chosen, layout, Limits(**limits), port=port, dtype=precision, follow=follow, say=say))

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint over a model of this checkout."""

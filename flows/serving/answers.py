@@ -1,0 +1,140 @@
+"""Answers in the shape of the OpenAI API: whole ones, and the chunks of a stream."""
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.serving.asked import Asked
+from flows.serving.batch import Token
+from flows.serving.worker import Finish, Piece
+
+
+@dataclass
+class Choice:
+    """One completion, as far as it goes."""
+
+    index: int
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    made: int = 0
+    finish: Finish | None = None
+
+    def take(self, piece: Piece) -> None:
+        """Add what is new."""
+        self.text, self.made, self.finish = self.text + piece.text, piece.made, piece.finish
+        self.tokens += piece.tokens
+
+
+class Chat:
+    """The chat endpoint's words."""
+
+    whole, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
+
+    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+        """A finished choice."""
+        told = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"index": choice.index, "message": message, "logprobs": told, "finish_reason": choice.finish}
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """What a stream begins with."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def piece(self, index: int, before: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+        """What is new of a choice."""
+        logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
+        delta = {"content": piece.text} if piece.text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, Any]]:
+        return [
+            _shown(tokenizer, t.id, t.logprob) | {"top_logprobs": [_shown(tokenizer, *other) for other in t.others]}
+            for t in tokens
+        ]
+
+
+class Plain:
+    """The plain endpoint's words."""
+
+    whole, part, prefix = "text_completion", "text_completion", "cmpl-"
+
+    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+        """A finished choice."""
+        told = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
+        return {"index": choice.index, "text": choice.text, "logprobs": told, "finish_reason": choice.finish}
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """A stream begins with its first text."""
+        return None
+
+    def piece(self, index: int, before: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+        """What is new of a choice."""
+        offset = sum(len(_text(tokenizer, token.id)) for token in before.tokens)
+        told = self._logprobs(piece.tokens, tokenizer, offset) if wanted and piece.tokens else None
+        return {"index": index, "text": piece.text, "logprobs": told, "finish_reason": piece.finish}
+
+    def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> dict[str, Any]:
+        words = [_text(tokenizer, token.id) for token in tokens]
+        starts = [offset + sum(map(len, words[:i])) for i in range(len(words))]
+        best = [{_text(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
+        return {
+            "tokens": words, "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": best, "text_offset": starts,
+        }  # fmt: skip
+
+
+class Answer:
+    """One answer under way: its number, its time, its counts."""
+
+    def __init__(self, asked: Asked, words: Chat | Plain, fingerprint: str, tokenizer: Any):
+        self.asked, self.words, self.tokenizer = asked, words, tokenizer
+        self.wanted = asked.asks[0].alternatives is not None
+        self.choices = [Choice(index) for index in range(len(asked.asks) * asked.n)]
+        self.head = {
+            "id": words.prefix + secrets.token_hex(12), "created": int(time.time()), "model": asked.model,
+            "system_fingerprint": fingerprint,
+        }  # fmt: skip
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended."""
+        return all(choice.finish for choice in self.choices)
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, when it is over."""
+        choices = [self.words.choice(choice, self.tokenizer, self.wanted) for choice in self.choices]
+        return self.head | {"object": self.words.whole, "choices": choices, "usage": self.usage()}
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The chunks that a stream begins with."""
+        first = [self.words.first(choice.index) for choice in self.choices]
+        return [self._chunk([entry]) for entry in first if entry]
+
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """The chunk of a piece, which is taken."""
+        made = self.words.piece(index, self.choices[index], piece, self.tokenizer, self.wanted)
+        self.choices[index].take(piece)
+        return self._chunk([made])
+
+    def closing(self) -> list[dict[str, Any]]:
+        """The chunk with the counts, for who asked for it."""
+        return [self._chunk([]) | {"usage": self.usage()}] if self.asked.with_usage else []
+
+    def usage(self) -> dict[str, int]:
+        """Tokens of the prompts, each once, and of the completions, the end token included."""
+        read, made = sum(len(ask.prompt_ids) for ask in self.asked.asks), sum(c.made for c in self.choices)
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.head | {"object": self.words.part, "choices": choices}
+
+
+def _shown(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
+    said = _text(tokenizer, token)
+    return {"token": said, "logprob": logprob, "bytes": list(said.encode())}
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return str(tokenizer.decode([token]))

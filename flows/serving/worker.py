@@ -1,0 +1,154 @@
+"""One thread that computes: it admits what was asked in the order of arrival and takes all samples one token further.
+
+Whoever asked hears of every token from the thread, by `Job.hear`, and must return at once.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from flows.serving.batch import Ask, Batch, Sample, Token
+from flows.serving.texts import Text
+from learning.engines.slots import slot_mode
+from learning.policy import Policy
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of one sample."""
+
+    sample: int
+    text: str
+    tokens: tuple[Token, ...]
+    """Tokens whose text begins in what was said so far and that were not told yet."""
+    made: int
+    """Tokens computed so far, the end token included."""
+    finish: Finish | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request: `n` samples of one prompt."""
+
+    ask: Ask
+    n: int
+    stops: tuple[str, ...]
+    hear: Callable[["Piece | Exception"], None]
+    """Called in the worker's thread; an exception is the last thing it hears."""
+    left: bool = False
+    """Set by whoever does not listen any more."""
+    begun: int = field(default=0, init=False)
+
+
+@dataclass(eq=False)
+class Voice:
+    """One sample's way from tokens to pieces."""
+
+    job: Job
+    number: int
+    text: Text
+    pending: list[tuple[int, Token]] = field(default_factory=list)
+    """Tokens not told yet, each with the length of the text before it."""
+
+
+class Worker:
+    """The engine thread over one policy; `close` lets what is under way end."""
+
+    def __init__(self, policy: Policy, *, max_slots: int, max_length: int):
+        self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
+        self.ends = end_tokens(policy)
+        self.batch = self._empty()
+        self.asked: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.waiting: list[Job] = []
+        self.closing = False
+        self.thread = threading.Thread(target=self._run, name="serving", daemon=True)
+        self.thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a request."""
+        self.asked.put(job)
+
+    def close(self) -> None:
+        """End when nothing is under way; returns at once."""
+        self.asked.put(None)
+
+    def _run(self) -> None:
+        with torch.inference_mode(), slot_mode(self.policy.model):
+            while self._listen():
+                try:
+                    self._turn(self.batch)
+                except Exception as error:  # of the model, the device: whoever waits must hear of it
+                    for job in {sample.owner.job for sample in self.batch.samples} | set(self.waiting):
+                        job.hear(error)
+                    self.waiting.clear()
+                    self.batch = self._empty()
+
+    def _empty(self) -> Batch:
+        return Batch(self.policy.model, self.max_slots, self.max_length)
+
+    def _listen(self) -> bool:
+        """Take what was asked, waiting where there is nothing to do; False when all is done for good."""
+        while True:
+            idle = not self.batch.samples and not self.waiting
+            if idle and self.closing and self.asked.empty():
+                return False
+            try:
+                job = self.asked.get(block=idle)
+            except queue.Empty:
+                return True
+            if job is None:
+                self.closing = True
+            else:
+                self.waiting.append(job)
+
+    def _turn(self, batch: Batch) -> None:
+        self.waiting = [job for job in self.waiting if not job.left]
+        while self.waiting and batch.room:
+            job = self.waiting[0]
+            number = min(job.n - job.begun, batch.room)
+            samples = [Sample(job.ask, i, self._voice(job, i)) for i in range(job.begun, job.begun + number)]
+            batch.admit(job.ask, samples)
+            job.begun += number
+            if job.begun == job.n:
+                self.waiting.pop(0)
+        if batch.samples:
+            for sample, token in batch.step():
+                sample.over = self._tell(sample, token)
+            batch.leave()
+
+    def _voice(self, job: Job, number: int) -> Voice:
+        return Voice(job, number, Text(self.policy.tokenizer, job.stops))
+
+    def _tell(self, sample: Sample, token: Token) -> bool:
+        """Pass a token on; returns whether the sample is over."""
+        voice: Voice = sample.owner
+        if voice.job.left:
+            return True
+        ended, full = token.id in self.ends, sample.count == sample.ask.max_tokens
+        new = ""
+        if not ended:
+            voice.pending.append((len(voice.text.text), token))
+            new = voice.text.add(token.id)
+        stopped = ended or voice.text.stopped
+        if over := stopped or full:
+            new += voice.text.finish()
+        whole = over and not voice.text.stopped
+        told = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
+        voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
+        finish: Finish | None = ("stop" if stopped else "length") if over else None
+        if new or told or finish:
+            voice.job.hear(Piece(voice.number, new, told, sample.count, finish))
+        return over
+
+
+def end_tokens(policy: Policy) -> frozenset[int]:
+    """Tokens that end a completion: the tokenizer's, and those that the model's own settings name beside it."""
+    named = getattr(getattr(policy.model, "generation_config", None), "eos_token_id", None)
+    more = named if isinstance(named, list) else [named]
+    return frozenset(t for t in [policy.tokenizer.eos_token_id, *more] if t is not None)
