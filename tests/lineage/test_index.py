@@ -124,7 +124,11 @@ def test_it_answers_as_reading_everything_would(maker, seed):
 
 def test_what_was_read_is_not_read_again(small_run, monkeypatch):
     read = []
-    noted = lambda folder: read.append(Path(folder).name) or read_record(folder)
+
+    def noted(folder):
+        read.append(Path(folder).name)
+        return read_record(folder)
+
     monkeypatch.setattr("lineage.index.read_record", noted)
     assert trace(small_run.layout, "b").target.dropped
     assert sorted(read) == sorted(p.name for p in (small_run.layout.state / "artifacts").iterdir())
