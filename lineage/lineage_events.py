@@ -67,7 +67,8 @@ def send(events: list[RunEvent], url: str) -> int:
 
     OPENLINEAGE_API_KEY and OPENLINEAGE_ENDPOINT count as the official client has them.
     """
-    config = {"url": url, "endpoint": os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage")}
+    endpoint = os.environ.get("OPENLINEAGE_ENDPOINT", "api/v1/lineage")
+    config = {"url": url, "endpoint": endpoint, "retry": {"total": 2, "backoff_factor": 0.1}}
     transport = HttpTransport(HttpConfig.from_dict(config))
     if key := os.environ.get("OPENLINEAGE_API_KEY"):
         transport.config.auth = ApiKeyTokenProvider({"api_key": key})
