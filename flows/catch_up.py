@@ -6,7 +6,8 @@ that asks first.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,8 +26,14 @@ from schemas.schedule import Schedule
 
 MADE_UP = "made-up-for"
 """Tag of flow runs for due times that Prefect had not scheduled."""
+WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 GRACE = timedelta(minutes=1)
 """How late a run is tried at most when nothing was down; half the time to the next due time where that is shorter."""
+FIRST_TURN, TURN = timedelta(seconds=15), timedelta(minutes=1)
+"""Until the first of those that wait tries again, and between one and the next.
+
+A worker tries ten seconds ahead: by then this run has ended; and it tries again, where it was in vain, before the next.
+"""
 MAKES_WAY = 120.0
 """Seconds until a cancelled run must have ended."""
 
@@ -78,18 +85,33 @@ def skip_reason(schedule: Schedule | None) -> str | None:
     nobody had scheduled get a flow run (`catch_up: all`), and a run under way makes way (`overlap: cancel`). Flow
     runs started by hand, by a change or by a retry are never skipped. Raises StepError when a run does not make way.
     """
+    with _seen_from_here(schedule) as siblings:
+        if siblings is None or siblings.run.run_count > 1:
+            return None
+        siblings.settle()
+        if siblings.reason is None and siblings.schedule.overlap == "cancel":
+            siblings.make_way()
+        return siblings.reason
+
+
+def pass_on(schedule: Schedule | None) -> None:
+    """Called last in a deployed flow run: of those that wait for its place, the one that was due first is next.
+
+    Prefect would let them try in turns, and the place would go to whichever tries first.
+    """
+    with _seen_from_here(schedule) as siblings:
+        if siblings is not None:
+            siblings.line_up()
+
+
+@contextmanager
+def _seen_from_here(schedule: Schedule | None) -> Iterator["Siblings | None"]:
     if schedule is None or current.id is None:
-        return None
+        yield None
+        return
     with get_client(sync_client=True) as client:
         run = client.read_flow_run(UUID(current.id))
-        if run.deployment_id is None or run.run_count > 1:
-            return None
-        siblings = Siblings(client, run, schedule)
-        reason = siblings.verdict(run) if is_due(run) else None
-        siblings.settle()
-        if reason is None and schedule.overlap == "cancel":
-            siblings.make_way()
-    return reason
+        yield Siblings(client, run, schedule) if run.deployment_id else None
 
 
 def is_due(run: FlowRun) -> bool:
@@ -105,6 +127,10 @@ class Siblings:
         self.now = datetime.now(UTC)
         self.come = [r for r in self._runs(expected_start_time={"before_": self.now}) if is_due(r)]
         """Latest flow runs whose due time has come."""
+        self.reason: str | None = None
+        """Why the run from which they are seen must not do its work."""
+        if is_due(run) and run.run_count <= 1:
+            self.reason = self.verdict(run)
 
     def verdict(self, run: FlowRun) -> str | None:
         """Why one of them must not do its work."""
@@ -119,9 +145,8 @@ class Siblings:
 
     def settle(self) -> None:
         """End what was missed as well and must not run; give a flow run to due times that nobody had scheduled."""
-        for other in self.come:
-            waits = other.state_type == StateType.SCHEDULED and other.id != self.run.id
-            if waits and (reason := self.verdict(other)):
+        for other in self._waiting():
+            if is_due(other) and (reason := self.verdict(other)):
                 self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
         if self.schedule.catch_up != "all" or not is_due(self.run):
             return
@@ -131,6 +156,15 @@ class Siblings:
                 self.run.deployment_id, state=Scheduled(scheduled_time=due, message="missed while down"),
                 parameters=self.run.parameters, tags=[MADE_UP], idempotency_key=f"{MADE_UP} {due.isoformat()}",
             )  # fmt: skip
+
+    def line_up(self) -> None:
+        """Those that wait try again one after the other, in the order in which they were due."""
+        if self.schedule.overlap == "cancel":
+            return
+        for place, other in enumerate(sorted(self._waiting(), key=_due)):
+            when = datetime.now(UTC) + FIRST_TURN + place * TURN
+            state = Scheduled(name="AwaitingConcurrencySlot", scheduled_time=when, message="waits for its turn")
+            self.client.set_flow_run_state(other.id, state, force=True)
 
     def make_way(self) -> None:
         """Cancel what runs and wait until it has ended."""
@@ -143,6 +177,11 @@ class Siblings:
             if time.monotonic() > limit:
                 raise StepError(f"{running[0].name} was cancelled and has not ended after {MAKES_WAY:.0f} s")
             time.sleep(0.5)
+
+    def _waiting(self) -> list[FlowRun]:
+        """Flow runs that should have started, and have not."""
+        found = self._runs(expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}})
+        return [run for run in found if run.id != self.run.id and run.state_name in WAITING]
 
     def _under_way(self) -> list[FlowRun]:
         """Runs that started before this one; those that will find that they must not run are left alone."""
@@ -159,8 +198,9 @@ class Siblings:
     def _meets(self, run: FlowRun, due: datetime) -> str | None:
         """Another run that had begun before `due` and not ended then; those that only looked do not count."""
         for other in self._runs(start_time={"before_": due}):
-            went_on = other.end_time is None or _utc(other.end_time) > due
-            if other.id != run.id and went_on and other.state_name != "Skipped" and other.start_time is not None:
+            looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
+            began = other.state_type != StateType.SCHEDULED and not looked
+            if other.id != run.id and began and (other.end_time is None or _utc(other.end_time) > due):
                 return other.name
         return None
 
