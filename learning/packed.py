@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from learning.segments import NAME, Layout, chain_lengths, make_layout
 from schemas.errors import StepError
 
+WORTH_LEAVING_OUT = 0.9
+"""Share of the tokens above which the last layer does all of them: picking some costs a little too."""
 LOGITS_PER_CHUNK = 1 << 24
 """Largest number of logits alive at once; more are computed chunk by chunk, and again in the backward pass."""
 
@@ -35,7 +37,9 @@ class Packed:
     @cached_property
     def layout(self) -> Layout:
         """How attention cuts the forest."""
-        return make_layout(self.cu_seqlens_S1.tolist(), self.parent_S.tolist()).to(self.input_ids_M.device)
+        device = self.input_ids_M.device
+        borders, parents = self.cu_seqlens_S1.tolist(), self.parent_S.tolist()
+        return make_layout(borders, parents, by_row=device.type == "cpu").to(device)
 
     @cached_property
     def source_M(self) -> Tensor:
@@ -84,13 +88,35 @@ def _segment_attention(model: Any) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def packed_hidden(model: Any, packed: Packed) -> Tensor:
-    """Last hidden state of every token (M, C), each seeing only its own path.
+@contextmanager
+def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[None]:
+    """Let the last layer's feed-forward block work on some of `size` tokens only; nobody reads the others.
+
+    A mixture of experts is left alone: its router counts tokens.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    block = getattr(layers[-1], "mlp", None) if layers else None
+    if rows_B is None or block is None or hasattr(block, "experts") or len(rows_B) > WORTH_LEAVING_OUT * size:
+        yield
+        return
+    before = block.register_forward_pre_hook(lambda _, given: (given[0].index_select(1, rows_B),))
+    after = block.register_forward_hook(
+        lambda _, given, out_1BC: out_1BC.new_zeros(1, size, out_1BC.shape[2]).index_copy(1, rows_B, out_1BC)
+    )
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
+    """Last hidden state of every token (M, C), each seeing only its own path; with `rows_B`, of these tokens at least.
 
     `model` is a causal language model of transformers (or peft's wrapping of one) that supports AttentionInterface.
     """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with _segment_attention(model):
+    with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
         out = model.base_model(
             input_ids=packed.input_ids_M[None],
             position_ids=packed.position_ids_M[None],
@@ -129,11 +155,11 @@ def packed_statistics(
     `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
     outside the boolean `needed_M` cost no logits and are 0. Raises StepError where a model changes its logits.
     """
-    hidden_MC = packed_hidden(model, packed)
     head = _head(model)
     wanted_M = packed.source_M >= 0
     at_B = (wanted_M if needed_M is None else wanted_M & needed_M.to(wanted_M.device)).nonzero()[:, 0]
-    rows_BC = hidden_MC.index_select(0, packed.source_M[at_B])
+    sources_B = packed.source_M[at_B]
+    rows_BC = packed_hidden(model, packed, sources_B.unique()).index_select(0, sources_B)
     ids_B = packed.input_ids_M[at_B]
     step = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
     pieces = []

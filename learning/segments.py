@@ -1,7 +1,8 @@
 """Attention over a forest of segments: each sees itself causally and its whole chain of ancestors, nothing else.
 
 No M x M mask exists. Segments are gathered into padded blocks of similar shape, inside the attention call only: roots
-go through a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys.
+go through a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a
+CPU, roots of some length stay where they are (`learning.row_attention`).
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
 X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size.
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from learning.row_attention import LONGEST, SHORTEST, Rows, attend_rows
 from schemas.errors import StepError
 
 NAME = "posttrain_segments"
@@ -43,25 +45,30 @@ class Layout:
     child_X: Tensor
     chain_Y: Tensor
     home_M: Tensor
+    rows: Rows = ()
+    """Roots in no block; their places come after those of the blocks."""
 
     def to(self, device: torch.device | str) -> "Layout":
         """The same on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
-        return Layout(blocks, *(x.to(device) for x in (self.child_X, self.chain_Y, self.home_M)))
+        return Layout(blocks, *(x.to(device) for x in (self.child_X, self.chain_Y, self.home_M)), self.rows)
 
 
-def make_layout(starts: list[int], parents: list[int]) -> Layout:
-    """Cut a forest into blocks.
+def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) -> Layout:
+    """Cut a forest into blocks, and with `by_row` into rows.
 
     `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
     """
     lengths = [b - a for a, b in pairwise(starts)]
     chains = chain_lengths(lengths, parents)
+    alone = {
+        s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST
+    }  # fmt: skip
     families: dict[tuple[int, int], list[int]] = {}
     for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
         # Siblings of very different lengths are kept apart: padding them to the longest would cost more than it shares.
         size_class = length.bit_length() if parent >= 0 else segment
-        if length:
+        if length and segment not in alone:
             families.setdefault((parent, size_class), []).append(segment)
     shapes = sorted((chains[m[0]], len(m), max(lengths[s] for s in m), m) for m in families.values())
     blocks, children, ancestry = [], [], []
@@ -74,7 +81,11 @@ def make_layout(starts: list[int], parents: list[int]) -> Layout:
     child_X, chain_Y = torch.cat([empty, *children]), torch.cat([empty, *ancestry])
     real_X = (child_X >= 0).nonzero()[:, 0]
     home_M = torch.empty(starts[-1], dtype=torch.long).index_put((child_X[real_X],), real_X)
-    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M)
+    rows, place = tuple((starts[s], starts[s + 1]) for s in sorted(alone)), len(child_X)
+    for start, end in rows:
+        home_M[start:end] = torch.arange(place, place + end - start)
+        place += end - start
+    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows)
 
 
 def chain_lengths(lengths: list[int], parents: list[int]) -> list[int]:
@@ -170,6 +181,20 @@ def _families(
     return out.permute(0, 2, 4, 1, 3, 5).reshape(n * g * length, -1)
 
 
+def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, heads: tuple[int, int], scaling: float) -> Tensor:
+    """Attention of the roots that are in no block: (Σ lengths, H·D)."""
+    k_HMD, v_HMD = (x.squeeze(0).repeat_interleave(heads[1], 0) if heads[1] > 1 else x.squeeze(0) for x in (key, value))
+    if query.dtype in (torch.float32, torch.float64):
+        return attend_rows(query.squeeze(0), k_HMD, v_HMD, rows, scaling)
+    parts = [
+        F.scaled_dot_product_attention(
+            *(x[:, a:b] for x in (query.squeeze(0), k_HMD, v_HMD)), is_causal=True, scale=scaling
+        )
+        for a, b in rows
+    ]
+    return torch.cat(parts, 1).transpose(0, 1).flatten(1)
+
+
 def attend(
     module: torch.nn.Module,
     query: Tensor,
@@ -192,6 +217,9 @@ def attend(
     if dropout or sliding_window or softcap or s_aux is not None:
         raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")
     heads = (key.shape[1], query.shape[1] // key.shape[1])
+    rows = _by_row(query, key, value, layout.rows, heads, scaling) if layout.rows else None
+    if rows is not None and not layout.blocks:  # rows in order: each token is in its place
+        return rows.view(1, query.shape[2], query.shape[1], -1), None
     q_MC, k_MC, v_MC = (x.squeeze(0).transpose(0, 1).flatten(1) for x in (query, key, value))
     places = [n * g * length for n, g, length, _ in (b.shape for b in layout.blocks)]
     before = [n * p for n, _, _, p in (b.shape for b in layout.blocks)]
@@ -203,7 +231,7 @@ def attend(
         else _roots(q, k, v, block, heads, scaling)
         for block, q, k, v, far_k, far_v in zip(layout.blocks, *own, *far, strict=True)
     ]
-    out_MC = torch.cat(pieces).index_select(0, layout.home_M)
+    out_MC = torch.cat([*pieces, rows] if rows is not None else pieces).index_select(0, layout.home_M)
     return out_MC.view(1, query.shape[2], query.shape[1], -1), None
 
 
