@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from flows.environment import hidden
+
 
 @contextlib.contextmanager
-def captured(log: Path, whole_process: bool) -> Iterator[None]:
-    """Append stdout, stderr and warnings to `log`.
+def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Append stdout, stderr and warnings to `log`, with secrets blotted out.
 
     With `whole_process` also what C code and children write; otherwise only what this thread writes, because others
     report on the same terminal.
@@ -20,12 +22,44 @@ def captured(log: Path, whole_process: bool) -> Iterator[None]:
     logging.captureWarnings(True)
     with log.open("a", buffering=1, errors="replace") as stream, contextlib.ExitStack() as stack:
         stack.callback(logging.captureWarnings, False)
+        stack.callback(_blot_out, log, secrets)
         if whole_process:
             stack.enter_context(_descriptors(stream.fileno()))
-        out, err = (stream, stream) if whole_process else (OfThread(stream, sys.stdout), OfThread(stream, sys.stderr))
+        mine = Hiding(stream, secrets) if secrets else stream
+        out, err = (mine, mine) if whole_process else (OfThread(mine, sys.stdout), OfThread(mine, sys.stderr))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         yield
+
+
+class Hiding:
+    """A text stream into which no secret is written."""
+
+    def __init__(self, stream: TextIO, secrets: frozenset[str]):
+        self.stream, self.secrets = stream, secrets
+
+    def write(self, text: str) -> int:
+        """Write a text without the secrets; returns the number of its characters."""
+        self.stream.write(hidden(text, self.secrets))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's business."""
+        return getattr(self.stream, name)
+
+
+def _blot_out(log: Path, secrets: frozenset[str]) -> None:
+    """Overwrite secrets that C code or children wrote; the log keeps its length, since others are reading it."""
+    if not secrets:
+        return
+    content = log.read_bytes()
+    with log.open("r+b") as file:
+        for secret in sorted(map(str.encode, secrets), key=len, reverse=True):
+            at = content.find(secret)
+            while at >= 0:
+                file.seek(at)
+                file.write(b"*" * len(secret))
+                at = content.find(secret, at + len(secret))
 
 
 class OfThread:

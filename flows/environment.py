@@ -6,6 +6,8 @@ from typing import Any
 
 from schemas.errors import StepError
 
+SHORTEST = 6
+"""Characters of the shortest value that is hidden; hiding shorter ones would blot out ordinary words."""
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -16,6 +18,29 @@ def with_environment(value: Any) -> Any:
     if isinstance(value, list):
         return [with_environment(v) for v in value]
     return REFERENCE.sub(_value, value) if isinstance(value, str) else value
+
+
+def secrets_of(settings: Any) -> frozenset[str]:
+    """The values that references in the settings stand for, where they are set and long enough to be hidden."""
+    if isinstance(settings, dict | list):
+        inner = settings.values() if isinstance(settings, dict) else settings
+        return frozenset().union(*map(secrets_of, inner))
+    names = REFERENCE.findall(settings) if isinstance(settings, str) else []
+    return frozenset(v for v in map(os.environ.get, names) if v is not None and len(v) >= SHORTEST)
+
+
+def hidden(value: Any, secrets: frozenset[str]) -> Any:
+    """Text, or JSON with texts in it, in which every secret is `***`."""
+    if not secrets:
+        return value
+    if isinstance(value, dict):
+        return {hidden(k, secrets): hidden(v, secrets) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [hidden(v, secrets) for v in value]
+    if isinstance(value, str):
+        for secret in sorted(secrets, key=len, reverse=True):
+            value = value.replace(secret, "***")
+    return value
 
 
 def _value(reference: re.Match[str]) -> str:

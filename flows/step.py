@@ -19,17 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from flows.audited import artifact_published
 from flows.capture import captured
 from flows.contracts import CARRIERS, INDEPENDENT
 from flows.difference import first_difference
-from flows.environment import with_environment
+from flows.environment import hidden, secrets_of, with_environment
 from flows.lock import locked
 from lineage.contract import disagreement, fingerprint
 from lineage.layout import Layout
-from lineage.provenance import commit, versions
+from lineage.provenance import commit, machine, versions
 from lineage.sources import find_source
 from lineage.store import Store
 from schemas.errors import PosttrainError, StepError
@@ -92,7 +92,7 @@ def _make(
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=tell,
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
-    with captured(work / "step.log", spec["whole_process"]):
+    with captured(work / "step.log", spec["whole_process"], secrets_of(step.settings)):
         result = _run_task(step, context, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))
@@ -102,24 +102,33 @@ def _make(
         key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
-        versions=versions(), started=started.isoformat(), seconds=seconds, cpu_seconds=_cpu_seconds() - cpu,
+        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds, cpu_seconds=_cpu_seconds() - cpu,
         gpu_seconds=seconds * step.resources.num_gpus,
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )  # fmt: skip
 
 
 def _run_task(step: Step, context: Context, folders: list[Path]) -> Result:
+    """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
     sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
+    hide = secrets_of(step.settings)
     try:
-        task = importlib.import_module(f"tasks.{step.kind}")
-        stage = TypeAdapter(Stage).validate_python(with_environment(step.settings))
-        return task.run(stage, context)
+        result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
+        return Result(hidden(result.metrics, hide), hidden(result.details, hide))
     except PosttrainError as error:
         traceback.print_exc()
-        raise StepError(f"{step.name}: {error}") from error
+        raise StepError(f"{step.name}: {hidden(str(error), hide)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise StepError(f"{step.name}: {type(error).__name__}: {error}") from error
+        raise StepError(f"{step.name}: {type(error).__name__}: {hidden(str(error), hide)}") from error
+
+
+def _stage(step: Step) -> Any:
+    try:
+        return TypeAdapter(Stage).validate_python(with_environment(step.settings))
+    except ValidationError as error:  # its own text shows values, and shortened ones could not be hidden
+        wrong = error.errors(include_input=False, include_url=False, include_context=False)
+        raise StepError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong)) from None
 
 
 def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
