@@ -1,6 +1,7 @@
-"""Code and environment of a run: commit, dirty flag, package versions. Environment variables are never recorded."""
+"""Code and environment of a run: commit, dirty flag, package versions, machine; never environment variables."""
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from functools import lru_cache
@@ -48,3 +49,23 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@lru_cache
+def machine() -> dict[str, str | int]:
+    """What kind of machine this is, without its name: results can differ in the last bits between kinds."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found: dict[str, str | int] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _labelled(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown",
+        "cores": os.cpu_count() or 0,
+        "memory": round(memory / 2**30),
+    }
+    cards = [_labelled(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    return found | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
+
+
+def _labelled(file: Path, label: str) -> str:
+    """The first `label: value` of a file of the kernel; empty when there is none."""
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(label)), "")

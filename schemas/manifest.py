@@ -97,6 +97,8 @@ class Manifest(Schema):
     """Whether the checkout had uncommitted changes."""
     versions: dict[str, str] = {}
     """Python and package versions."""
+    machine: dict[str, str | int] = {}
+    """Operating system, processor, cores, memory in GiB and GPUs of the machine that made it; never its name."""
     started: str
     """UTC, ISO 8601."""
     seconds: float

@@ -1,0 +1,94 @@
+"""What differs in the data of two runs: sources from outside by their digests, tables row by row."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lineage.store import Store
+from schemas.manifest import Manifest
+from schemas.plan import Plan, Step
+
+TABLES = ("prompts", "chat", "preference_pairs", "trajectories")
+LARGEST = 500_000
+"""Rows of a table beyond which rows are counted and not compared."""
+
+
+@dataclass(frozen=True)
+class DataChange:
+    """Data that differs: a source from outside (`port`), or a table that a step made (`output`)."""
+
+    step: str
+    port: str | None = None
+    output: str | None = None
+    source: tuple[str | None, str | None] | None = None
+    digest: tuple[str | None, str | None] = (None, None)
+    rows: tuple[int, int] | None = None
+    """Of tables: rows before and after."""
+    added: tuple[str, ...] | None = None
+    """Ids of rows that are new, one entry per row; None where rows are too many or have no ids."""
+    removed: tuple[str, ...] | None = None
+    """Ids of rows that are gone."""
+    changed: tuple[str, ...] | None = None
+    """Ids of rows that say something else."""
+
+
+def data_changes(
+    before: Plan, after: Plan, old: dict[str, Manifest], new: dict[str, Manifest], store: Store
+) -> Iterator[DataChange]:
+    """All data that differs between the steps that both plans have."""
+    names = {step.name for step in before.steps}
+    for step in (step for step in after.steps if step.name in names):
+        yield from _sources(before.step(step.name), step)
+        if (one := old.get(step.name)) and (other := new.get(step.name)):
+            yield from _tables(step.name, one, other, store)
+
+
+def _sources(before: Step, after: Step) -> Iterator[DataChange]:
+    old = {i.port: i for i in before.inputs if i.source is not None}
+    for given in after.inputs:
+        was = old.get(given.port)
+        if given.source is None or was is None or (was.source, was.digest) == (given.source, given.digest):
+            continue
+        yield DataChange(
+            after.name, port=given.port, source=(was.source, given.source), digest=(was.digest, given.digest)
+        )
+
+
+def _tables(step: str, old: Manifest, new: Manifest, store: Store) -> Iterator[DataChange]:
+    for name, made in new.outputs.items():
+        was = old.outputs.get(name)
+        if was is None or was.type not in TABLES or was.digest == made.digest:
+            continue
+        files = [store.output_folder(m.kind, m.key, name) for m in (old, new)]
+        yield DataChange(step, output=name, digest=(was.digest, made.digest), **_rows(*files))
+
+
+def _rows(before: Path, after: Path) -> dict[str, Any]:
+    """Counts, and for tables with ids that are not too large the ids of rows that came, went or changed."""
+    import pyarrow.parquet as pq
+
+    paths = [folder / "rows.parquet" for folder in (before, after)]
+    if not all(path.is_file() for path in paths):
+        return {}
+    sizes = tuple(pq.read_metadata(path).num_rows for path in paths)
+    if max(sizes) > LARGEST or any("id" not in pq.read_schema(path).names for path in paths):
+        return {"rows": sizes}
+    old, new = (_by_id(pq.read_table(path).to_pylist()) for path in paths)
+    count = [Counter({name: len(rows) for name, rows in side.items()}) for side in (old, new)]
+    return {
+        "rows": sizes,
+        "added": tuple(sorted((count[1] - count[0]).elements())),
+        "removed": tuple(sorted((count[0] - count[1]).elements())),
+        "changed": tuple(sorted(name for name in new if count[0][name] == count[1][name] and old[name] != new[name])),
+    }
+
+
+def _by_id(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What the rows of every id say, in an order of their own."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(str(row["id"]), []).append(json.dumps(row, sort_keys=True, default=str))
+    return {name: sorted(said) for name, said in found.items()}
