@@ -43,7 +43,7 @@ class Watcher:
     def refresh(self, client: SyncPrefectClient) -> None:
         """See which deployments there are and what their recipes watch now."""
         found = {}
-        for deployment in deployments(client):
+        for deployment in deployments(client, self.layout):
             schedule, file = self._schedule(deployment)
             if schedule is None or not schedule.active or deployment.paused or not schedule.on_change:
                 continue
@@ -100,13 +100,15 @@ class Watcher:
             self.told[who] = said
 
 
-def deployments(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """All deployments of recipes."""
+def deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+    """All deployments of this checkout's recipes; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
     found: list[DeploymentResponse] = []
     while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(found)):
         found += page
-    return [deployment for deployment in found if "recipe" in deployment.parameters]
+    root = str(layout.root)
+    ours = [d for d in found if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
+    return [deployment for deployment in ours if "recipe" in deployment.parameters]
 
 
 def main() -> None:
