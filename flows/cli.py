@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
-    "Run": [running.run, running.resume, running.status, running.logs, running.report],
+    "Run": [running.run, running.resume, running.approve, running.status, running.logs, running.report],
     "Audit": [auditing.lineage, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],

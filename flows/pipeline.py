@@ -16,6 +16,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from flows.approval_form import open_desk
 from flows.execute import Execution
 from flows.interrupts import stopped_by_signals
 from flows.prefect_artifacts import ProgressBars, show_ended, show_plan
@@ -57,6 +58,7 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
     with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
         with ProgressBars(execution.reporter, execution.plan, FlowRunContext.get().flow_run.id) as bars:
             execution.reporter = bars
+            desk = open_desk(execution)
             futures: dict[str, Any] = {}
             for step in execution.plan.steps:
                 named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
@@ -64,8 +66,10 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
                 )
                 needs = [allow_failure(futures[name]) for name in step.needs]
                 futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
-            for future in futures.values():
-                future.wait()
+            desk.attend(futures.values())
+            for step in execution.plan.steps:  # what Prefect did not let begin: behind a step that was stopped
+                if step.name not in execution.states:
+                    execution.perform(step)
         ended()
     show_ended(execution)
     return execution.states

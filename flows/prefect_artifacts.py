@@ -52,6 +52,11 @@ def show_ended(execution: Execution) -> None:
             _create(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
 
 
+def show_page(plan: Plan, name: str, page: str, description: str) -> None:
+    """Any page of markdown, under a name of its own."""
+    _create(plan, name, "markdown", page, description)
+
+
 def _links(layout: Layout, run: str) -> dict[str, str]:
     """Where a run is told: in MLflow's pages where they are served, and in files."""
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}

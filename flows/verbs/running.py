@@ -48,6 +48,22 @@ def resume(
     raise typer.Exit(resume_run(run, Layout.find(), executor.value, console))
 
 
+def approve(
+    run: Annotated[str, typer.Argument(help="A run.")],
+    step: Annotated[str, typer.Argument(help="The evaluation whose gate waits for a person.")],
+    approved: Annotated[bool, typer.Option("--approve/--reject", help="Go on as if the gate had passed, or not.")],
+    reason: Annotated[str, typer.Option(help="Why; kept with the lineage of what follows.")],
+    name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
+) -> None:
+    """Decide about a gate with `on_fail: approve`. A run that waits goes on by itself; resume one that ended."""
+    from flows.approval import approve_gate
+    from flows.runs import chosen_run
+    from lineage.layout import Layout
+
+    layout, choice = Layout.find(), "approve" if approved else "reject"
+    approve_gate(layout, chosen_run(run, layout), step, choice, reason, name, console)
+
+
 def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
     """Show the state of every step of a run."""
     from flows.runs import status_table
