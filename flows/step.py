@@ -102,8 +102,8 @@ def _make(
         key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
-        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds, cpu_seconds=_cpu_seconds() - cpu,
-        gpu_seconds=seconds * step.resources.num_gpus,
+        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
+        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.num_gpus,
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )  # fmt: skip
 
