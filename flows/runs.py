@@ -1,6 +1,7 @@
 """What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -65,6 +66,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
 
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
+    from flows.exporting import send_run
     from lineage.dvcfiles import project_dvc
     from lineage.report import write_report
     from lineage.tracking import project_run
@@ -79,6 +81,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
         _say(console, "", verdict.text)
     report = write_report(plan, states, manifests, layout, outcome.run)
     _projected("MLflow", lambda: add_report(layout, outcome.run, report), console)
+    _projected("OpenLineage", lambda: send_run(layout, outcome.run), console)
     return report
 
 
@@ -110,11 +113,14 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def chosen_run(run: str | None, layout: Layout) -> str:
-    """A run by its name or the start of it, the latest by default; raises PlanError when there is none."""
+    """A run by its name or the start of it, or as `latest~1`; default: the latest. Raises PlanError."""
     names = runs(layout)
     if not names:
         raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
-    found = [name for name in names if name.startswith(run or "")]
+    if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
+        found = names[int(back[1] or 0) :]
+    else:
+        found = [name for name in names if name.startswith(run or "")]
     if not found:
         raise PlanError(f"no run `{run}`; {suggest(run or '', names, 'runs')}")
     return found[0]
