@@ -1,0 +1,28 @@
+"""Compare runs, and hold a recipe to what it was."""
+
+from typing import Annotated
+
+import typer
+
+from flows.verbs.options import AsJson, console
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="RUN_A", help="A run, the start of its name, or latest~1.")],
+    after: Annotated[str, typer.Argument(metavar="RUN_B", help="The other run; default: the latest.")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Say in what two runs differ: recipe, data, code, environment, metrics, artifacts and cost."""
+    import json
+
+    from flows.diff import compare
+    from flows.diff_view import render
+    from flows.runs import chosen_run
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    found = compare(chosen_run(before, layout), chosen_run(after, layout), layout)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        console.print(render(found))
