@@ -7,7 +7,7 @@ that asks first.
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -99,7 +99,7 @@ def pass_on(schedule: Schedule | None) -> None:
 
     Prefect would let them try in turns, and the place would go to whichever tries first.
     """
-    with _seen_from_here(schedule) as siblings:
+    with suppress(Exception), _seen_from_here(schedule) as siblings:  # a matter of order only: the run has ended
         if siblings is not None:
             siblings.line_up()
 

@@ -2,6 +2,11 @@
 
 import io
 import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
-from flows.catch_up import skip_reason
+from flows.catch_up import pass_on, skip_reason
 from flows.flow_runs import remember, run_of
 from flows.launch import Outcome, plan_recipe, run_plan
 from flows.pipeline import THREADS, carry_out, flow_state
@@ -55,16 +60,42 @@ def recipe_run(
         "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
     }  # fmt: skip
+    return interruptible(lambda stop: _carried_out(recipe, layout, options, stop))
+
+
+def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
+    """Work in another thread, so that this one can hear Prefect's signal to end; then the event is set, and obeyed.
+
+    Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="run") as pool:
+        future = pool.submit(copy_context().run, work, stop)
+        try:
+            return future.result()
+        except TerminationSignal:
+            stop.set()
+            while not future.done():
+                try:
+                    wait([future])
+                except TerminationSignal:  # who cancels may say it twice
+                    continue
+            raise
+
+
+def _carried_out(recipe: str, layout: Layout, options: dict[str, Any], stop: threading.Event) -> State[Any]:
     try:
-        if reason := skip_reason(load_recipe(recipe).head.schedule):
+        schedule = load_recipe(recipe).head.schedule
+        if reason := skip_reason(schedule):
             return Completed(name="Skipped", message=reason)
         run, plan = _begun(recipe, layout, options)
-        outcome = _run(run, plan, layout)
+        outcome = _run(run, plan, layout, stop)
+        pass_on(schedule)
     except PosttrainError as error:
         get_run_logger().error(str(error))
         return Failed(message=str(error).splitlines()[0])
-    if outcome.exit_code == EXIT_CANCELLED:
-        raise TerminationSignal(signal=15)  # what Prefect's engine waits for when a run is cancelled
+    if outcome.exit_code == EXIT_CANCELLED and not stop.is_set():  # cancelled while it waited for a person
+        raise TerminationSignal(signal=signal.SIGTERM)
     return flow_state(outcome.states)
 
 
@@ -85,10 +116,9 @@ def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, P
     return run, plan
 
 
-def _run(run: str, plan: Plan, layout: Layout) -> Outcome:
-    said = io.StringIO()
+def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
+    said, logger = io.StringIO(), get_run_logger()
     console = Console(file=said, width=200)
-    logger = get_run_logger()
 
     def tell(outcome: Outcome) -> Path:
         report = project(outcome, plan, layout, console)
@@ -96,7 +126,7 @@ def _run(run: str, plan: Plan, layout: Layout) -> Outcome:
             logger.warning(line)
         return report
 
-    outcome = run_plan(plan, layout, run=run, carry=carry_out, project=tell)
+    outcome = run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
     if outcome.exit_code == EXIT_CANCELLED:
         logger.warning("stopped; what is finished stays: Retry here goes on, or: posttrain resume %s", run)
     return outcome
