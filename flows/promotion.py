@@ -1,10 +1,12 @@
 """Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flows.states import FINISHED, StepState
+from lineage.approvals import decision, sentence
 from lineage.champions import Champion, Move, champion, check_artifact, history, move
 from lineage.layout import Layout
 from lineage.store import Store
@@ -31,8 +33,9 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
     if wanted is None:
         return None
     try:
-        gate, model = _ended(wanted.gates, states), _ended(wanted.models, states)
-        evidence = proven(gate, model, wanted.output)
+        (step, gate), (_, model) = _ended(wanted.gates, states), _ended(wanted.models, states)
+        approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
+        evidence = proven(gate, model, wanted.output, approved)
         if earlier := _used(history(layout, wanted.name), evidence, model):
             return _again(layout, wanted.name, earlier)
         text = promote(layout, wanted.name, gate, model, wanted.output, evidence)
@@ -51,7 +54,9 @@ def promote_step(layout: Layout, model_word: str, gate_word: str, name: str) -> 
     judged = {given.output for given in _models_of(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
-    return promote(layout, name, gate, model, output, proven(gate, model, output))
+    said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
+    return promote(layout, name, gate, model, output, proven(gate, model, output, approved))
 
 
 def promote(layout: Layout, name: str, gate: Manifest, model: Manifest, output: str, evidence: dict[str, Any]) -> str:
@@ -69,8 +74,11 @@ def promote(layout: Layout, name: str, gate: Manifest, model: Manifest, output: 
     return f"champion of {name}: {_version(before)} → version {after.version}, {who}"
 
 
-def proven(gate: Manifest, model: Manifest, output: str) -> dict[str, Any]:
-    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why."""
+def proven(gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]) -> dict[str, Any]:
+    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why.
+
+    `approved`: gates, by index, that a person let through, with what was said.
+    """
     digest = model.outputs[output].digest if output in model.outputs else ""
     names = {_name(given) for given in _models_of(gate) if (given.key, given.digest) == (model.key, digest)}
     outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
@@ -78,12 +86,12 @@ def proven(gate: Manifest, model: Manifest, output: str) -> dict[str, Any]:
         raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
     if not any(outcome.get("model") in names for outcome in outcomes):
         raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
-    if failed := [outcome["text"] for outcome in outcomes if not outcome.get("passed")]:
+    texts = [approved.get(i, str(outcome["text"])) for i, outcome in enumerate(outcomes)]
+    failed = [text for i, text in enumerate(texts) if not outcomes[i].get("passed") and i not in approved]
+    if failed:
         raise GateError(f"the gate of {gate.step} did not pass: {'; '.join(failed)}")
-    return {
-        "gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe,
-        "gates": [str(outcome["text"]) for outcome in outcomes],
-    }  # fmt: skip
+    by_hand = {"approved": sorted(approved)} if approved else {}
+    return {"gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe, "gates": texts, **by_hand}
 
 
 def artifact(layout: Layout, word: str) -> Manifest:
@@ -100,11 +108,11 @@ def artifact(layout: Layout, word: str) -> Manifest:
     return manifest
 
 
-def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> Manifest:
+def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
     """The first of some steps that has an artifact. Raises GateError."""
     for name in names:
         if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
-            return manifest
+            return name, manifest
     name = names[-1]
     raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
 
@@ -136,10 +144,11 @@ def _compared_with(gate: Manifest, name: str) -> int | None:
     versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
     if found := next(filter(None, versions), None):
         return int(found[1])
-    asked = gate.identity.get("settings", {}).get("gate") or []
-    return (
-        0 if any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in asked) else None
-    )
+    if any(given.port.startswith("against.champion") for given in gate.inputs):
+        return None  # the champion of another name
+    gates = gate.identity.get("settings", {}).get("gate") or []
+    asked = any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in gates)
+    return 0 if asked else None
 
 
 def _version(found: Champion | None) -> str:

@@ -1,0 +1,206 @@
+"""What a recipe promotes, when it does not, and what is said of it: through the command line."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app, main
+from flows.launch import plan_recipe
+from lineage import auditlog
+from lineage.approvals import decide
+from lineage.champions import champion, history
+from lineage.layout import Layout
+from lineage.store import Store
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
+RECIPE = """\
+name: small
+seed: 3
+promote: {model: two, gate: exam, name: chat}
+defaults:
+  init:
+    config:
+      model_type: qwen3
+      hidden_size: 16
+      intermediate_size: 32
+      num_hidden_layers: 1
+      num_attention_heads: 2
+      num_key_value_heads: 2
+      head_dim: 8
+    max_length: 96
+stages:
+  one: {kind: init}
+  two: {kind: init, seed: 4}
+  three: {kind: init, seed: 5}
+  exam:
+    kind: evaluate
+    models: {one: one, two: two}
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 4, style: short}]
+    max_completion_length: 4
+    num_bootstrap: 100
+    gate: {metric: accuracy, min: 0.0}
+"""
+USES = """\
+name: uses
+stages:
+  exam:
+    kind: evaluate
+    model: mlflow:chat@champion
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 4, style: short}]
+    max_completion_length: 4
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A checkout whose recipe has run once."""
+    folder = tmp_path_factory.mktemp("promotion")
+    (folder / "small.yaml").write_text(RECIPE)
+    (folder / "uses.yaml").write_text(USES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POSTTRAIN_ROOT", str(folder))
+        patch.setenv("POSTTRAIN_USER", "ada")
+        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+            patch.delenv(name, raising=False)
+        patch.chdir(folder)
+        lab = Lab(folder)
+        lab.first = lab("run", "small.yaml", "--executor", "inprocess")
+        yield lab
+
+
+class Lab:
+    def __init__(self, folder):
+        self.layout = Layout(folder)
+
+    def __call__(self, *words, code=0):
+        """What a verb prints; errors on purpose included."""
+        done = CliRunner().invoke(app, list(words))
+        if done.exception is not None and hasattr(done.exception, "exit_code"):
+            assert done.exception.exit_code == code, done.exception
+            return str(done.exception)
+        assert done.exit_code == code, (done.output, done.exception)
+        return done.output
+
+    def run(self, *changes, code=0):
+        options = [word for change in changes for word in ("--set", change)]
+        return self("run", "small.yaml", "--executor", "inprocess", *options, code=code)
+
+    def made(self, step):
+        return [m for m in Store(self.layout).manifests() if m.step == step]
+
+    @property
+    def version(self):
+        return champion(self.layout, "chat").version
+
+
+def test_the_story_of_a_champion(lab):
+    """One test, for its steps follow from one another."""
+    (two,), (exam,) = lab.made("two"), lab.made("exam")
+    assert f"champion of chat: none → version 1, two ({two.key[:12]}), by exam" in lab.first
+    now = champion(lab.layout, "chat")
+    assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
+    assert now.by.evidence == {
+        "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
+        "gates": [exam.details["gates"][0]["text"]],
+    }  # fmt: skip
+    assert now.by.who == "ada"
+    assert f"champion of chat: version 1, since {now.since}" in lab.run()  # all there: nothing moves
+
+    # A gate that fails, stopping or warning, now or as found in the store: no promotion.
+    refused = "champion of chat unchanged: the gate of exam did not pass: accuracy of two 0.0000, wanted >= 0.5"
+    strict = ("stages.exam.gate.min=0.5", "promote.model=two", "stages.two.seed=6")
+    for _ in range(2):
+        assert refused in lab.run(*strict, code=2)
+    assert refused in lab.run(*strict, "stages.exam.gate.on_fail=warn")
+    # Nor without the gate's own stage, or when it waits for a person.
+    part = lab("run", "small.yaml", "--executor", "inprocess", "--to", "two")
+    assert "champion of chat unchanged: exam is not part of this run" in part
+    waits = (*strict, "stages.exam.gate.on_fail=approve")
+    lab("run", "small.yaml", "--executor", "inprocess", *(w for c in waits for w in ("--set", c)), code=2)
+    assert lab.version == 1
+
+    # A person who approves lets it through, and the history says who and why.
+    waiting = lab.made("exam")[-1]
+    decide(lab.layout, waiting.key, 0, "approve", name="Grace", reason="the exam is too hard", step="exam", run="r")
+    assert "champion of chat: version 1 → version 2" in lab.run(*waits)
+    (text,) = champion(lab.layout, "chat").by.evidence["gates"]
+    assert re.search(r"wanted >= 0\.5; approved by Grace at .*: the exam is too hard", text)
+
+    # Back again; running what made version 2 once more does not undo that.
+    assert "champion of chat: version 2 → version 1" in lab("rollback", "chat", "--why", "it swears")
+    said = lab.run(*waits)
+    assert "champion of chat unchanged (version 1): the same evaluation made version 2 champion on" in said
+    assert "posttrain rollback chat --to 2" in said
+    assert lab.version == 1
+
+    table = lab("champions", "chat")
+    for word in ("promote", "rollback", "it swears", "ada", "too hard"):
+        assert word in table
+    listed = json.loads(lab("champions", "--json"))
+    assert [(c["name"], c["version"], c["by"]["action"]) for c in listed] == [("chat", 1, "rollback")]
+    assert [m.action for m in history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
+    actions = [e["action"] for e in auditlog.entries(lab.layout) if e["facts"].get("model") == "chat"]
+    assert actions == ["promote", "promote", "rollback"]
+
+
+def test_by_hand_only_what_an_evaluation_has_proven(lab):
+    (one,), exams = lab.made("one"), lab.made("exam")
+    passed, failed = exams[0], exams[-1]
+    refused = lab("promote", one.key, "--gate", passed.key, "--name", "chat", code=2)
+    assert refused == f"no gate of exam ({passed.key[:12]}) is on one"
+    refused = lab("promote", "three", "--gate", passed.key, "--name", "chat", code=2)
+    assert "did not evaluate three" in refused
+    assert "did not evaluate two" in lab("promote", lab.made("two")[0].key, "--gate", failed.key, "--name", "x", code=2)
+    said = lab("promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other")
+    assert said.startswith("champion of other: none → version 1, two")
+    assert "is the champion of other already" in lab(
+        "promote", lab.made("two")[0].key, "--gate", passed.key, "--name", "other"
+    )
+    assert "nothing here is called 'fuor'" in lab("promote", "fuor", "--gate", "exam", "--name", "chat", code=3)
+
+
+def test_a_later_recipe_reads_the_champion_and_its_key_follows(lab):
+    plans = [plan_recipe("uses.yaml", lab.layout)]
+    assert plans[0].steps[0].inputs[0].digest == champion(lab.layout, "chat").digest
+    lab("rollback", "chat", "--to", "2")
+    plans.append(plan_recipe("uses.yaml", lab.layout))
+    assert plans[1].steps[0].inputs[0].digest == champion(lab.layout, "chat").digest
+    lab("rollback", "chat", "--to", "1")
+    plans.append(plan_recipe("uses.yaml", lab.layout))
+    assert plans[0].steps[0].key == plans[2].steps[0].key != plans[1].steps[0].key
+
+
+def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
+    against = ("stages.exam.gate.against=champion", "stages.exam.gate.min_delta=0.0", "stages.two.seed=7")
+    plan = plan_recipe("small.yaml", lab.layout, overrides=against)  # with version 1
+    lab("rollback", "chat", "--to", "2")
+    from flows.launch import run_plan
+    from flows.promotion import promote_after
+
+    outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
+    verdict = promote_after(plan, outcome.states, lab.layout)
+    assert not verdict.moved
+    assert "exam compared with the champion of chat as it was (version 1), which is now version 2" in verdict.text
+    again = lab.run(*against)
+    assert "champion of chat: version 2 → version 3" in again
+
+
+def test_a_damaged_model_or_gate_is_not_promoted(lab):
+    passed, two = lab.made("exam")[0], lab.made("two")[0]
+    file = Store(lab.layout).folder(passed) / "outputs/report/results.json"
+    before = file.read_bytes()
+    file.write_bytes(before.replace(b"0.0", b"0.9"))
+    assert "exam" in lab("promote", two.key, "--gate", passed.key, "--name", "third", code=3)
+    file.write_bytes(before)
+    assert champion(lab.layout, "third") is None
+
+
+def test_what_does_not_exist_is_said(lab, capsys, monkeypatch):
+    assert "`caht` has no champion; did you mean `chat`?" in lab("champions", "caht", code=3)
+    assert "caht has no champion" in lab("rollback", "caht", code=3)
+    monkeypatch.setattr("sys.argv", ["posttrain", "promote", "two"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 3  # --gate and --name are no options to leave out
