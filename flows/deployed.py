@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
@@ -129,4 +130,5 @@ def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome
     outcome = run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
     if outcome.exit_code == EXIT_CANCELLED:
         logger.warning("stopped; what is finished stays: Retry here goes on, or: posttrain resume %s", run)
+        APILogHandler().flush()  # whoever cancels a run ends its process soon
     return outcome

@@ -59,7 +59,8 @@ def plan_recipe(
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
-    return selected(compile_recipe(recipe, layout), layout, to=to, start=start, fresh=fresh)
+    plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
+    return selected(plan, layout, to=to, start=start, fresh=fresh)
 
 
 def run_plan(
@@ -72,12 +73,13 @@ def run_plan(
     run: str | None = None,
     carry: Carry | None = None,
     project: Callable[[Outcome], object] = lambda outcome: None,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
 
     `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
-    Ctrl-C or SIGTERM ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before anything
-    starts when a step asks for more than there is.
+    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before
+    anything starts when a step asks for more than there is.
     """
     store = Store(layout)
     missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
@@ -89,7 +91,7 @@ def run_plan(
     log = RunLog(layout, run, reporter)
     _announce(log, run, plan, layout)
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
-    stop = threading.Event()
+    stop = stop or threading.Event()
     with (
         stopped_by_signals(stop),
         _server(layout, used_prefect) as ready,

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
-from prefect.states import Completed, Crashed, Failed
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.approval_form import open_desk
@@ -67,7 +67,7 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
                 needs = [allow_failure(futures[name]) for name in step.needs]
                 futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
             desk.attend(futures.values())
-            for step in execution.plan.steps:  # what Prefect did not let begin: behind a step that was stopped
+            for step in execution.plan.steps:  # what Prefect did not let begin, for reasons of its own
                 if step.name not in execution.states:
                     execution.perform(step)
         ended()
@@ -85,7 +85,7 @@ def _task_of(execution: Execution, step: Step, bars: ProgressBars) -> Any:
 
 
 def task_state(state: StepState) -> State[Any]:
-    """How Prefect shows the end of a step."""
+    """How Prefect shows the end of a step; all that is no success is Failed, so that those behind it say why too."""
     if state.gate:
         return Failed(name="GateFailed", message=state.gate_text)
     if state.waits:
@@ -94,8 +94,6 @@ def task_state(state: StepState) -> State[Any]:
     if state.state in named:
         said = "; ".join(filter(None, (state.reason, state.gate_text)))
         return Completed(name=named[state.state], message=said or "published")
-    if state.state == "cancelled":
-        return Crashed(name="Cancelled", message=state.reason)
     return Failed(name=state.state.capitalize(), message=state.reason)
 
 

@@ -143,7 +143,9 @@ def status_table(run: str | None, layout: Layout) -> Table:
             last[event["step"]] = event
         if event["type"] == "run":
             under_way = "under way, or killed (then: posttrain resume)"
-            state = under_way if event["state"] == "started" else f"exit code {event['exit_code']}"
+            ended = event.get("exit_code")
+            stopped = f"stopped (go on with: posttrain resume {name})"
+            state = under_way if ended is None else stopped if ended == EXIT_CANCELLED else f"exit code {ended}"
     table = Table(title=f"Run {name} of {plan.recipe}: {state}", title_justify="left")
     for column in ("step", "state", "seconds", "key", "why"):
         table.add_column(column, overflow="fold")
