@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -49,11 +50,11 @@ class Waited(Protocol):
     """A step under way in another thread."""
 
     @property
-    def state(self) -> Any:
-        """Prefect's state of it."""
+    def wrapped_future(self) -> Future[Any]:
+        """The thread's own future: asking it asks no server."""
 
-    def wait(self, timeout: float) -> None:
-        """Return when it has ended, or after that many seconds."""
+    def wait(self) -> None:
+        """Return when it has ended."""
 
 
 Pause = Callable[[Question, Callable[[], bool]], Answer | None]
@@ -91,14 +92,13 @@ class Desk:
 
     def attend(self, futures: Iterable[Waited]) -> None:
         """Wait for all steps, and put the questions of those that wait for people."""
-        left = list(futures)
-        while left:
+        under_way = {future.wrapped_future: future for future in futures}
+        while under_way:
             if self.questions:
                 self._put(self.questions.popleft())
                 continue
-            left[0].wait(timeout=LOOK)
-            if left[0].state.is_final():
-                left.pop(0)
+            for ended in wait(under_way, LOOK, FIRST_COMPLETED).done:
+                under_way.pop(ended).wait()
 
     def _put(self, question: Question) -> None:
         layout, step, index = self.execution.layout, question.step, question.gate.index

@@ -1,0 +1,214 @@
+"""Gates that branch and gates that ask people, through real evaluations of a model that knows nothing."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flows.approval import Answer, Desk, approve_gate
+from flows.cli import app
+from flows.evidence import evidence_page
+from flows.execute import Execution
+from flows.explain import explain_plan
+from flows.inprocess import InProcess
+from flows.launch import plan_recipe, run_plan
+from flows.runlog import RunLog, events, read_plan
+from flows.runs import status_table
+from lineage import auditlog
+from lineage.approvals import decisions
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+LAB = """
+def note(context, *, text: str = ""):
+    read = sorted({(p / "n.txt").read_text() for p in context.inputs.values() if (p / "n.txt").is_file()})
+    (context.output("result") / "n.txt").write_text(text or ",".join(read))
+"""
+RECIPE = """
+name: gated
+stages:
+  base:
+    kind: init
+    config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+             num_key_value_heads: 2, head_dim: 8}
+    tokenizer: {use: characters, alphabet: "0123456789+-= ab"}
+    max_length: 48
+  check:
+    kind: evaluate
+    model: base
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 6, style: short}]
+    max_completion_length: 4
+    num_bootstrap: 100
+    gate: {metric: accuracy, GATE}
+  repair: {kind: python, function: {use: "lab:note", text: repaired}, inputs: {model: base}}
+  polish: {kind: python, function: {use: "lab:note", text: polished}, inputs: {model: base}, after: [check]}
+  more: {kind: python, function: "lab:note", inputs: {x: polish}}
+  final: {kind: python, function: "lab:note", inputs: {x: repair | polish}}
+  aside: {kind: python, function: {use: "lab:note", text: aside}, inputs: {model: base}}
+"""
+BRANCH = "on_fail: branch, branch: [repair]"
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    name = f"lab_{os.getpid()}_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(LAB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("POSTTRAIN_USER", "ada")
+    layout = Layout(tmp_path / "root")
+    layout.root.mkdir()
+
+    def plan(gate):
+        (tmp_path / "recipe.yaml").write_text(RECIPE.replace("GATE", gate).replace("lab:", f"{name}:"))
+        return plan_recipe(tmp_path / "recipe.yaml", layout)
+
+    plan.layout = layout
+    return plan
+
+
+def go(plan, layout):
+    return run_plan(plan, layout, executor="inprocess", prefect=False)
+
+
+def states(outcome):
+    return {name: s.state for name, s in outcome.states.items()}
+
+
+def text_of(outcome, step, layout):
+    manifest = outcome.states[step].manifest
+    return (layout.artifact("python", manifest.key) / "outputs/result/n.txt").read_text()
+
+
+def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
+    failed = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
+    assert states(failed) == {
+        "base": "done", "check": "done", "repair": "done", "polish": "skipped", "more": "skipped", "final": "done",
+        "aside": "done",
+    }  # fmt: skip
+    assert failed.exit_code == 0
+    assert text_of(failed, "final", lab.layout) == "repaired"
+    assert failed.states["polish"].reason == "a gate of check failed: its branch runs instead"
+    passed = go(lab(f"min: 0.0, {BRANCH}"), lab.layout)
+    assert (passed.states["repair"].state, passed.states["polish"].state) == ("skipped", "done")
+    assert passed.states["repair"].reason == "only if a gate of check fails"
+    assert text_of(passed, "final", lab.layout) == "polished"
+    again = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
+    assert (again.states["final"].state, text_of(again, "final", lab.layout)) == ("cached", "repaired")
+    shown = Console(record=True, width=200)
+    shown.print(status_table(failed.run, lab.layout))
+    assert "gate branched: accuracy" in shown.export_text()
+
+
+def test_what_happens_after_a_gate_is_in_no_key_but_that_of_what_it_chooses(lab):
+    keys = {}
+    for policy in ("on_fail: stop", "on_fail: warn", "on_fail: approve, approve_within: 5", BRANCH):
+        keys[policy] = {s.name: s.key for s in lab(f"min: 0.9, {policy}").steps}
+    same = {name: {k[name] for k in keys.values()} for name in keys[BRANCH]}
+    assert [name for name, found in same.items() if len(found) > 1] == ["final"]
+    assert keys["on_fail: stop"]["final"] == keys["on_fail: warn"]["final"]
+
+
+def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
+    plan = lab("min: 0.9, on_fail: approve")
+    outcome = go(plan, lab.layout)
+    assert states(outcome)["check"] == "done"
+    assert (states(outcome)["polish"], outcome.states["polish"].reason) == (
+        "blocked", "a gate of check waits for approval: accuracy",
+    )  # fmt: skip
+    assert (states(outcome)["aside"], outcome.exit_code) == ("done", 2)
+    called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
+    assert called.exit_code == 0, called.output
+    assert "approved by ada" in called.stdout
+    console = Console(record=True, width=200)
+    resumed = run_plan(read_plan(lab.layout, outcome.run), lab.layout, executor="inprocess", run=outcome.run)
+    assert (resumed.exit_code, resumed.states["polish"].state) == (0, "done")
+    again = go(plan, lab.layout)
+    assert (again.exit_code, set(states(again).values())) == (0, {"cached"})
+    (kept,) = decisions(lab.layout, plan.step("check").key)
+    assert (kept["decision"], kept["name"], kept["reason"]) == ("approve", "ada", "only a rehearsal")
+    assert "wanted >= 0.9" in kept["text"]
+    (entry,) = [e for e in auditlog.entries(lab.layout) if e["action"] == "approve"]
+    assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
+    assert kept["audit"] == auditlog.anchor(entry)
+    with pytest.raises(PlanError, match="no gate of check waits to be approved"):
+        approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
+    # Second thoughts count, and both decisions stay.
+    approve_gate(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
+    rejected = go(plan, lab.layout)
+    assert (rejected.exit_code, rejected.states["polish"].state) == (2, "blocked")
+    assert "rejected by bob" in rejected.states["check"].gates[0].text
+    assert [d["decision"] for d in decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
+    assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
+
+
+@pytest.mark.parametrize(("step", "words"), [("chek", "did you mean `check`"), ("aside", "no gate of aside waits")])
+def test_nothing_else_can_be_approved(lab, step, words):
+    outcome = go(lab("min: 0.9, on_fail: approve"), lab.layout)
+    with pytest.raises(PlanError, match=words):
+        approve_gate(lab.layout, outcome.run, step, "approve", "why not", None, Console())
+    with pytest.raises(PlanError, match="say why"):
+        approve_gate(lab.layout, outcome.run, "check", "approve", " ", None, Console())
+
+
+def attended(plan, layout, pause):
+    """The plan carried out as a flow does it: every step in a thread, and a desk that asks people."""
+    log = RunLog(layout, "attended")
+    log.file.parent.mkdir(parents=True)
+    execution = Execution(plan, layout, InProcess(), log, "attended")
+    desk = Desk(execution, lambda question, over: pause(execution, question, over))
+    execution.ask_people = desk.ask
+    with ThreadPoolExecutor(len(plan.steps)) as pool:
+        ended = {step.name: threading.Event() for step in plan.steps}
+
+        def perform(step):
+            for name in step.needs:
+                ended[name].wait()
+            execution.perform(step)
+            ended[step.name].set()
+
+        futures = [pool.submit(perform, step) for step in plan.steps]
+        desk.attend(SimpleNamespace(wrapped_future=f, wait=f.result) for f in futures)
+    return execution
+
+
+def test_other_steps_go_on_while_people_think(lab, processes):
+    def pause(execution, question, over):
+        processes.wait_for(lambda: "aside" in execution.states)
+        assert "check" not in execution.states
+        assert "polish" not in execution.states
+        page = evidence_page(execution, question)
+        assert "wanted &gt;= 0.9" in page or "wanted >= 0.9" in page
+        for part in ("## Samples side by side", "## Lineage", "| base | init |", "core-seconds", "95 %"):
+            assert part in page
+        return Answer("approve", "grace", "good enough")
+
+    execution = attended(lab("min: 0.9, on_fail: approve"), lab.layout, pause)
+    assert execution.states["check"].gates[0].verdict == "approved"
+    assert execution.states["polish"].state == "done"
+    told = [e["state"] for e in events(lab.layout, "attended") if e["type"] == "step" and e["step"] == "check"]
+    assert told == ["running", "waiting", "done"]
+
+
+def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_open(lab, processes):
+    plan = lab("min: 0.9, on_fail: approve")
+
+    def elsewhere(execution, question, over):
+        from flows.approval import record
+
+        record(
+            lab.layout, "attended", question.step, question.manifest, question.gate, Answer("reject", "e", "no"), "x"
+        )
+        processes.wait_for(over)
+
+    assert attended(plan, lab.layout, elsewhere).states["polish"].state == "blocked"
+    other = lab("min: 0.8, on_fail: approve")
+    (lab.layout.run("attended") / "events.jsonl").unlink()
+    lab.layout.run("attended").rmdir()
+    silent = attended(other, lab.layout, lambda execution, question, over: None)
+    assert silent.states["check"].waits == "accuracy"
+    assert silent.states["polish"].reason == "a gate of check waits for approval: accuracy"
