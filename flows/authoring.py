@@ -9,6 +9,8 @@ from rich.text import Text
 
 from flows.difference import differences
 from flows.explain import explain_plan
+from flows.runlog import read_plan
+from flows.runs import chosen_run
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError, RecipeError
@@ -77,6 +79,24 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
 
 def _reads(step: Step) -> str:
     return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in step.inputs))
+
+
+def asked_step(
+    words: list[str], profile: str | None, overrides: list[str], layout: Layout
+) -> tuple[str, str, str | None, list[str]]:
+    """Recipe, step, profile and overrides of a question; without a recipe those of the latest run are meant.
+
+    Raises PlanError when there is no run, its recipe is gone, or there are too many words.
+    """
+    if len(words) == 2:
+        return words[0], words[1], profile, overrides
+    if len(words) > 2:
+        raise PlanError(f"one recipe and one step, these are {len(words)} words: {' '.join(words)}")
+    plan = read_plan(layout, chosen_run(None, layout))
+    file = next((f for f in (Path(plan.file), layout.root / plan.file) if f.is_file()), None)
+    if file is None:
+        raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
+    return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
 
 
 def why_text(plan: Plan, name: str, layout: Layout) -> str:

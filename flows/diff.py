@@ -123,7 +123,7 @@ def read_side(run: str, layout: Layout) -> Side:
 
 def _recipe(a: Side, b: Side) -> Iterator[Change]:
     """What was asked for, with defaults filled in; the names of recipe, profile and head included."""
-    said = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file"}) for side in (a, b)]
+    said = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
     for path, old, new in changes(said[0] | a.plan.resolved, said[1] | b.plan.resolved):
         yield Change(path, old, new)
 

@@ -116,6 +116,8 @@ class Plan(Schema):
     """Path of the recipe as given."""
     profile: str | None = None
     """Profile that was applied."""
+    overrides: tuple[str, ...] = ()
+    """What `--set` changed, as `stages.x.y=v`."""
     steps: tuple[Step, ...]
     """Topologically ordered."""
     resolved: dict[str, Any]

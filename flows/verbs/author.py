@@ -81,17 +81,19 @@ def plan(
 
 
 def why(
-    recipe: RecipeFile,
-    step: Annotated[str, typer.Argument(help="A step of the recipe.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[RECIPE] STEP", help="A step; the recipe may be left out: the latest run's.")
+    ],
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Say why a step would run again, field by field, or which run it comes from."""
-    from flows.authoring import why_text
+    from flows.authoring import asked_step, why_text
     from flows.launch import plan_recipe
     from lineage.layout import Layout
 
     layout = Layout.find()
+    recipe, step, profile, overrides = asked_step(words, profile, overrides, layout)
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
     console.print(why_text(made, step, layout), highlight=False, markup=False, soft_wrap=True)
 
