@@ -25,7 +25,10 @@ def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset
         stack.callback(_blot_out, log, secrets)
         if whole_process:
             stack.enter_context(_descriptors(stream.fileno()))
-        mine = Hiding(stream, secrets) if secrets else stream
+        mine: Any = stream
+        if secrets:
+            mine = Hiding(stream, secrets)
+            stack.callback(mine.end)
         out, err = (mine, mine) if whole_process else (OfThread(mine, sys.stdout), OfThread(mine, sys.stderr))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
@@ -33,15 +36,23 @@ def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset
 
 
 class Hiding:
-    """A text stream into which no secret is written."""
+    """A text stream into which no secret is written; what may be the beginning of one waits for what follows."""
 
     def __init__(self, stream: TextIO, secrets: frozenset[str]):
-        self.stream, self.secrets = stream, secrets
+        self.stream, self.secrets, self.waiting = stream, secrets, ""
 
     def write(self, text: str) -> int:
         """Write a text without the secrets; returns the number of its characters."""
-        self.stream.write(hidden(text, self.secrets))
+        told = hidden(self.waiting + text, self.secrets)
+        kept = max(n for secret in self.secrets for n in range(len(secret)) if told.endswith(secret[:n]))
+        self.waiting = told[len(told) - kept :]
+        self.stream.write(told[: len(told) - kept])
         return len(text)
+
+    def end(self) -> None:
+        """Write what waits."""
+        self.stream.write(self.waiting)
+        self.waiting = ""
 
     def __getattr__(self, name: str) -> Any:
         """All else is the stream's business."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from flows.environment import hidden, secrets_of
 from flows.gating import judged
 from flows.states import FINISHED, StepState
 from flows.step import progress_file
@@ -167,15 +168,16 @@ class Execution:
 
     def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> bool:
         """Tell how the step goes until it ends; returns whether anything was seen of it."""
-        ended, started, seen = False, None, False
+        ended, started, seen, secrets = False, None, False, secrets_of(step.settings)
         while not ended:
             ended = handle.wait(POLL)
             for event in progress.events():
                 started, seen = time.monotonic() if "started" in event else started, True
                 self._told(step, event)
             for line in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
-                on_line(line)
-                self.reporter.event({"type": "log", "step": step.name, "line": line})
+                said = hidden(line, secrets)
+                on_line(said)
+                self.reporter.event({"type": "log", "step": step.name, "line": said})
             late = step.timeout is not None and started is not None and time.monotonic() - started > step.timeout
             if not ended and (late or self.stop.is_set()):
                 handle.kill()
