@@ -7,6 +7,7 @@ tokenizer lies beside them.
 
 import json
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from learning.auxiliary_network import Likelihood, Valued, body_of
+from learning.batch import Batch
 from learning.policy import Policy, load_policy, save_policy
 from learning.reward_model import FILE as REWARD_FILE
 from learning.reward_model import load_reward_model
@@ -102,6 +104,31 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
     put_head(network, kept[f"{name}.weight"], kept[f"{name}.bias"])
     tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
     return network, Policy(loaded, tokenizer, told["max_length"])
+
+
+@dataclass(frozen=True)
+class TokenJudge:
+    """A process reward model: values of the tokens of completions."""
+
+    network: Valued | Likelihood
+    policy: Policy
+    link: str
+
+    @torch.no_grad()
+    def rewards(self, batch: Batch) -> torch.Tensor:
+        """Values at sampled tokens (T,), the mean of the heads where there are several."""
+        said = self.network(batch, whole=True)
+        value_T = said.tokens[""] if isinstance(self.network, Likelihood) else said.values_XH.mean(-1)
+        return value_T.sigmoid() if self.link == "logistic" else value_T
+
+
+def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
+    """A published process reward model; raises StepError for another folder, or one that values no tokens."""
+    told = told_of(folder)
+    if told["head"] not in ("token", "likelihood"):
+        raise StepError(f"{folder.name}: its values are of `{told['head']}`; a process reward model values tokens")
+    network, policy = load_network(folder, device=device)
+    return TokenJudge(network, policy, told["link"])
 
 
 def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:

@@ -16,8 +16,8 @@ from schemas.validation import follow
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | ShapeUse.asks) | {
-    "return", "log_ratio", "w", "factor", "dropped", "learn", "owner", "next", "next_mean", "critic", "control", "watch",
-    "loss", "rng", "rows", "batch", "scores", "reward",
+    "return", "log_ratio", "w", "factor", "dropped", "learn", "owner", "next", "next_mean", "critic", "control",
+    "watch", "loss", "rng", "rows", "batch", "scores", "reward",
 }  # fmt: skip
 """Words that mean something else in a batch or in the curves."""
 ENDINGS = ("_end", "_max", "_mean")

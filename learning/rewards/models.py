@@ -1,4 +1,4 @@
-"""Learned rewards: what a reward model says of a completion."""
+"""Learned rewards: what a reward model says of a completion, or a process reward model of its tokens."""
 
 import math
 from collections import defaultdict
@@ -8,9 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from learning.chat import encode_prompt
+from learning.auxiliary_models import TokenJudge, load_token_judge
+from learning.chat import encode_completion, encode_prompt
+from learning.engines.protocol import Generation
+from learning.forest import single_turn
+from learning.policy import Policy
 from learning.reward_model import RewardModel, load_reward_model
-from schemas.references import RewardModelRef
+from schemas.references import ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384
 """Tokens per forward."""
@@ -29,21 +33,58 @@ def learned(
     `sigmoid` squashes that into (0, 1), so that it mixes with verifiable rewards.
     """
     judge = loaded(str(model))
-    tokenizer, longest = judge.policy.tokenizer, judge.policy.max_length
     found: list[float | None] = [None] * len(rows)
-    groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
-    for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
-        prompt = encode_prompt(tokenizer, row["prompt"])
-        answer = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
-        if len(prompt) + len(answer) <= longest:
-            groups[tuple(prompt)].append((i, answer))
-    for batch in _batches(groups):
+    for batch in _batches(_groups(judge.policy, rows, completions)):
         places = [i for _, answers in batch for i, _ in answers]
         with torch.no_grad():
             rewards_P = judge.rewards([p for p, _ in batch], [[ids for _, ids in answers] for _, answers in batch])
         for i, reward in zip(places, rewards_P.double().tolist(), strict=True):
             found[i] = normalised(reward, judge, normalise)
     return found
+
+
+def process(
+    rows: list[dict[str, Any]],
+    completions: list[str],
+    *,
+    model: ProcessRewardModelRef,
+    stat: Literal["min", "mean", "last", "sum"] = "min",
+) -> list[float | None]:
+    """A process reward model's reward per token, its lowest, mean, last or sum; None where there is no room.
+
+    The lowest takes a completion for as good as its worst step; the last of one that learnt outcomes is its guess at
+    the outcome, and the sum that of one by likelihood.
+    """
+    judge = token_judge(str(model))
+    found: list[float | None] = [None] * len(rows)
+    how = {"min": min, "mean": lambda v: sum(v) / len(v), "last": lambda v: v[-1], "sum": sum}[stat]
+    for batch in _batches(_groups(judge.policy, rows, completions)):
+        places = [i for _, answers in batch for i, _ in answers]
+        answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
+        record = single_turn([prompt for prompt, _ in batch], answered)
+        values = judge.rewards(record).double().cpu().split(record.path_T.bincount().tolist())
+        for i, value_T in zip(places, values, strict=True):
+            found[i] = float(how(value_T.tolist()))
+    return found
+
+
+@lru_cache(maxsize=4)
+def token_judge(folder: str) -> TokenJudge:
+    """The process reward model in a folder, kept: its artifact never changes."""
+    return load_token_judge(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _groups(
+    policy: Policy, rows: list[dict[str, Any]], completions: list[str]
+) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
+    """Completions with their places, by prompt; those longer than the model was trained for are left out."""
+    groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = defaultdict(list)
+    for i, (row, completion) in enumerate(zip(rows, completions, strict=True)):
+        prompt = encode_prompt(policy.tokenizer, row["prompt"])
+        answer = encode_completion(policy.tokenizer, [{"role": "assistant", "content": completion}])
+        if len(prompt) + len(answer) <= policy.max_length:
+            groups[tuple(prompt)].append((i, answer))
+    return groups
 
 
 @lru_cache(maxsize=4)

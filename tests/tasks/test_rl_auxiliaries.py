@@ -1,0 +1,176 @@
+"""The RL loop with networks beside the policy: they resume to the same bits, are published, and are taken up again."""
+
+import pytest
+import torch
+
+from learning.auxiliary_models import load_network
+from learning.policy import load_policy
+from learning.rewards.models import process
+from learning.rows import write_rows
+from lineage.contract import fingerprint
+from schemas.errors import StepError
+from schemas.stages.rl import Rl
+from tasks.rl import run
+
+PROMPTS = ["ab", "abc", "b", "cab", "ba"]
+HERE = __name__
+
+
+def stage(**more):
+    base = {
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:early"],
+        "generation_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "max_steps": 4,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "advantage": ["center"],
+        "ratio": "token",
+        "surrogate": "clipped",
+        "weigh": "token_mean",
+    }
+    return Rl.model_validate({**base, **more})
+
+
+def early(completions):
+    """Right is what holds one of the first letters."""
+    return [float(any(letter in text for letter in "abcdefgh")) for text in completions]
+
+
+def share(place_T, length_T):
+    """Share of the way to the end, or to where the completion was cut."""
+    return place_T / length_T
+
+
+def far(lp_T, progress_T):
+    """A term of the loss that asks for an auxiliary by name."""
+    return -lp_T * (progress_T - 0.5)
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
+    write_rows(folder, "prompts", rows)
+    return {"model": tiny_policy_folder, "prompts": folder}
+
+
+FIVE = {
+    "num_mini_batches": 2,
+    "auxiliaries": {
+        "progress": {"target": f"{HERE}:share", "heads": 2, "combine": "least", "learning_rate": 3e-3},
+        "step": {"head": "token", "target": "outcome", "loss": "logistic", "link": "logistic", "warmup_steps": 1},
+        "q": {
+            "head": "action",
+            "target": {"use": "temporal_difference", "gamma": 0.9},
+            "loss": "huber",
+            "follow": {"every": 1, "mix": 0.3},
+        },
+        "whole": {"head": "path", "target": "outcome", "select": ["own"]},
+        "credit": {
+            "head": "likelihood",
+            "target": "outcome",
+            "loss": "logistic",
+            "publish": True,
+            "learning_rate": 1e-3,
+        },
+    },
+    "shape": [{"use": "from_tokens", "of": "whole", "stat": "mean", "weight": 0.1}],
+    "advantage": [
+        {"use": "center", "stat": "loo"},
+        {"use": "potential", "of": "progress"},
+        {"use": "stepwise", "of": "step", "weight": 0.1},
+        "togo",
+        {"use": "stepwise", "of": "q_mean", "weight": {"linear": {"from": -0.1, "to": 0.0, "steps": 4}}},
+    ],
+    "branches": [{"of": "credit", "advantage": ["rivals", "togo"]}, {"of": "q", "coef": 0.1, "advantage": ["center"]}],
+    "components": [{"use": f"{HERE}:far", "coef": 0.01}],
+}
+FIVE["auxiliaries"]["judged"] = FIVE["auxiliaries"].pop("step")
+FIVE["advantage"][2]["of"] = "judged"
+
+
+def test_trap_24_five_networks_with_a_slow_copy_resume_to_the_same_bits(same_when_interrupted):
+    points = same_when_interrupted(run, stage(**FIVE), (1, 3))
+    for name in FIVE["auxiliaries"]:
+        assert all(p[f"{name}/loss"] >= 0 for p in points[1:])
+    assert ["grad_norm" in p for p in points] == [False, True, True, True]  # one of them warms up
+
+
+def test_what_learns_from_outcomes_and_places_learns(at, training):
+    context = at("longer")
+    words = {"progress": {"target": f"{HERE}:share", "learning_rate": 1e-2}}
+    pieces = {"advantage": [{"use": "potential", "of": "progress"}, "togo", "center"], "auxiliaries": words}
+    run(stage(**pieces, max_steps=12, learning_rate=1e-6), context)
+    loss = [p["progress/loss"] for p in training.curve(context)]
+    assert loss[-1] < loss[0] / 3
+
+
+def values_of(folder):
+    network, _ = load_network(folder)
+    return {name: p.clone() for name, p in network.named_parameters()}
+
+
+def test_a_value_model_learnt_alone_is_taken_up_by_ppo(at, inputs, tmp_path, training):
+    """VAPO's value pre-training: a stage that only warms up, then one that starts from its value model."""
+    first = at("pretraining")
+    critic = {"learning_rate": 1e-2, "warmup_steps": 6, "publish": True}
+    gae = {"advantage": [{"use": "gae", "lam_value": 1.0}]}
+    run(stage(**gae, critic=critic, max_steps=6), first)
+    made = first.folder / "outputs" / "value_model"
+    before, after = load_policy(inputs["model"]), load_policy(first.folder / "outputs" / "model")
+    pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert fingerprint(made) == fingerprint(inputs["model"])
+    explained = [p["explained_variance"] for p in training.curve(first)]
+    inputs["critic.model"] = made
+    second = at("after")
+    run(stage(**gae, critic={"model": "x", "learning_rate": 1e-3}, max_steps=2), second)
+    inputs.pop("critic.model")
+    fresh = at("fresh")
+    run(stage(**gae, critic={"learning_rate": 1e-3}, max_steps=2), fresh)
+    taken, anew = (training.curve(c)[0] for c in (second, fresh))
+    # The same samples: what was learnt before explains more of the returns than nothing does.
+    assert taken["reward"] == anew["reward"]
+    assert taken["value_loss"] < anew["value_loss"]
+    assert anew["explained_variance"] == 0.0 < taken["explained_variance"]
+    assert explained[0] == 0.0
+
+
+def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(at, inputs, training):
+    """PRIME's loop, then its process reward model as a frozen auxiliary and as a reward."""
+    first = at("prime")
+    credit = {"head": "likelihood", "beta": 0.5, "target": "outcome", "loss": "logistic", "learning_rate": 1e-2}
+    pieces = {"branches": [{"of": "credit", "advantage": ["rivals", "togo"]}]}
+    run(stage(**pieces, auxiliaries={"credit": {**credit, "publish": True}}, max_steps=8), first)
+    made = first.folder / "outputs" / "process_reward_model"
+    assert fingerprint(made) == fingerprint(inputs["model"])
+    loss = [p["credit/loss"] for p in training.curve(first)]
+    assert loss[0] == pytest.approx(0.6931, abs=1e-3)  # it starts as its own reference: ln 2
+    assert min(loss[4:]) < 0.6
+    rows = [{"prompt": [{"role": "user", "content": "ab"}]}] * 4
+    right, wrong = ["a..", "zb.", "..c", "d"], ["z..", "zz.", "..x", "u"]
+    scores = [process(rows, texts, model=made, stat="sum") for texts in (right, wrong)]
+    assert sum(scores[0]) > sum(scores[1])
+    inputs["auxiliaries.credit.model"] = made
+    inputs["rewards.1.model"] = made
+    second = at("second")
+    frozen = {"credit": {"head": "likelihood", "model": "x"}}
+    rewards = [f"{HERE}:early", {"use": "models.process", "model": "x", "stat": "mean", "weight": 0.1}]
+    run(stage(**pieces, auxiliaries=frozen, rewards=rewards, max_steps=2), second)
+    point = training.curve(second)[0]
+    assert "credit/loss" not in point
+    assert "reward/models.process" in point
+
+
+def test_a_model_of_another_kind_is_refused(at, inputs):
+    inputs["auxiliaries.credit.model"] = inputs["prompts"]
+    with pytest.raises(StepError, match="no model here"):
+        run(stage(auxiliaries={"credit": {"head": "token", "model": "x"}}), at("wrong"))
