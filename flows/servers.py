@@ -45,6 +45,8 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter tells
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+        # Kept in memory, the place of a run that died with the server would be taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "DO_NOT_TRACK": "1",
     }
     return {name: value for name, value in wanted.items() if name not in os.environ}
