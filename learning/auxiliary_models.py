@@ -24,6 +24,8 @@ from learning.reward_model import load_reward_model
 from schemas.errors import StepError
 
 FILE = "auxiliary.json"
+BETA = 0.05
+"""Usual scale of log-ratios as rewards (Cui et al. 2025)."""
 
 
 def save_network(network: Valued | Likelihood, policy: Policy, folder: Path, **told: Any) -> None:
@@ -151,7 +153,7 @@ def make_network(block: Any, reads: str, policy: Policy, folder: Path | None, se
     if reads == "likelihood":
         start = policy if folder is None else load_policy(folder, **how)
         model = start.model.get_base_model() if hasattr(start.model, "get_base_model") else start.model
-        return Likelihood(deepcopy(model), deepcopy(model), block.beta)
+        return Likelihood(deepcopy(model), deepcopy(model), block.beta or BETA)
     if folder is not None and (folder / REWARD_FILE).is_file():
         judge = load_reward_model(folder, **how).policy.model
         network = Valued(judge.base_model, reads, block.heads, seed, name)
@@ -166,7 +168,7 @@ def _continued(folder: Path, block: Any, reads: str, seed: int, name: str, how: 
     """What another stage has published, to be read or trained further."""
     told, (loaded, _) = told_of(folder), load_network(folder, **how)
     if told["head"] == reads == "likelihood":
-        loaded.beta = block.beta if "beta" in block.model_fields_set else told["beta"]
+        loaded.beta = block.beta or told["beta"]
         return loaded
     if "likelihood" in (told["head"], reads):
         raise StepError(f"{name}: `model` was learnt with `head: {told['head']}`, and here it is `{reads}`")

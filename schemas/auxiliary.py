@@ -11,7 +11,7 @@ from schemas.use import FIXED, PATHS, SelectUse, Use
 
 NEXT = ("next_T", "next_mean_T")
 """What a slow copy says of the state after each token; for actions the best of them, and their mean."""
-FROZEN = frozenset({"learning_rate", "warmup_steps", "loss", "select", "follow"})
+FROZEN = ("learning_rate", "warmup_steps", "loss", "select", "follow")
 """Keys that mean nothing where nothing is learnt."""
 
 
@@ -76,8 +76,8 @@ class Auxiliary(Network):
     """What is valued: the state before a token (`<name>_end_P` after the last), the state that a token leads to, the
     token in its state (also `<name>_max_T`, `<name>_mean_T` over the vocabulary), the completion, or, by
     beta·(log p − log p of the start), each token, their sum being the completion's value."""
-    beta: float = Field(default=0.05, gt=0)
-    """Scale of the head `likelihood`."""
+    beta: float | None = Field(default=None, gt=0)
+    """Scale of the head `likelihood`; null: 0.05, or that of a `model` with this head."""
     link: Literal["identity", "logistic"] = "identity"
     """What makes the column of a value; `logistic` gives probabilities, for the loss `logistic`."""
     target: TargetUse | None = None
@@ -90,7 +90,7 @@ class Auxiliary(Network):
         """What learns nothing must come from somewhere, and take no settings of learning."""
         if self.target is None and self.model is None:
             raise ValueError("nothing says what it is to predict: give a `target`, or a `model` that is only read")
-        told = sorted(FROZEN & self.model_fields_set)
+        told = [key for key in FROZEN if getattr(self, key) != type(self).model_fields[key].default]
         if self.target is None and told:
             raise ValueError(f"`{told[0]}` without a `target`: nothing is learnt; say what it is to predict")
         if self.target is None and self.publish:
@@ -104,7 +104,7 @@ class Auxiliary(Network):
             raise ValueError(f"`heads: {self.heads}` with `head: {self.head}`, which has one value; leave it out")
         if self.publish and self.head in ("action", "path"):
             raise ValueError(f"`head: {self.head}` cannot be published; `state`, `token` and `likelihood` can")
-        if "beta" in self.model_fields_set and self.head != "likelihood":
+        if self.beta is not None and self.head != "likelihood":
             raise ValueError(f"`beta` belongs to `head: likelihood`, and this is `{self.head}`")
         return self
 
