@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 LAB = """
+import time
 
 def number(context, *, value: int = 1, seconds: float = 0.0):
     time.sleep(seconds)
@@ -53,7 +54,9 @@ class House:
     def deploy(self, **recipes):
         for name, text in recipes.items():
             (self.root / f"{name}.yaml").write_text(f"name: {name}\n{text}")
-        self.checkout.finish(self.checkout.start("deploy", *(f"{name}.yaml" for name in recipes)))
+        files = [f"{name}.yaml" for name in recipes]
+        # A server on a busy machine may take longer to answer than `deploy` waits.
+        assert self.wait_for(lambda: self.checkout.start("deploy", *files).wait() == 0)
 
     def ask(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
