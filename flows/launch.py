@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flows.alive import alive
 from flows.audited import run_ended, run_started
 from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
@@ -93,6 +94,7 @@ def run_plan(
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
+        alive(layout, run),
         stopped_by_signals(stop),
         _server(layout, used_prefect) as ready,
         _executor(executor if missing else None, layout) as hands,

@@ -21,26 +21,26 @@ def sweep(layout: Layout) -> None:
     """Remove what nobody holds: unpublished artifacts, sessions of Ray, the address of a dead server."""
     for work in (layout.state / "work").glob("*"):
         left = [folder for pattern in UNFINISHED for folder in work.glob(pattern)]
-        with _unused(work / "lock") as free:
+        with unused(work / "lock") as free:
             for folder in left if free else ():
                 shutil.rmtree(folder, ignore_errors=True)
     _forget_server(layout.state / "prefect")
     elsewhere = Path(tempfile.gettempdir()).glob(f"{ELSEWHERE}*")
     for session in (*(layout.state / "ray").glob("r*"), *elsewhere):
-        with _unused(session / "lock") as free:
+        with unused(session / "lock") as free:
             if free:
                 shutil.rmtree(session, ignore_errors=True)
 
 
 def _forget_server(home: Path) -> None:
     """Remove the address of a server that was killed; whoever is about to start one waits for the lock on `users`."""
-    with _unused(home / "users") as nobody, _unused(home / "host.lock") as dead:
+    with unused(home / "users") as nobody, unused(home / "host.lock") as dead:
         if nobody and dead:
             (home / "server.json").unlink(missing_ok=True)
 
 
 @contextmanager
-def _unused(lock: Path) -> Iterator[bool]:
+def unused(lock: Path) -> Iterator[bool]:
     """Whether nobody holds the lock; it is held inside. A lock that is missing is not known to be free."""
     try:
         stream = lock.open("rb")
