@@ -4,6 +4,7 @@ Each is one-sided and wrong at most with probability `tail` where there is no di
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -43,10 +44,15 @@ def mcnemar_power(n: int, discordance: float, difference: float, tail: float) ->
 
     `discordance` is the probability that exactly one of the models is right; the difference cannot exceed it.
     """
-    unlike = np.arange(n + 1)
-    needed = binom.isf(tail, unlike, 0.5)  # the test rejects with more wins than this
+    unlike, needed = np.arange(n + 1), _most_wins(n, tail)
     rejects = binom.sf(needed, unlike, (1 + difference / discordance) / 2)
     return float(binom.pmf(unlike, n, discordance) @ np.nan_to_num(rejects))
+
+
+@lru_cache(maxsize=64)
+def _most_wins(n: int, tail: float) -> np.ndarray:
+    """For every number of unlike problems up to n the most wins with which the test does not reject: (n + 1,)."""
+    return np.asarray(binom.isf(tail, np.arange(n + 1), 0.5))
 
 
 def minimum_detectable(
@@ -73,7 +79,7 @@ def _mcnemar_detectable(n: int, tail: float, discordance: float, power: float) -
     least = 1e-6
     if lacking(1.0) < 0:
         return None
-    return least if lacking(least) > 0 else float(brentq(lacking, least, 1.0, xtol=1e-5))
+    return least if lacking(least) > 0 else float(brentq(lacking, least, 1.0, xtol=1e-4))
 
 
 def noise_floor(difference_R: Sequence[float], tail: float) -> float:
