@@ -5,9 +5,11 @@ repeated: what is there stays, what a killed projection left half done is made a
 and to open its store: call from a thread or process of its own.
 """
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lineage.layout import Layout
@@ -28,9 +30,19 @@ def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | N
     """
     if all(states.get(step.name, {}).get("state") == "cached" for step in plan.steps):
         return None
-    for earlier, its_plan, its_states in _untold(layout, run):
-        _tell(layout, earlier, its_plan, its_states)
-    return _tell(layout, run, plan, states)
+    with _alone(layout):
+        for earlier, its_plan, its_states in _untold(layout, run):
+            _tell(layout, earlier, its_plan, its_states)
+        return _tell(layout, run, plan, states)
+
+
+@contextmanager
+def _alone(layout: Layout) -> Iterator[None]:
+    """One process at a time: several that make MLflow's tables at once would leave them half made for good."""
+    layout.state.mkdir(parents=True, exist_ok=True)
+    with (layout.state / "mlflow.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
