@@ -59,12 +59,14 @@ stages:
 
 def plan_table(plan: Plan, layout: Layout) -> Table:
     """One row per step: HIT or MISS and why, what it reads, what it needs, how long it took when it last ran."""
+    from flows.power import condition, gate_lines
+
     verdicts = explain_plan(plan, layout)
     took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     cost = sum(took.get(name, 0.0) for name, (verdict, _) in verdicts.items() if verdict == "MISS")
     took_before = f"; the others took {cost:.0f} s when they last ran" if cost else ""
-    caption = f"{hits} of {len(plan.steps)} steps are there{took_before}"
+    caption = "\n".join([f"{hits} of {len(plan.steps)} steps are there{took_before}", *gate_lines(plan, layout)])
     table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
     for column in ("step", "kind", "", "why", "reads", "cores", "last"):
         table.add_column(column, overflow="fold")
@@ -72,7 +74,8 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
         verdict, why = verdicts[step.name]
         seconds = f"{took[step.name]:.1f} s" if step.name in took else ""
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
-        cells = (Text(step.name), step.kind, mark, Text(why.removeprefix("made by ")), Text(_reads(step)))
+        why = "; ".join(filter(None, (why.removeprefix("made by "), condition(step, plan))))
+        cells = (Text(step.name), step.kind, mark, Text(why), Text(_reads(step)))
         table.add_row(*cells, f"{step.resources.num_cpus:g}", seconds)
     return table
 

@@ -18,6 +18,7 @@ from prefect.context import FlowRunContext
 
 from flows.execute import Execution, Reporter
 from flows.explain import explain_plan
+from flows.power import gate_lines
 from flows.run_page import plan_page, result_page, result_rows
 from flows.selection import repeated
 from flows.up import is_up
@@ -36,6 +37,7 @@ def show_plan(execution: Execution) -> None:
     plan, layout = execution.plan, execution.layout
     took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
     page = plan_page(plan, execution.run, explain_plan(plan, layout), took)
+    page = "\n\n".join([page, *gate_lines(plan, layout)])
     _create(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
 
 

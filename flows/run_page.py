@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.explain import Verdict
+from flows.power import condition
 from flows.states import EXIT_CANCELLED, StepState, exit_code
 from lineage.report import duration, number
 from schemas.plan import Plan, Step
@@ -22,6 +23,7 @@ def plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: Mappi
     ]
     for step in plan.steps:
         verdict, why = verdicts[step.name]
+        why = "; ".join(filter(None, (why, condition(step, plan))))
         last = duration(took[step.name]) if step.name in took else "–"
         cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, _reads(step), f"{step.resources.num_cpus:g}")
         lines[-1] += "\n" + _row(*cells, last)
