@@ -31,14 +31,14 @@ class Checkout:
         for name, text in (modules or {}).items():
             (root / f"{name}.py").write_text(text)
 
-    def start(self, *words, **environment):
-        """`posttrain WORDS` in a process group of its own, as a shell would start it."""
+    def start(self, *words, program=("-m", "flows.cli"), **environment):
+        """`posttrain WORDS` in a process group of its own, as a shell would start it; or another Python program."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PREFECT_", "PYTEST_"))}
         more = {"POSTTRAIN_ROOT": str(self.layout.root), "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1"}
         self.output = self.layout.root / f"output-{len(self.started)}.txt"
         with self.output.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli", *map(str, words)], cwd=self.layout.root,
+                [sys.executable, *program, *map(str, words)], cwd=self.layout.root,
                 env=kept | more | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
