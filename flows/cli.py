@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from flows.verbs import auditing, author, champions, operating, reproduction, running
+from flows.verbs import auditing, author, champions, keeping, operating, reproduction, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -22,9 +22,10 @@ app = typer.Typer(
 PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
     "Run": [running.run, running.resume, running.approve, running.status, running.logs, running.report],
-    "Audit": [auditing.lineage, reproduction.diff, auditing.export, auditing.query],
+    "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],
+    "Keep": [keeping.gc, keeping.pin],
 }
 """Verbs in the order of `--help`."""
 for panel, verbs in PANELS.items():
