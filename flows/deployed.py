@@ -1,6 +1,7 @@
 """What a worker of Prefect executes for every deployment: plan the recipe, run it, go on where a retry finds it."""
 
 import io
+import logging
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import FailedRun, TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -57,11 +58,17 @@ def recipe_run(
     """
     layout = Layout.find()
     os.chdir(layout.root)
+    logging.getLogger("prefect.flow_runs").addFilter(_says_something)
     options = {
         "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
     }  # fmt: skip
     return interruptible(lambda stop: _carried_out(recipe, layout, options, stop))
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """Drop the traceback that Prefect's engine logs for every flow that returns Failed: the state says why it is."""
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
 def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:

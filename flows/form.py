@@ -45,4 +45,5 @@ def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Sche
     }  # fmt: skip
     for place, field in enumerate(fields.values()):
         field["position"] = place
-    return {"type": "object", "title": "Parameters", "properties": fields, "required": [], "definitions": {}}
+    known = {"enum": [*fields, "recipe"]}  # which is no field of the form: the deployment says it
+    return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": known, "required": []}

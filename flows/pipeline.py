@@ -66,6 +66,7 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
                 )
                 needs = [allow_failure(futures[name]) for name in step.needs]
                 futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
+                bars.waits(step.name, futures[step.name].task_run_id)
             desk.attend(futures.values())
             for step in execution.plan.steps:  # what Prefect did not let begin, for reasons of its own
                 if step.name not in execution.states:

@@ -3,6 +3,7 @@
 An artifact that cannot be written is told in the log; the run goes on.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
+from prefect.exceptions import ObjectNotFound
 
 from flows.execute import Execution, Reporter
 from flows.explain import explain_plan
@@ -101,6 +103,7 @@ class ProgressBars:
         self.inner, self.plan, self.flow_run = inner, plan, flow_run
         self.lock, self.over = threading.Lock(), threading.Event()
         self.tasks: dict[str, UUID] = {}
+        self.nameless: dict[str, UUID] = {}
         self.heard: dict[str, dict[str, Any]] = {}
         self.shown: dict[str, tuple[UUID, float, str]] = {}
         self.thread = threading.Thread(target=self._show, name="progress", daemon=True)
@@ -119,6 +122,12 @@ class ProgressBars:
         """Say which task run shows a step."""
         with self.lock:
             self.tasks[step] = task_run
+            self.nameless.pop(step, None)
+
+    def waits(self, step: str, task_run: UUID) -> None:
+        """Say which task run stands for a step that may have to wait: Prefect names it only when it begins."""
+        with self.lock:
+            self.nameless[step] = task_run
 
     def event(self, event: dict[str, Any]) -> None:
         """Hear an event of the run."""
@@ -137,11 +146,24 @@ class ProgressBars:
             with self.lock:
                 now = {step: progress_words(event) for step, event in self.heard.items() if event.get("total")}
             try:
+                self._name()
                 for step, (percent, text) in now.items():
                     if self.shown.get(step, (None, None, None))[1:] != (percent, text):
                         self._put(step, percent, text, ending)
             except Exception as error:
                 log.warning("progress was not shown: %s", error)
+
+    def _name(self) -> None:
+        with self.lock:
+            waiting = dict(self.nameless)
+        for step, task_run in waiting.items():
+            with (
+                get_client(sync_client=True) as client,
+                contextlib.suppress(ObjectNotFound),
+            ):  # it is told a little late
+                client.set_task_run_name(task_run, step)
+                with self.lock:
+                    self.nameless.pop(step, None)
 
     def _put(self, step: str, percent: float, text: str, ending: bool) -> None:
         known = self.shown.get(step)
