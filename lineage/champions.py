@@ -141,6 +141,7 @@ def move(
         auditlog.append(layout, action, model=name, **facts)
         mlflow.set_registered_model_alias(name, ALIAS, version.version)
         mlflow.set_model_version_tag(name, version.version, f"{MOVE}{told.number:06d}", json.dumps(asdict(told)))
+        mlflow.update_model_version(name, version.version, f"{_origin(manifest, output)}\n\n{_sentence(told)}")
         return _champion(layout, version, [*moves, told])
 
 
@@ -196,8 +197,20 @@ def _version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: str)
     run = made_in[0].info.run_id if made_in else None
     return mlflow.create_model_version(
         name, dvc_uri(manifest.outputs[output].dvc), run_id=run, tags=tags_of(manifest, output),
-        description=f"{manifest.recipe}.{manifest.step}, output {output}",
+        description=_origin(manifest, output),
     )  # fmt: skip
+
+
+def _origin(manifest: Manifest, output: str) -> str:
+    return f"{manifest.recipe}.{manifest.step}, output {output}"
+
+
+def _sentence(told: Move) -> str:
+    """A move for the page of its version."""
+    said = told.evidence
+    why = f"{said['recipe']}.{said['gate']}: {'; '.join(said['gates'])}" if "gate" in said else said.get("why", "")
+    how = "champion" if told.action == "promote" else "champion again"
+    return f"{how} since {told.when} by {told.who}{f' ({why})' if why else ''}"
 
 
 def tags_of(manifest: Manifest, output: str) -> dict[str, str]:

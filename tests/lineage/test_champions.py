@@ -13,7 +13,7 @@ from schemas.errors import PlanError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 HOUSE = Path(__file__).resolve().parents[2]
-GATE = {"gate": "exam", "key": "ab" * 32, "run": "run-1"}
+GATE = {"gate": "exam", "key": "ab" * 32, "run": "run-1", "recipe": "small", "gates": ["accuracy 0.9"]}
 RACE = """
 import sys
 from pathlib import Path
