@@ -51,16 +51,21 @@ def plan_recipe(
     to: Sequence[str] = (),
     start: Sequence[str] = (),
     fresh: bool = False,
+    locked: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Compile a recipe, or a part of it (`flows.selection`); `warn` hears what is only worth a word.
 
-    Raises RecipeError or PlanError.
+    `locked` holds the recipe to its lock (`flows.locking`). Raises RecipeError or PlanError.
     """
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
     plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
+    if locked:
+        from flows.locking import check_locked
+
+        check_locked(plan, layout, recipe.folders)
     return selected(plan, layout, to=to, start=start, fresh=fresh)
 
 

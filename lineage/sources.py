@@ -5,11 +5,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -52,8 +56,8 @@ def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     return Source(cache / "snapshots" / commit, commit)
 
 
-def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A registered version, by alias or number, back to the artifact that its tag `key` names."""
+def registered_version(rest: str, layout: Layout) -> "ModelVersion":
+    """The version that `name@alias` or `name@number` means (default: the champion). Raises PlanError."""
     from lineage.registry import client, is_empty  # mlflow takes seconds to import, and few need it
 
     name, _, version = rest.partition("@")
@@ -64,9 +68,14 @@ def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
 
     try:
         find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
-        found = find(name, version or "champion")
+        return find(name, version or "champion")
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
+
+
+def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """A registered version, by alias or number, back to the artifact that its tag `key` names."""
+    found = registered_version(rest, layout)
     store = Store(layout)
     key = found.tags.get("key", "")
     if manifest := store.with_key(key):

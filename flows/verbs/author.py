@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.verbs.options import AsJson, Fresh, Overrides, Profile, RecipeFile, Start, To, console, warn
+from flows.verbs.options import AsJson, Fresh, Locked, Overrides, Profile, RecipeFile, Start, To, console, warn
 from schemas.errors import PosttrainError
 
 
@@ -58,6 +58,7 @@ def plan(
     to: To = [],  # noqa: B006
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
+    locked: Locked = False,
     dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -67,7 +68,9 @@ def plan(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, warn=warn)
+    made = plan_recipe(
+        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+    )
     if dvc:
         from lineage.dvcfiles import write_pipeline
 

@@ -46,4 +46,5 @@ class ExecutorChoice(enum.StrEnum):
 
 
 Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debugging: no Prefect, no Ray.")]
+Locked = Annotated[bool, typer.Option("--locked", help="Refuse, and name, what drifted from recipe.lock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

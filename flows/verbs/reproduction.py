@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flows.verbs.options import AsJson, console
+from flows.verbs.options import AsJson, Overrides, Profile, RecipeFile, console, warn
 
 
 def diff(
@@ -26,3 +26,16 @@ def diff(
         print(json.dumps(found.as_json(), indent=1))
     else:
         console.print(render(found))
+
+
+def lock(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write down beside a recipe what its results depend on: `run --locked` and `plan --locked` hold it to that."""
+    from flows.locking import lock_recipe
+    from lineage.layout import Layout
+
+    for line in lock_recipe(recipe, Layout.find(), profile=profile, overrides=overrides, warn=warn):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from flows.verbs.options import (
     Executor,
     ExecutorChoice,
     Fresh,
+    Locked,
     Overrides,
     Profile,
     RecipeFile,
@@ -25,6 +26,7 @@ def run(
     to: To = [],  # noqa: B006
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
+    locked: Locked = False,
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
@@ -33,7 +35,9 @@ def run(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, warn=warn)
+    made = plan_recipe(
+        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+    )
     raise typer.Exit(runs.start(made, layout, executor.value, console))
 
 
