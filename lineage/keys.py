@@ -52,7 +52,7 @@ def signer(layout: Layout) -> Signer:
 def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
     """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
     folder = layout.state / "keys"
-    found = [_public(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
+    found = [public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
     given = os.environ.get(VARIABLE)
     if given:
         found.append(signer(layout).private.public_key())
@@ -88,7 +88,8 @@ def _read(path: Path, changed: int) -> Signer:
     return Signer(name_of(key.public_key()), key)
 
 
-def _public(path: Path) -> Ed25519PublicKey:
+def public_key(path: Path) -> Ed25519PublicKey:
+    """The Ed25519 key in a file. Raises PlanError when there is none in it."""
     try:
         key = load_pem_public_key(path.read_bytes())
     except (ValueError, UnsupportedAlgorithm) as error:
