@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lineage.auditclaims import AuditCheck, claim_problems, unexplained
 from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed
 from lineage.keys import Ed25519PublicKey, is_valid, trusted
 from lineage.layout import Layout
@@ -14,28 +14,13 @@ from lineage.records import read_lines
 from lineage.signature import SIGNATURE, signed_statement
 
 
-@dataclass
-class AuditCheck:
-    """What reading the whole log found."""
-
-    problems: list[str] = field(default_factory=list)
-    """One line per thing that is not as it was written: `path:line: what`."""
-    notes: list[str] = field(default_factory=list)
-    """Writes that were cut off, which is no tampering."""
-    hashes: dict[int, str] = field(default_factory=dict)
-    """Hash of each entry by its number."""
-    published: dict[str, Entry] = field(default_factory=dict)
-    """The latest entry of each published artifact by its key."""
-    runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """The latest start and end of each run: {run: {action: entry}}."""
-
-
 def check(layout: Layout) -> AuditCheck:
     """Read the whole log and everything that remembers a part of it; raises PlanError for a key that is none."""
     found = AuditCheck()
     _read(layout, trusted(layout), found)
     found.problems += _anchor_problems(layout, found)
-    found.problems += _run_problems(layout, found)
+    found.problems += claim_problems(layout, found)
+    found.notes += unexplained(layout, found)
     return found
 
 
@@ -56,7 +41,7 @@ def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) 
         strange = []
         if last is None or entry["number"] > last["number"]:
             last = entry
-            _remember(entry, found)
+            found.remember(entry)
     _end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
 
 
@@ -105,15 +90,6 @@ def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
         yield f"entry {number} was written after another entry than the one before it: one of the two was replaced"
 
 
-def _remember(entry: Entry, found: AuditCheck) -> None:
-    found.hashes[entry["number"]] = entry["hash"]
-    facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-    if entry["action"] == "artifact published":
-        found.published[str(facts.get("key"))] = entry
-    elif entry["action"] in ("run started", "run ended"):
-        found.runs.setdefault(str(facts.get("run")), {})[entry["action"]] = entry
-
-
 def _end(where: str, rest: bytes, found: AuditCheck) -> None:
     if rest.strip(b"\n") and is_cut_off(rest):
         found.notes.append(f"{where}: the last write was cut off; the next entry will say so")
@@ -135,9 +111,9 @@ def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
 
 
 def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
-    """(who saw it, number, hash): the log's own head, the ends of runs, the signatures of artifacts."""
+    """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
     yield from _anchor(head_file(layout), _json(head_file(layout)))
-    for path in layout.state.glob("runs/*/events.jsonl"):
+    for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
         for event in read_lines(path):
             yield from _anchor(path, event.get("audit") if isinstance(event, dict) else None)
     for folder in layout.state.glob("artifacts/*"):
@@ -161,21 +137,3 @@ def _json(path: Path) -> Any:
 def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
     if isinstance(seen, dict) and isinstance(seen.get("number"), int) and isinstance(seen.get("hash"), str):
         yield str(source), seen["number"], seen["hash"]
-
-
-def _run_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Plans and events of runs that are not those that the log saw."""
-    for run, said in found.runs.items():
-        plan, events = layout.run(run) / "plan.json", layout.run(run) / "events.jsonl"
-        started, ended = said.get("run started"), said.get("run ended")
-        if started and plan.is_file() and started["facts"].get("plan") != _sha256(plan.read_bytes()):
-            yield f"{plan}: is not the plan that entry {started['number']} of the audit log saw"
-        seen = ended["facts"].get("events") if ended else None
-        if seen and events.is_file():
-            text = events.read_bytes()[: seen["bytes"]]
-            if (len(text), _sha256(text)) != (seen["bytes"], seen["sha256"]):
-                yield f"{events}: is not the record of events that entry {ended['number']} of the audit log saw"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
