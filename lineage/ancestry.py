@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
+from lineage.approvals import decisions_on, sentence
 from lineage.graph import Node, ancestors, descendants
 from lineage.index import Index, ask
 from lineage.layout import Layout
@@ -70,7 +71,8 @@ def _node_json(node: Node) -> dict[str, Any]:
     outputs = {name: {"type": o["type"], "digest": o["digest"]} for name, o in record["outputs"].items()}
     dropped = record["details"].get("dropped") if record["kind"] == "curate" else None
     facts = {name: record.get(name) for name in kept}
-    return {"depth": node.depth, "via": node.via, **facts, "outputs": outputs, "dropped": dropped}
+    more = {"outputs": outputs, "dropped": dropped, "decisions": decisions_on(record)}
+    return {"depth": node.depth, "via": node.via, **facts, **more}
 
 
 def render(lineage: Lineage) -> Group:
@@ -83,7 +85,7 @@ def render(lineage: Lineage) -> Group:
     ]
     up = _tree("made from", lineage.up, _facts)
     models = sum(1 for n in lineage.down for o in n.record["outputs"].values() if o["type"] in MODELS)
-    down = _tree(f"went into ({models} models)", lineage.down, lambda record: [])
+    down = _tree(f"went into ({models} models)", lineage.down, _decided)
     return Group(head, *lost, up, down)
 
 
@@ -124,4 +126,9 @@ def _facts(record: Record) -> list[str]:
         if record.get("commit")
         else "no commit"
     )
-    return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}"]
+    return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}", *_decided(record)]
+
+
+def _decided(record: Record) -> list[str]:
+    """What people decided about the gates of an evaluation."""
+    return [f"gate on {one['metric']} {sentence(one)}" for one in decisions_on(record)]

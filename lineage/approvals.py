@@ -16,6 +16,7 @@ from lineage.records import read_lines
 
 Decision = Literal["approve", "reject"]
 Record = dict[str, Any]
+FOLDER = "approvals"
 
 
 def decide(layout: Layout, key: str, gate: int, decision: Decision, *, name: str, reason: str, **facts: Any) -> Record:
@@ -42,6 +43,12 @@ def decisions(layout: Layout, key: str) -> list[Record]:
     return read_lines(file_of(layout, key))
 
 
+def decisions_on(record: Record) -> list[Record]:
+    """Every decision about an artifact's gates, from its manifest as plain data with its folder."""
+    state = Path(record["folder"]).parents[1]
+    return read_lines(state / FOLDER / f"{record['key']}.jsonl") if record["kind"] == "evaluate" else []
+
+
 def decision(layout: Layout, key: str, gate: int) -> Record | None:
     """The decision that counts; None while there is none."""
     return next((record for record in reversed(decisions(layout, key)) if record["gate"] == gate), None)
@@ -55,4 +62,4 @@ def sentence(record: Record) -> str:
 
 def file_of(layout: Layout, key: str) -> Path:
     """Where the decisions about an evaluation lie."""
-    return layout.state / "approvals" / f"{key}.jsonl"
+    return layout.state / FOLDER / f"{key}.jsonl"

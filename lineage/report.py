@@ -7,6 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lineage.layout import Layout
 from lineage.report_curves import curves
+from lineage.report_gates import gate_rows
 from lineage.report_graph import draw
 from schemas.manifest import Manifest
 from schemas.plan import Plan
@@ -57,7 +58,7 @@ def content(
         "picture": draw(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
         "evaluations": {name: d for name, d in details.items() if made[name].kind == "evaluate"},
-        "gates": [{"step": name, **gate} for name in made for gate in details[name].get("gates", [])],
+        "gates": list(gate_rows(plan, made, layout)),
         "curations": {name: d for name, d in details.items() if made[name].kind == "curate"},
         "manifests": made,
         "cost": cost(made, state),

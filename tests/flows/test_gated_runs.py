@@ -19,8 +19,10 @@ from flows.launch import plan_recipe, run_plan
 from flows.runlog import RunLog, events, read_plan
 from flows.runs import status_table
 from lineage import auditlog
+from lineage.ancestry import trace
 from lineage.approvals import decisions
 from lineage.layout import Layout
+from lineage.report_gates import gate_rows
 from schemas.errors import PlanError
 
 LAB = """
@@ -137,6 +139,12 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert kept["audit"] == auditlog.anchor(entry)
     with pytest.raises(PlanError, match="no gate of check waits to be approved"):
         approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
+    (traced,) = trace(lab.layout, "check").as_json()["up"][:1]
+    assert traced["decisions"] == [kept]
+    manifests = {name: s.manifest for name, s in again.states.items() if s.manifest}
+    (shown,) = gate_rows(plan, manifests, lab.layout)
+    assert (shown["outcome"], shown["good"]) == ("failed, approved", True)
+    assert shown["texts"][1].startswith("approved by ada at 20")
     # Second thoughts count, and both decisions stay.
     approve_gate(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
     rejected = go(plan, lab.layout)
