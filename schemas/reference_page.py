@@ -35,7 +35,8 @@ A recipe is one YAML 1.2 document. `posttrain validate` checks it; editors compl
 
 A bare word is a stage of this recipe (`model: cold_start`) and means its first output; `stage.output` is one of its
 named outputs. From outside come `hub:org/name@revision`, `path:./folder` and `mlflow:name@champion`.
-References make the order; `after: [stage]` is for order without data.
+References make the order; `after: [stage]` is for order without data. `repair | tuned` is the first of several stages
+that ran, where a gate branches.
 
 ## Functions
 
