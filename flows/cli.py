@@ -25,7 +25,7 @@ PANELS = {
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
     "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],
-    "Keep": [keeping.gc, keeping.pin],
+    "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }
 """Verbs in the order of `--help`."""
 for panel, verbs in PANELS.items():

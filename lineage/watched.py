@@ -39,7 +39,7 @@ def content(source: str, layout: Layout, folders: Iterable[Path]) -> str | None:
         return content_digest(folder_digests(place)) if place.is_dir() else digest_file(place, place.name).sha256
     if scheme == "dvc":
         place = _tracked(rest, folders)
-        return None if place is None else _dvc_digest(place)
+        return None if place is None else _dvc_digest(place, layout)
     if is_empty(layout):
         return None
     return _dataset_digest(rest, layout) if scheme == "mlflow-dataset" else _version(rest, layout)
@@ -87,13 +87,14 @@ def _records_of(place: Path) -> list[Path]:
     return [p.with_name(f"{p.name}.dvc") for p in above if p.name] + [p / "dvc.lock" for p in above[1:]]
 
 
-def _dvc_digest(place: Path) -> str | None:
+def _dvc_digest(place: Path, layout: Layout) -> str | None:
     """DVC's md5 of a file or folder as its records say, whether or not it is checked out."""
     from dvc.api import DVCFileSystem
 
     root = _root(place)
+    config = {"core": {"site_cache_dir": str(layout.state / "dvc")}}
     try:
-        found = DVCFileSystem(str(root)).info(place.relative_to(root).as_posix())
+        found = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
     except FileNotFoundError:
         return None
     return found.get("dvc_info", {}).get("md5")

@@ -37,3 +37,40 @@ def pin(
     from lineage.layout import Layout
 
     pin_target(Layout.find(), target, console, remove=remove)
+
+
+Remote = Annotated[
+    str | None, typer.Option("--remote", help="A remote of DVC by name, a folder, or a URL; default: DVC's default.")
+]
+Every = Annotated[bool, typer.Option("--all", help="Everything.")]
+
+
+def push(
+    target: Annotated[str | None, typer.Argument(help="A step, run, key, digest or artifact folder.")] = None,
+    every: Every = False,
+    remote: Remote = None,
+) -> None:
+    """Send artifacts, with all they were made from, to a DVC remote: a folder, S3, or another store that DVC knows."""
+    from flows.exchange import push
+    from lineage.layout import Layout
+
+    push(Layout.find(), remote, _chosen(target, every), console)
+
+
+def pull(
+    target: Annotated[str | None, typer.Argument(help="A step, run, key or digest of the remote.")] = None,
+    every: Every = False,
+    remote: Remote = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed what is fetched.")] = False,
+) -> None:
+    """Fetch artifacts, with all they were made from, from a DVC remote: their steps are HIT from then on."""
+    from flows.exchange import pull
+    from lineage.layout import Layout
+
+    pull(Layout.find(), remote, _chosen(target, every), console, trust=trust)
+
+
+def _chosen(target: str | None, every: bool) -> str | None:
+    if (target is None) is not every:
+        raise PlanError("name a step, run or key, or say --all")
+    return target

@@ -1,0 +1,120 @@
+"""A DVC remote: the files of artifacts where DVC itself puts them, and below `posttrain/` what makes them artifacts.
+
+REMOTE/files/md5/..                             objects; `dvc pull` and `dvc push` use the same
+REMOTE/posttrain/artifacts/<kind>-<key16>/      manifest, seal, signature, curves, log; the manifest comes last
+REMOTE/posttrain/runs/<run>/plan.json           which artifacts a run was made of
+REMOTE/posttrain/keys/<name>.pub                public keys of those who signed
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lineage.layout import Layout
+from lineage.registry import shown
+from schemas.errors import PlanError, PosttrainError, StepError
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
+
+AD_HOC = "posttrain"
+"""Name of a remote that is given as a path or URL."""
+
+
+class Remote:
+    """One remote of the checkout's DVC."""
+
+    def __init__(self, repo: "Repo", name: str | None, said: str):
+        self.repo, self.name, self.said = repo, name, said
+        self.there = repo.cloud.get_remote(name, "push")
+        self.fs = self.there.fs
+
+    def path(self, *parts: str) -> str:
+        """Below `posttrain/` of the remote."""
+        return self.fs.join(self.there.path, "posttrain", *parts)
+
+    def has(self, *parts: str) -> bool:
+        """Whether a file is there."""
+        return bool(self.fs.exists(self.path(*parts)))
+
+    def put(self, file: Path, *parts: str) -> None:
+        """Send a file."""
+        self.fs.makedirs(self.path(*parts[:-1]), exist_ok=True)
+        self.fs.put_file(str(file), self.path(*parts))
+
+    def get(self, file: Path, *parts: str) -> None:
+        """Fetch a file."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.fs.get_file(self.path(*parts), str(file))
+
+    def names(self, *parts: str) -> list[str]:
+        """Files below a folder, relative to it with slashes, sorted; none where there is no such folder."""
+        base = self.path(*parts)
+        if not self.fs.exists(base):
+            return []
+        return sorted("/".join(self.fs.relparts(found, base)) for found in self.fs.find(base))
+
+    def send(self, objects: Iterable[str]) -> int:
+        """Send objects of DVC's cache that are not there; returns how many. Raises StepError when one cannot be."""
+        return self._moved(self.repo.cloud.push(_infos(objects), remote=self.name), "sent to")
+
+    def fetch(self, objects: Iterable[str]) -> int:
+        """Fetch objects into DVC's cache; returns how many. Raises StepError when one is not there."""
+        return self._moved(self.repo.cloud.pull(_infos(objects), remote=self.name), "fetched from")
+
+    def _moved(self, result: Any, how: str) -> int:
+        if result.failed:
+            first = sorted(str(info.value) for info in result.failed)[0]
+            raise StepError(f"{len(result.failed)} files could not be {how} {self.said}, the first is {first}")
+        return len(result.transferred)
+
+
+def _infos(objects: Iterable[str]) -> set[Any]:
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    return {HashInfo("md5", name) for name in objects}
+
+
+@contextmanager
+def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
+    """A remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
+
+    Raises PlanError when it cannot be used.
+    """
+    from dvc.exceptions import DvcException
+    from dvc.repo import Repo
+
+    (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
+    said = place(name)
+    url = _url(layout, name)
+    config: dict[str, Any] = {
+        "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(),
+                 "site_cache_dir": str(layout.state / "dvc")},
+        "cache": {"dir": str(layout.dvc_cache.parents[1])},
+        **({"remote": {AD_HOC: {"url": url}}} if url else {}),
+    }  # fmt: skip
+    try:
+        with Repo(str(layout.root), config=config) as repo:
+            yield Remote(repo, AD_HOC if url else name, said)
+    except (DvcException, OSError) as error:
+        raise PlanError(f"{said} cannot be used as a DVC remote: {error}") from error
+    except PosttrainError:
+        raise
+    except Exception as error:  # clients of clouds raise what they like
+        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def place(name: str | None) -> str:
+    """A remote as it may be written down: without user and password."""
+    return shown(name) if name and "://" in name else name or "DVC's default remote"
+
+
+def _url(layout: Layout, name: str | None) -> str | None:
+    """The place itself when it is one rather than a configured name."""
+    if not name:
+        return None
+    if "://" in name:
+        return name
+    is_path = "/" in name or name.startswith((".", "~")) or Path(name).is_dir()
+    return str(Path(name).expanduser().resolve()) if is_path else None
