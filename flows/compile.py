@@ -35,6 +35,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         steps=tuple(steps.values()),
         resolved=recipe.resolved,
         promotion=recipe.promotion,
+        budget=recipe.head.budget,
     )
     check_contracts(plan, layout, recipe.folders)
     return plan

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from flows.budget import Ledger
 from flows.environment import hidden, secrets_of
 from flows.gating import judged
 from flows.states import FINISHED, StepState
@@ -67,8 +68,9 @@ class Execution:
     """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
 
     def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str,
-                 stop: threading.Event | None = None):  # fmt: skip
+                 stop: threading.Event | None = None, ledger: Ledger | None = None):  # fmt: skip
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
+        self.ledger = ledger or Ledger(plan, layout, run, {})
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
@@ -137,6 +139,9 @@ class Execution:
     def _tried(self, step: Step, on_line: Callable[[str], None]) -> StepState:
         begun, error = time.monotonic(), ""
         for attempt in range(step.retries + 1):
+            if spent := self.ledger.stops():
+                error = error or spent
+                break
             if error:
                 self.reporter.event({"type": "retry", "step": step.name, "attempt": attempt + 1, "reason": error})
             try:
@@ -160,8 +165,14 @@ class Execution:
         progress = Tail(progress_file(self.layout, step.key, spec["attempt"]))
         with closing(progress), closing(log):
             handle = self.executor.submit(spec)
-            seen = self._watch(step, handle, progress, log, on_line)
-        manifest = Manifest.model_validate(handle.result())
+            try:
+                seen = self._watch(step, handle, progress, log, on_line)
+                manifest = Manifest.model_validate(handle.result())
+            except BaseException:
+                self.ledger.end(step)
+                raise
+        made_here = manifest.run == self.run
+        self.ledger.end(step, (manifest.seconds, manifest.tokens) if made_here else None)
         if not seen:  # it was over, and its progress gone, before the first look
             self._told(step, {"started": 0})
         return manifest
@@ -179,14 +190,19 @@ class Execution:
                 on_line(said)
                 self.reporter.event({"type": "log", "step": step.name, "line": said})
             late = step.timeout is not None and started is not None and time.monotonic() - started > step.timeout
-            if not ended and (late or self.stop.is_set()):
+            spent = self.ledger.stops()
+            if not ended and (late or spent or self.stop.is_set()):
                 handle.kill()
-                why = f"exceeded its time limit of {step.timeout:g} s" if late else "stopped"
+                why = f"exceeded its time limit of {step.timeout:g} s" if late else spent or "stopped"
                 raise StepError(f"{step.name}: {why}, its process was ended")
         return seen
 
     def _told(self, step: Step, event: dict[str, Any]) -> None:
-        if "started" in event or "waiting" in event:
+        if "spent" in event:
+            self.ledger.tokens(step, event["spent"])
+        elif "started" in event or "waiting" in event:
+            if event.get("started"):
+                self.ledger.begin(step)
             why = {} if "started" in event else {"reason": "another run is doing this step; waiting for it"}
             self.reporter.event({"type": "step", "step": step.name, "state": "running", **why})
         else:

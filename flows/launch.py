@@ -9,9 +9,10 @@ from typing import Literal
 
 from flows.alive import alive
 from flows.audited import run_ended, run_started
+from flows.budget import open_ledger
 from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
-from flows.explain import explain_plan
+from flows.explain import Verdict, explain_plan
 from flows.interrupts import stopped_by_signals
 from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
@@ -95,7 +96,7 @@ def run_plan(
     write_plan(layout, run, plan)
     sweep(layout)
     log = RunLog(layout, run, reporter)
-    _announce(log, run, plan, layout)
+    verdicts = _announce(log, run, plan, layout)
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
@@ -107,7 +108,8 @@ def run_plan(
     ):
         if hands is not None:
             hands.check(missing)
-        execution = Execution(plan, layout, hands, log, run, stop)
+        ledger = open_ledger(plan, layout, run, verdicts) if missing else None
+        execution = Execution(plan, layout, hands, log, run, stop, ledger)
         used_prefect = used_prefect and ready(stop)
         _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
     return Outcome(run, execution.states)
@@ -122,12 +124,13 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
         project(outcome)
 
 
-def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> None:
+def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> dict[str, Verdict]:
     verdicts = explain_plan(plan, layout)
     run_started(layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+    return verdicts
 
 
 def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:

@@ -86,10 +86,16 @@ def _make(
     folder.mkdir()
     received = _received(spec, step, layout)
     _check_contracts(step, received)
+    spent: list[int] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        spent.append(event.get("spent", 0))
+        tell(event)
+
     context = Context(
         inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
-        device="cuda" if step.resources.num_gpus else "cpu", on_progress=tell,
+        device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
     with captured(work / "step.log", spec["whole_process"], secrets_of(step.settings)):
@@ -103,7 +109,7 @@ def _make(
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
         versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.num_gpus,
+        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.num_gpus, tokens=sum(spent),
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )  # fmt: skip
 

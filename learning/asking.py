@@ -1,5 +1,6 @@
 """What a program of an evaluation asks a model with, counted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,18 @@ class Asking:
     seed: int
     calls: int = 0
     longest: int = 0
+    spend: Callable[[int], None] = lambda tokens: None
+    """Hears how many tokens were sampled."""
 
     def __call__(self, rows: list[dict[str, Any]]) -> list[str]:
         """One text per row; its random stream depends on the seed and the row's id."""
         self.calls += len(rows)
         self.longest = max([self.longest, *(len(row["prompt"][-1]["content"]) for row in rows)])
-        how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": lambda done: None}
+        how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": self._told}
         return [group[0].text for group in sample_rows(self.engine, self.tokenizer, rows, **how)]
+
+    def _told(self, done: int, tokens: int) -> None:
+        self.spend(tokens)
 
 
 def run_program(program: Bound, asking: Asking, rows: list[dict[str, Any]], n: int) -> list[list[Sample]]:

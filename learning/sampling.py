@@ -32,15 +32,20 @@ def sample_rows(
     n: int,
     seed: int,
     sampling: Sampling,
-    on_progress: Callable[[int], None],
+    on_progress: Callable[[int, int], None],
 ) -> list[list[Sample]]:
-    """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours."""
+    """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
+
+    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked.
+    """
     made: list[list[Sample]] = []
     for some in chunks(rows, max(1, SAMPLES_PER_CALL // n)):
         requests = [Request(encode_prompt(tokenizer, row["prompt"]), n, row_seed(seed, row)) for row in some]
+        tokens = 0
         for generations in engine.generate(requests, sampling):
             made.append([Sample(decode(tokenizer, g.token_ids), g.finish) for g in generations])
-        on_progress(len(made))
+            tokens += sum(len(g.token_ids) for g in generations)
+        on_progress(len(made), tokens)
     return made
 
 

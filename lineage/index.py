@@ -78,6 +78,11 @@ class Index:
         for row in self.connection.execute(sql):
             yield self._read(*row)
 
+    def latest(self, condition: str, *values: Any, most: int) -> list[Record]:
+        """At most so many records that fulfil a condition on `artifacts`, latest first."""
+        sql = f"select record, name from artifacts where record is not null and ({condition}) order by started desc"
+        return [self._read(*row) for row in self.rows(f"{sql} limit ?", *values, most)]
+
     def parents(self, key: str) -> list[tuple[str, str]]:
         """(key, port) of what the step of an artifact read."""
         sql = """select made_by, port from inputs where made_by is not null and artifact =

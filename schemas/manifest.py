@@ -107,5 +107,7 @@ class Manifest(Schema):
     """Processor time of the step's process."""
     gpu_seconds: float = 0.0
     """Wall time times GPUs held."""
+    tokens: int = 0
+    """Tokens that the step told it sampled or trained on."""
     peak_rss: int = 0
     """Peak resident memory of the step's process, bytes."""

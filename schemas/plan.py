@@ -3,6 +3,7 @@
 from typing import Any
 
 from schemas.base import Schema
+from schemas.budget import Budget
 from schemas.references import ArtifactType
 from schemas.stages.base import Resources
 
@@ -124,6 +125,8 @@ class Plan(Schema):
     """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
     promotion: Promotion | None = None
     """What becomes champion when its gates pass."""
+    budget: Budget | None = None
+    """What a run may cost."""
 
     def step(self, name: str) -> Step:
         """The step of that name."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas.base import Schema
+from schemas.budget import Budget
 from schemas.check import check_graph
 from schemas.completion import complete_decontamination
 from schemas.errors import Problem, RecipeError
@@ -23,6 +24,8 @@ from schemas.tree import Mark, Node
 from schemas.validation import coerced, follow, problems_of
 from schemas.variables import resolve_vars, substitute
 
+SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget"}
+"""Keys of the head in which `${vars.x}` may stand."""
 NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
 
@@ -49,6 +52,8 @@ class Head(Schema):
     """When the deployed recipe runs by itself."""
     promote: Promote | None = None
     """Which model becomes champion after a run, and by which gate."""
+    budget: Budget | None = None
+    """What one run may cost."""
     stages: dict[str, Any] = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
@@ -161,7 +166,7 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
 
 def _head(root: Node, path: Path) -> tuple[Head | None, list[Problem]]:
     variables = {"vars": resolve_vars(root.get("vars"))}
-    said = {k: substitute(v, variables, k) if k in ("name", "description", "tags", "seed", "schedule", "promote") else v
+    said = {k: substitute(v, variables, k) if k in SAID else v
             for k, v in root.value.items()}  # fmt: skip
     node = root.with_value(said)
     try:

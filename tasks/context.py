@@ -57,6 +57,10 @@ class Context:
             os.close(handle)
         self.on_progress({"step": step, **values})
 
+    def spend(self, tokens: int) -> None:
+        """Say that so many more tokens were sampled or trained on; they count against the recipe's budget."""
+        self.on_progress({"spent": tokens})
+
     def progress(self, step: int, total: int, **values: float) -> None:
         """Say how far the step is, without adding to the curves."""
         self.on_progress({"step": step, "total": total, **values})

@@ -109,7 +109,7 @@ class Work:
         engine = make_engine(stage.engine, policy)
         sampling = Sampling(stage.temperature, stage.max_completion_length)
         if stage.program:
-            asking = Asking(engine, policy.tokenizer, sampling, seed)
+            asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.context.spend)
             program = bind(stage.program, "program", self.context.inputs)
             found = run_program(program, asking, problems, stage.num_generations)
             self.context.progress(self.done + len(problems), self.total)
@@ -121,9 +121,13 @@ class Work:
             n=stage.num_generations,
             seed=seed,
             sampling=sampling,
-            on_progress=lambda here: self.context.progress(self.done + here, self.total),
+            on_progress=self._told,
         )
         return found, {}
+
+    def _told(self, here: int, tokens: int) -> None:
+        self.context.spend(tokens)
+        self.context.progress(self.done + here, self.total)
 
 
 def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:

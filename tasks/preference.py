@@ -127,7 +127,9 @@ def learn(loop: Loop, step: int) -> None:
     norm = clip_gradients(model, stage.max_grad_norm)
     loop.optimizer.step()
     point = {"loss": loss, **told(loop, lp_B2, have, step), "grad_norm": norm, "learning_rate": rate}
-    speed = sum(pair.size for pair in batch) / (time.perf_counter() - began)
+    tokens = sum(pair.size for pair in batch)
+    loop.context.spend(tokens)
+    speed = tokens / (time.perf_counter() - began)
     remember(loop, step, point, speed)
 
 

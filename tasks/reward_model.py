@@ -90,7 +90,9 @@ def learn(loop: Loop, step: int) -> None:
         right += float(correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / len(batch)
     norm = clip_gradients(loop.judge.policy.model, stage.max_grad_norm)
     loop.optimizer.step()
-    speed = sum(pair.size for pair in batch) / (time.perf_counter() - began)
+    tokens = sum(pair.size for pair in batch)
+    loop.context.spend(tokens)
+    speed = tokens / (time.perf_counter() - began)
     point = {"loss": loss, "accuracy": right, "grad_norm": norm, "learning_rate": loop.optimizer.param_groups[0]["lr"]}
     remember(loop, step, point, speed)
 

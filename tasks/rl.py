@@ -104,6 +104,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
     tokens = sum(t.versions[t.given :].count(step) for t in trials if t.logprobs is not None)
     loop.sampled += tokens
+    context.spend(tokens)
     points |= {
         "sampled_tokens": float(loop.sampled),
         "tokens_per_second": tokens / (time.perf_counter() - began),

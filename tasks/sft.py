@@ -101,6 +101,7 @@ def backward(loop: Loop, passes: Sequence[Sequence[Example]]) -> float:
 def tell(loop: Loop, step: int, point: dict[str, float]) -> None:
     """Count, tell progress, and add to the curves."""
     loop.tokens += int(point["tokens"])
+    loop.context.spend(int(point["tokens"]))
     loop.window = [*loop.window, point]
     if (step + 1) % loop.stage.logging_steps == 0 or step + 1 == loop.total_steps:
         means = {name: sum(p[name] for p in loop.window) / len(loop.window) for name in point}

@@ -71,6 +71,11 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> tuple[l
     set_determinism(context.seed, context.num_threads)
     rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     policy = load_policy(context.input("model"), device=context.device)
+
+    def told(done: int, tokens: int) -> None:
+        context.spend(tokens)
+        context.progress(done, len(problems))
+
     ask = partial(
         sample_rows,
         make_engine(stage.engine, policy),
@@ -78,7 +83,7 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> tuple[l
         n=stage.num_generations,
         seed=context.seed,
         sampling=Sampling(stage.temperature, stage.max_completion_length),
-        on_progress=lambda done: context.progress(done, len(problems)),
+        on_progress=told,
     )
     score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards])
     tried = bind(stage.search, "search", context.inputs)(problems, ask, score)

@@ -16,7 +16,7 @@ class Stopped(Exception):
 
 def stop_at(step):
     def on_progress(event):
-        if event["step"] == step and "total" in event:
+        if event.get("step") == step and "total" in event:
             raise Stopped
 
     return on_progress

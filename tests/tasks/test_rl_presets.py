@@ -64,7 +64,7 @@ def go(tiny_policy_folder, tmp_path):
 
     def go(how, name, attempt=0, killed_after=None):
         def progress(event):
-            if event["step"] == killed_after and "total" in event:
+            if event.get("step") == killed_after and "total" in event:
                 raise Killed
 
         folder, checkpoints = tmp_path / f"{name}-{attempt}", tmp_path / f"{name}-checkpoints"
