@@ -64,12 +64,21 @@ def results(folder: Path) -> dict[str, Any]:
         found = algorithms.setdefault(name, {"accuracies": [], "tokens": []})
         found["accuracies"].append(round(accuracy[record["step"]]["value"], 4))
         lines = [json.loads(line) for line in (Path(record["folder"]) / "metrics.jsonl").read_text().splitlines()]
+        lines = whole_windows(lines)
         found["tokens"].append(int(record["metrics"]["tokens"]))
         curves.setdefault(name, []).append(lines)
     for found in algorithms.values():
         found["mean"], found["low"], found["high"] = interval(found["accuracies"])
     cold = {key: round(accuracy["cold_start"][key], 4) for key in ("value", "low", "high", "n")}
     return {"cold_start": cold, "algorithms": algorithms, "curves": curves}
+
+
+def whole_windows(lines: list[dict[str, float]]) -> list[dict[str, float]]:
+    """The points of a curve without a last one that is the mean of fewer iterations than the others: it is noisier."""
+    if len(lines) < 3:
+        return lines
+    every = lines[1]["step"] - lines[0]["step"]
+    return lines if lines[-1]["step"] - lines[-2]["step"] == every else lines[:-1]
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:

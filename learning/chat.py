@@ -1,5 +1,7 @@
 """Messages to token ids and back. Ids of a prompt and of a completion are made once and only ever concatenated."""
 
+import re
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
@@ -8,20 +10,62 @@ from transformers import PreTrainedTokenizerBase
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]
+MARK = "\uf8ff"
+"""Stands around the number of a piece of text while a template is filled in: a character of private use."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
     """Ids of the conversation so far, up to where the assistant begins.
 
-    Raises StepError without a chat template, or when the template refuses the messages.
+    Text that looks like a special token stays text: only the template writes special tokens. Raises StepError without a
+    chat template, or when the template refuses the messages.
     """
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
+    messages, marked = _marked(messages, _special_of(tokenizer, len(tokenizer)))
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except TemplateError as error:
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
-    return tokenizer.encode(text, add_special_tokens=False)
+    if not marked:
+        return tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = []
+    for part in re.split(f"({MARK}\\d+{MARK})", text):
+        plain = marked.get(part)
+        if part:
+            ids += tokenizer.encode(plain or part, add_special_tokens=False, split_special_tokens=plain is not None)
+    return ids
+
+
+def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
+    """Messages with a mark in the place of what looks like a special token, and what each mark stands for.
+
+    Raises StepError for a message that holds the mark itself.
+    """
+    texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
+    if special is None or not any(special.search(text) for text in texts):
+        return messages, {}
+    if any(MARK in text for text in texts):
+        raise StepError(f"a prompt holds the character U+{ord(MARK):04X} beside the text of a special token; drop it")
+    marks: dict[str, str] = {}
+
+    def mark(found: re.Match[str]) -> str:
+        key = f"{MARK}{len(marks)}{MARK}"
+        marks[key] = found[0]
+        return key
+
+    changed = [
+        {**m, "content": special.sub(mark, m["content"])} if isinstance(m.get("content"), str) else m for m in messages
+    ]
+    return changed, marks
+
+
+@lru_cache(maxsize=16)
+def _special_of(tokenizer: PreTrainedTokenizerBase, size: int) -> re.Pattern[str] | None:
+    """What finds the texts of a tokenizer's special tokens; `size` because tokens may be added."""
+    texts = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    longest = sorted(texts | {str(token) for token in tokenizer.all_special_tokens}, key=len, reverse=True)
+    return re.compile("|".join(re.escape(text) for text in longest)) if longest else None
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:

@@ -1,6 +1,6 @@
 """One iteration's trials: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from learning.engines.protocol import Processor
 from learning.forest import forest
 from learning.history import History
 from learning.lookup import Bound, bind
-from learning.rollout import Sampler, score
+from learning.rollout import Sampler, names, score
 from learning.supply import Columns
 from learning.trials import Ask, Trial
 from schemas.schedules import Controlled, Number, settled
@@ -32,6 +32,8 @@ class Collecting:
     sources: tuple[Bound, ...]
     filter: Bound | None
     max_rounds: int
+    read: frozenset[str] = frozenset()
+    """Rewards whose raw scores other parts read."""
 
     def needs(self, name: str) -> bool:
         """Whether a part asks for it."""
@@ -41,17 +43,37 @@ class Collecting:
 
 def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
     """Bind every slot; raises StepError for an unknown name or option."""
+    rewards = tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards))
     return Collecting(
         bind(stage.plan, "plan", inputs),
         bind(stage.drive, "drive", inputs),
         tuple(bind(use, f"process.{i}", inputs) for i, use in enumerate(stage.process)),
-        tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards)),
+        rewards,
         tuple(use.weight for use in stage.rewards),
         tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
         tuple(bind(use, f"source.{i}", inputs) for i, use in enumerate(stage.source)),
         bind(stage.filter, "filter", inputs) if stage.filter else None,
         stage.max_rounds,
+        frozenset(_read(stage, rewards)),
     )
+
+
+def _read(stage: Rl, rewards: Sequence[Bound]) -> Iterator[str]:
+    """Names of rewards that stand in other parts, and the first one's, which parts mean that name none."""
+    said = set(_texts(stage.model_dump(mode="json", exclude={"rewards"})))
+    yield from (name for i, name in enumerate(names(rewards)) if i == 0 or name in said)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain values, keys of maps included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from (str(key), *_texts(item))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def processor_of(
@@ -116,7 +138,7 @@ def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, flo
     """Score trials by the stage's rewards, with the numbers that controllers give."""
     if trials:
         rewards = [part.settled(controls) for part in parts.rewards]
-        score(rewards, [settled(w, controls) for w in parts.weights], trials, have)
+        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read)
 
 
 def gate(

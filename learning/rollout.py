@@ -4,7 +4,7 @@ Everything random is a function of the stage's seed and the iteration, so that a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -122,9 +122,16 @@ class Sampler:
         return replace(self, sampling=sampling)
 
 
-def score(rewards: Sequence[Bound], weights: Sequence[Number], trials: list[Trial], have: Mapping[str, Any]) -> None:
+def score(
+    rewards: Sequence[Bound],
+    weights: Sequence[Number],
+    trials: list[Trial],
+    have: Mapping[str, Any],
+    read: Collection[str] = (),
+) -> None:
     """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of trials.
 
+    A reward whose weight is 0 makes no trial unscorable, unless another part reads its raw scores: those in `read`.
     `have` is what rewards may ask for beside the trials, and the iteration as `step`. Raises StepError when a reward
     gives another number of scores. What is suspended is shown to no reward: it has earned 0 so far.
     """
@@ -138,9 +145,11 @@ def score(rewards: Sequence[Bound], weights: Sequence[Number], trials: list[Tria
             trial.scores[name] = 0.0
         for trial, value in zip(ended, scores, strict=True):
             trial.scores[name] = None if value is None or value != value else float(value)
+    factors = [value_at(weight, step) for weight in weights]
     for trial in trials:
-        terms = [(value_at(w, step), s) for w, s in zip(weights, trial.scores.values(), strict=True)]
-        trial.reward = None if any(s is None for _, s in terms) else sum(w * s for w, s in terms if s is not None)
+        terms = list(zip(factors, trial.scores.items(), strict=True))
+        unknown = any(s is None and (w != 0 or name in read) for w, (name, s) in terms)
+        trial.reward = None if unknown else sum(w * s for w, (_, s) in terms if s is not None)
 
 
 def scoring(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 A teacher may err on purpose (`error_rate`), so that what is learnt from it leaves room for reinforcement learning.
 """
 
-import re
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
+from learning.mistakes import mistaken
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
@@ -83,14 +83,3 @@ def worked_spelling(
     if rng.random() < error_rate:
         back = mistaken(back, rng)
     return f"{'-'.join(word)}, {'-'.join(back)} {marker} {back}"
-
-
-def mistaken(text: str, rng: np.random.Generator) -> str:
-    """Another text that looks like an answer: a number nearby, two neighbours swapped, or a letter doubled."""
-    if re.fullmatch(r"-?\d+", text):
-        return str(int(text) + int(rng.choice([-2, -1, 1, 2])))
-    places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
-    if not places:
-        return text + (text[-1] if text else "?")
-    i = int(rng.choice(places))
-    return text[:i] + text[i + 1] + text[i] + text[i + 2 :]

@@ -11,6 +11,7 @@ from schemas.auxiliary_rules import auxiliary_problems
 from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.nearest import suggest
+from schemas.points import numbered, point_problems
 from schemas.signatures import REFERENCE
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
@@ -37,7 +38,7 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     """What must not run, and what is only worth a word."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references, auxiliary_problems]
+    named = [_rewards, _controls, _references, auxiliary_problems, point_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
 
@@ -164,10 +165,7 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    names: list[str] = []
-    for use in (reward.use for reward in stage.rewards):
-        seen = sum(n == use or n.startswith(f"{use}#") for n in names)
-        names.append(f"{use}#{seen + 1}" if seen else use)
+    names = numbered(stage.rewards)
     beside = [column for name, block in stage.auxiliaries.items() for column in block.columns(name)]
     said = [(f"branches.{i}.of", b.of) for i, b in enumerate(stage.branches) if b.of not in beside]
     said += [(join(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]

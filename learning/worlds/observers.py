@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from learning.mistakes import mistaken
 from learning.questions import question
-from learning.teachers import mistaken
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 

@@ -6,6 +6,7 @@ import torch
 
 from learning import advantages, ratios, surrogates
 from learning.algorithm import Algorithm
+from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation
 from learning.forest import forest, single_turn
 from learning.lookup import Bound, bind
@@ -16,6 +17,7 @@ from learning.split import mini_batches
 from learning.trials import Trial
 from schemas.errors import StepError
 from schemas.schedules import Linear
+from schemas.stages.rl import Rl
 from schemas.use import SurrogateUse
 
 
@@ -135,6 +137,34 @@ def test_reference_log_probabilities_land_at_their_tokens(tiny_policy):
     with torch.no_grad():
         want, _ = packed_logprobs(tiny_policy.model, made.packed, temperature=0.8)
     torch.testing.assert_close(got, want[made.sampled_T].double(), atol=1e-5, rtol=0)
+
+
+def test_a_reward_of_no_weight_makes_nothing_unscorable_unless_it_is_read():
+    known, unknown = Bound("known", lambda completions: [1.0], {}), Bound("unknown", lambda completions: [None], {})
+
+    def rewarded(weight, read=(), step=0):
+        trial = Trial({"id": "q"}, 0, "policy", [1], [1], [0.0], "stop", "a")
+        score([known, unknown], [1.0, weight], [trial], {"step": step}, read)
+        assert trial.scores == {"known": 1.0, "unknown": None}
+        return trial.reward
+
+    fades = Linear.model_validate({"linear": {"from": 1.0, "to": 0.0, "steps": 2}})
+    assert [rewarded(0.0), rewarded(0.5), rewarded(0.0, ["unknown"])] == [1.0, None, None]
+    assert [rewarded(fades, step=step) for step in (0, 1, 2)] == [None, None, 1.0]
+
+
+def test_what_other_parts_read_is_found_in_the_recipe():
+    def read(**more):
+        words = {"kind": "rl", "model": "m", "prompts": "p", "max_steps": 1, "ratio": "token", "weigh": "token_mean"}
+        rewards = ["answers.exact", {"use": "formats.matches", "pattern": "x", "weight": 0.0}]
+        words |= {"advantage": ["center"], "surrogate": "clipped", "rewards": rewards, **more}
+        return bind_collecting(Rl.model_validate(words), {}).read
+
+    assert read() == {"answers.exact"}
+    both = {"answers.exact", "formats.matches"}
+    assert read(branches=[{"of": "formats.matches", "advantage": ["center"]}]) == both
+    assert read(shape=[{"use": "tiered", "tiers": {"formats.matches": 0.0}}]) == both
+    assert read(shape=[{"use": "bonus", "of": "formats.matches"}]) == both
 
 
 def test_rewards_of_the_same_name_are_numbered_and_raw_scores_kept():

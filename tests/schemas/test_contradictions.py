@@ -107,6 +107,22 @@ REFUSED = {
         },
         "surrogate.epsilon_high", "no control `uper`", "did you mean `upper`?",
     ),
+    "a controller of a misspelt point": (
+        {**GRPO, "control": {"beta": use("pid", metric="entrpy")}, "temperature": 1.0},
+        "control.beta.metric", "no iteration has a point `entrpy`", "`entropy`",
+    ),
+    "objectives that are not measured": (
+        {**GRPO, "control": {"a": use("recap", objective="reward/answers.exakt", best={"reward/answers.exakt": 1.0})}},
+        "control.a.best", "no iteration has a point `reward/answers.exakt`", "reward/answers.exact",
+    ),
+    "a divergence from nobody": (
+        {**GRPO, "components": [], "control": {"beta": use("adaptive_kl", target=0.1)}},
+        "control.beta.metric", "no iteration has a point `kl`", "components",
+    ),
+    "a watch of a misspelt point": (
+        {**GRPO, "watch": [{"metric": "rewards", "min": 0.0}]},
+        "watch.0.metric", "no iteration has a point `rewards`", "`reward`",
+    ),
     "a reference of no name": (
         {**GRPO, "components": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
         "components.0", "`references` names no `previous`", "previous: {every: 1}",
