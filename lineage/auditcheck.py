@@ -124,7 +124,8 @@ def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]
 
 def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
     """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
-    return said.get("key") in found.published or layout.run(str(said.get("run"))).is_dir()
+    run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
+    return layout.run(run).is_dir() or (entry is not None and entry["facts"].get("run") == run)
 
 
 def _json(path: Path) -> Any:
