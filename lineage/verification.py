@@ -73,10 +73,9 @@ def _was_signed(log: AuditCheck, manifest: Manifest) -> bool:
 
 def _log_problems(log: AuditCheck, folder: Path, manifest: Manifest) -> list[str]:
     """Digests that are not those that were noted at publication."""
-    if manifest.key not in log.published:
+    entry = log.published.get(manifest.key)
+    if entry is None or entry["facts"].get("run") not in (manifest.run, None):  # one that was pulled in its place
         return []
-    entry = log.published[manifest.key]
-    now = {name: output.digest for name, output in manifest.outputs.items()}
-    if entry["facts"].get("digests") == now:
+    if entry["facts"].get("digests") == {name: output.digest for name, output in manifest.outputs.items()}:
         return []
     return [f"{folder / MANIFEST}: its digests are not those that entry {entry['number']} of the audit log saw"]
