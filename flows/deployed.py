@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,31 @@ def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
 
     Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
     """
-    stop = threading.Event()
-    with ThreadPoolExecutor(1, thread_name_prefix="run") as pool:
-        future = pool.submit(copy_context().run, work, stop)
+    stop, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def body() -> State[Any]:
+        begun.set()
         try:
-            return future.result()
-        except TerminationSignal:
-            stop.set()
-            while not future.done():
-                try:
-                    wait([future])
-                except TerminationSignal:  # who cancels may say it twice
-                    continue
-            raise
+            return work(stop)
+        finally:
+            done.set()
+
+    try:
+        return ThreadPoolExecutor(1, thread_name_prefix="run").submit(copy_context().run, body).result()
+    except TerminationSignal:
+        stop.set()
+        _heard(begun, 1.0)  # the signal may have come before the thread
+        while begun.is_set() and not _heard(done, 1.0):
+            continue
+        raise
+
+
+def _heard(event: threading.Event, seconds: float) -> bool:
+    """Wait for an event, at most that long; another signal in between changes nothing: who cancels may say it twice."""
+    try:
+        return event.wait(seconds)
+    except TerminationSignal:
+        return event.is_set()
 
 
 def _carried_out(recipe: str, layout: Layout, options: dict[str, Any], stop: threading.Event) -> State[Any]:

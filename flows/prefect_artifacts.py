@@ -16,7 +16,7 @@ from uuid import UUID
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.execute import Execution, Reporter
 from flows.explain import explain_plan
@@ -157,10 +157,8 @@ class ProgressBars:
         with self.lock:
             waiting = dict(self.nameless)
         for step, task_run in waiting.items():
-            with (
-                get_client(sync_client=True) as client,
-                contextlib.suppress(ObjectNotFound),
-            ):  # it is told a little late
+            # Prefect hears of task runs a little late: not found means try again.
+            with get_client(sync_client=True) as client, contextlib.suppress(PrefectHTTPStatusError):
                 client.set_task_run_name(task_run, step)
                 with self.lock:
                     self.nameless.pop(step, None)
