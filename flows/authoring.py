@@ -8,11 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.difference import differences
+from flows.estimate import Estimate, cost_lines, estimates, excess
 from flows.explain import explain_plan
 from flows.runlog import read_plan
 from flows.runs import chosen_run
+from lineage.history import latest
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.report import duration
 from schemas.errors import PlanError, RecipeError
 from schemas.nearest import suggest
 from schemas.plan import Plan, Step
@@ -58,26 +60,31 @@ stages:
 
 
 def plan_table(plan: Plan, layout: Layout) -> Table:
-    """One row per step: HIT or MISS and why, what it reads, what it needs, how long it took when it last ran."""
+    """One row per step: HIT or MISS and why, what it reads, what it needs, the time it will take or that it saves."""
     from flows.power import condition, gate_lines
 
     verdicts = explain_plan(plan, layout)
-    took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
+    found = estimates(plan, layout, verdicts)
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
-    cost = sum(took.get(name, 0.0) for name, (verdict, _) in verdicts.items() if verdict == "MISS")
-    took_before = f"; the others took {cost:.0f} s when they last ran" if cost else ""
-    caption = "\n".join([f"{hits} of {len(plan.steps)} steps are there{took_before}", *gate_lines(plan, layout)])
+    lines = [f"{hits} of {len(plan.steps)} steps are there", *cost_lines(plan, found), *gate_lines(plan, layout)]
+    caption = "\n".join([*lines, *excess(plan, found)])
     table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
-    for column in ("step", "kind", "", "why", "reads", "cores", "last"):
+    for column in ("step", "kind", "", "why", "reads", "cores", "time"):
         table.add_column(column, overflow="fold")
     for step in plan.steps:
         verdict, why = verdicts[step.name]
-        seconds = f"{took[step.name]:.1f} s" if step.name in took else ""
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
         why = "; ".join(filter(None, (why.removeprefix("made by "), condition(step, plan))))
         cells = (Text(step.name), step.kind, mark, Text(why), Text(_reads(step)))
-        table.add_row(*cells, f"{step.resources.num_cpus:g}", seconds)
+        table.add_row(*cells, f"{step.resources.num_cpus:g}", _time(found[step.name]))
     return table
+
+
+def _time(estimate: Estimate) -> str:
+    if estimate.cost is None:
+        return "unknown"
+    took = duration(estimate.cost.seconds)
+    return f"saves {took}" if estimate.is_hit else f"about {took}"
 
 
 def _reads(step: Step) -> str:
@@ -111,8 +118,8 @@ def why_text(plan: Plan, name: str, layout: Layout) -> str:
     verdict, why = explain_plan(plan, layout)[name]
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
-    before = [m for m in Store(layout).manifests() if m.recipe == plan.recipe and m.step == name]
-    lines = [f"  {line}" for line in differences(before[-1].identity, step.identity)] if before else []
+    before = latest(layout, plan.recipe, [name]).get(name)
+    lines = [f"  {line}" for line in differences(before.identity, step.identity)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
 
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class Ledger:
         if self.budget is None or self.budget.on_exceed != "stop":
             return ""
         passed = self.passed()
-        return f"the run's budget is spent: {'; '.join(passed)}; {ADVICE}" if passed else ""
+        return f"the run's budget is spent: {'; '.join(passed)}" if passed else ""
 
     def _cost(self, one: _Try) -> Cost:
         return _held(one.step, self.clock() - one.since, one.tokens)
@@ -115,11 +115,12 @@ def spending_lines(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
     foreseen = [cost for cost in noted.predicted.values() if cost is not None]
     before = f"; estimated: {said(total(foreseen), prices)}" if foreseen else ""
     yield f"spent: {said(spent, prices)}{before}"
-    for line in over(plan.budget, spent) if plan.budget else ():
-        yield f"the run passed its budget: {line}"
+    if plan.budget and (passed := over(plan.budget, spent)):
+        advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""
+        yield f"the run passed its budget: {'; '.join(passed)}{advice}"
 
 
-def with_budget(plan: Plan, changes: list[str]) -> Plan:
+def with_budget(plan: Plan, changes: Sequence[str]) -> Plan:
     """The plan with another budget, from `core_seconds=600` and the like. Raises PlanError."""
     if not changes:
         return plan

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from flows.difference import first_difference
+from lineage.history import latest
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.manifest import Manifest
@@ -14,13 +15,10 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     """Step name to (HIT, which run made it) or (MISS, why)."""
     store = Store(layout)
-    latest: dict[str, Manifest] = {}
-    for manifest in store.manifests():
-        if manifest.recipe == plan.recipe and "fresh" not in manifest.identity:
-            latest[manifest.step] = manifest
+    before = latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
-        verdicts[step.name] = _explain(step, plan, store, latest.get(step.name), verdicts)
+        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)
     return verdicts
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.budget import spending_lines, with_budget
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.promotion import promote_after
 from flows.runlog import append, events, read_plan, runs
@@ -50,6 +51,8 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
             _say(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
     if outcome.exit_code not in (0, 2):
         _say(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
+    for line in spending_lines(plan, layout, outcome.run):
+        _say(console, "", line)
     for step, said in repeated(plan.steps, layout).items():
         _say(console, "", f"done again: {step} came to {said}")
     _say(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
@@ -126,10 +129,15 @@ def chosen_run(run: str | None, layout: Layout) -> str:
     return found[0]
 
 
-def resume_run(run: str | None, layout: Layout, executor: ExecutorName, console: Console) -> int:
-    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint."""
+def resume_run(
+    run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
+) -> int:
+    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint.
+
+    `budget` changes what the run may cost, as `core_seconds=600`.
+    """
     name = chosen_run(run, layout)
-    return start(read_plan(layout, name), layout, executor, console, name)
+    return start(with_budget(read_plan(layout, name), budget), layout, executor, console, name)
 
 
 def status_table(run: str | None, layout: Layout) -> Table:

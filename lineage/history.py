@@ -13,7 +13,7 @@ MOST = 50
 
 
 def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
-    """Step to the manifest of its latest artifact in a recipe; damaged ones count as none."""
+    """Step to the manifest of its latest artifact in a recipe; damaged ones and those done afresh count as none."""
     wanted = list(steps)
 
     def found(index: Index) -> dict[str, Manifest]:
@@ -23,7 +23,8 @@ def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manif
                 "select name from artifacts where step = ? and recipe = ? and record is not null order by started desc"
             )
             for (name,) in index.rows(sql, step, recipe):
-                if manifest := read_manifest(layout.state / "artifacts" / name):
+                manifest = read_manifest(layout.state / "artifacts" / name)
+                if manifest and "fresh" not in manifest.identity:
                     manifests[step] = manifest
                     break
         return manifests

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from schemas.budget import Budget, Prices
 from schemas.expand import preset_names
 from schemas.merges import methods
 from schemas.promotion import Promote
@@ -84,6 +85,7 @@ def reference_page() -> str:
     """The page as Markdown."""
     parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
     parts += ["**Promote**\n", _table(Promote, set())]
+    parts += ["**Budget**\n", _table(Budget, set()), "**Prices**\n", _table(Prices, set())]
     parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
     parts += ["## Keys of every training stage\n", _table(Training, set())]
     for kind, model in KINDS.items():

@@ -43,13 +43,16 @@ def run(
 
 def resume(
     run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None,
+    budget: Annotated[
+        list[str], typer.Option(metavar="KEY=VALUE", help="Another budget, as core_seconds=600; repeatable.")
+    ] = [],  # noqa: B006
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
-    """Go on with a run that was interrupted or failed, exactly as it was planned."""
+    """Go on with a run that was interrupted or failed, exactly as it was planned, but for its budget."""
     from flows.runs import resume_run
     from lineage.layout import Layout
 
-    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console))
+    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console, budget))
 
 
 def approve(
