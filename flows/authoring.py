@@ -67,6 +67,7 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
     found = estimates(plan, layout, verdicts)
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [f"{hits} of {len(plan.steps)} steps are there", *cost_lines(plan, found), *gate_lines(plan, layout)]
+    lines += promotion_lines(plan)
     caption = "\n".join([*lines, *excess(plan, found)])
     table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
     for column in ("step", "kind", "", "why", "reads", "cores", "time"):
@@ -107,6 +108,15 @@ def asked_step(
     if file is None:
         raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
     return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
+
+
+def promotion_lines(plan: Plan) -> list[str]:
+    """What becomes champion, and when, in a line; none without `promote`."""
+    wanted = plan.promotion
+    if wanted is None:
+        return []
+    model, gate = wanted.models[-1], wanted.gates[-1]
+    return [f"{model} becomes mlflow:{wanted.name}@champion when every gate of {gate} passes"]
 
 
 def why_text(plan: Plan, name: str, layout: Layout) -> str:
