@@ -1,7 +1,7 @@
 """Questions about what was made: lineage, verification, SQL."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.console import Console
 from rich.markup import escape
@@ -33,7 +33,11 @@ def show_verification(
     from lineage.verification import verify
 
     found = verify(layout, target, all_signed=all_signed)
-    append(layout, "verified", target=target, artifacts=found.artifacts, problems=len(found.problems))
+    try:
+        append(layout, "verified", target=target, artifacts=found.artifacts, problems=len(found.problems))
+    except OSError as error:  # one may look at what one cannot write to
+        note = f"{layout.state}: that this was checked could not be noted: {error.strerror}"
+        found = replace(found, notes=(*found.notes, note))
     if as_json:
         print(json.dumps(asdict(found), indent=1))
         return 1 if found.problems else 0

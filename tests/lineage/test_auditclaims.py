@@ -1,5 +1,6 @@
 """What the audit log says of runs, artifacts and decisions is held against what lies there."""
 
+import errno
 import hashlib
 import json
 import shutil
@@ -24,7 +25,8 @@ def claimed(small_run):
     seen = {name: (folder / name).read_bytes() for name in ("plan.json", "events.jsonl")}
     append(layout, "run started", run="run-1", plan=hashlib.sha256(seen["plan.json"]).hexdigest())
     made = small_run.made["tuned"]
-    append(layout, "artifact published", key=made.key, kind=made.kind)
+    digests = {name: output.digest for name, output in made.outputs.items()}
+    append(layout, "artifact published", key=made.key, kind=made.kind, digests=digests)
     decide(layout, KEY, 0, "approve", name="ada", reason="small change", step="exam")
     events = {"bytes": len(seen["events.jsonl"]), "sha256": hashlib.sha256(seen["events.jsonl"]).hexdigest()}
     append(layout, "run ended", run="run-1", events=events)
@@ -79,3 +81,21 @@ def test_an_artifact_that_is_gone_is_told_unless_gc_removed_it(claimed):
     assert (found.problems, found.notes) == ([], [expected])
     append(claimed.layout, "gc", artifacts=[made.key])
     assert check(claimed.layout).notes == []
+
+
+def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed, capsys, monkeypatch):
+    from rich.console import Console
+
+    from flows.audit import show_verification
+
+    def read_only(*words, **facts):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("lineage.auditlog.append", read_only)
+    assert show_verification(None, claimed.layout, Console(), True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["notes"] == [f"{claimed.layout.state}: that this was checked could not be noted: Read-only file system"]
+    monkeypatch.undo()
+    assert show_verification(None, claimed.layout, Console(), True) == 0
+    last = json.loads(log_file(claimed.layout).read_bytes().splitlines()[-1])
+    assert (last["action"], last["facts"]) == ("verified", {"artifacts": 5, "problems": 0, "target": None})
