@@ -77,7 +77,8 @@ class Desk:
         """Wait until every gate of a finished evaluation is decided, given up, or the run is stopped."""
         assert state.manifest is not None
         run = self.execution
-        run.reporter.event(state.event() | {"state": "waiting", "reason": f"made, {state.gate_text}"})
+        how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
+        run.reporter.event(state.event() | {"state": "waiting", "reason": how})
         for gate in (g for g in state.gates if g.verdict == "waiting"):
             within = float(step.settings["gate"][gate.index]["approve_within"])
             self.questions.append(Question(step, state.manifest, gate, within))

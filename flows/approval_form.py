@@ -27,7 +27,7 @@ MARGIN = 600.0
 
 
 class Choice(enum.StrEnum):
-    """What can be decided."""
+    """approve goes on as if the gate had passed, reject ends here with exit code 2."""
 
     approve = "approve"
     reject = "reject"

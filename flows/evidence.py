@@ -19,7 +19,7 @@ def summary(question: Question, page: str) -> str:
     """The question in a few lines, above the form."""
     return (
         f"**{question.step.name}**: a gate on `{question.gate.name}` did not pass.\n\n{question.gate.text}\n\n"
-        f"The evidence: artifact `{page}` of this flow run."
+        f"[The evidence: tests, samples, lineage, cost](/artifacts/key/{page})"
     )
 
 
