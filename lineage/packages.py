@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -10,6 +11,7 @@ from packaging.utils import canonicalize_name
 HOUSE = Path(__file__).resolve().parent.parent
 
 
+@lru_cache
 def needed_packages() -> dict[str, str]:
     """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""
     waiting = [Requirement(text) for text in _declared()]
