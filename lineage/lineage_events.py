@@ -52,7 +52,7 @@ def lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> 
     by_key = {record["key"]: record for record in found.records}
     if made_by:
         found = found.made_by(made_by)
-    events = [*_of_runs(found), *_of_steps(found, by_key), *_of_unfinished(found)]
+    events = [*_of_runs(found), *_of_steps(found, by_key), *_of_unfinished(found, by_key)]
     order = list(RunState)
     return sorted(events, key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType), e.job.name))
 
@@ -114,25 +114,39 @@ def _of_steps(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
         )  # fmt: skip
 
 
-def _of_unfinished(found: Scope) -> Iterator[RunEvent]:
-    """A start and an end of each step that made nothing."""
+def _of_unfinished(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+    """A start and an end of each step that made nothing, with what it had to read."""
     events = found.events.get(found.target.word, [])
     recipe = next((e["recipe"] for e in events if e["type"] == "run" and "recipe" in e), "")
     for event in found.unfinished():
-        of_step = [e["time"] for e in events if e.get("step") == event["step"] and e.get("state") == "running"]
-        facets: dict[str, RunFacet] = {"parent": _parent(found.target.word, recipe)}
-        run_id, job = stable_id("unfinished", found.target.word, event["step"]), f"{recipe}.{event['step']}"
-        began = of_step[-1] if of_step else event["time"]
-        yield RunEvent(
-            eventTime=at(began), eventType=RunState.START, producer=PRODUCER, run=Run(run_id, dict(facets)),
-            job=Job(NAMESPACE, job),
-        )  # fmt: skip
-        facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(event.get("reason", ""), "python")
-        state = RunState.ABORT if event["state"] == "cancelled" else RunState.FAIL
-        yield RunEvent(
-            eventTime=at(event["time"]), eventType=state, producer=PRODUCER, run=Run(run_id, facets),
-            job=Job(NAMESPACE, job),
-        )  # fmt: skip
+        began = [e["time"] for e in events if e.get("step") == event["step"] and e.get("state") == "running"]
+        parent = {"parent": _parent(found.target.word, recipe)}
+        reason = {"errorMessage": error_message_run.ErrorMessageRunFacet(event.get("reason", ""), "python")}
+        end = RunState.ABORT if event["state"] == "cancelled" else RunState.FAIL
+        for seconds, state, facets in (
+            ([*began, event["time"]][0], RunState.START, parent),
+            (event["time"], end, parent | reason),
+        ):
+            yield RunEvent(
+                eventTime=at(seconds), eventType=state, producer=PRODUCER,
+                run=Run(stable_id("unfinished", found.target.word, event["step"]), facets),
+                job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _job_type("TASK")}),
+                inputs=_planned_inputs(found, event["step"], by_key),
+            )  # fmt: skip
+
+
+def _planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
+    """What a step was to read, as far as it was made."""
+    keys = {name: planned["key"] for name, planned in found.planned.items()}
+    inputs = []
+    for given in found.planned.get(step, {}).get("inputs", []):
+        made = next((by_key[keys[name]] for name in given["steps"] if keys.get(name) in by_key), None)
+        if given["source"]:
+            inputs.append(_input(given, by_key))
+        elif made is not None:
+            digest = made["outputs"][given["output"]]["digest"]
+            inputs.append(_input(given | {"step": made["step"], "key": made["key"], "digest": digest}, by_key))
+    return inputs
 
 
 def _run_facets(record: Record) -> dict[str, RunFacet]:

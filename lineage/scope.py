@@ -24,6 +24,8 @@ class Scope:
     records: list[Record]
     events: dict[str, list[dict[str, Any]]]
     """Run to its events, oldest first; the run that was asked for is there also when it made nothing."""
+    planned: dict[str, dict[str, Any]]
+    """Steps of the plan of the run that was asked for, by name; empty for other targets."""
 
     @property
     def chosen(self) -> list[Record]:
@@ -33,7 +35,7 @@ class Scope:
     def made_by(self, run: str) -> "Scope":
         """What one run did of this."""
         records = [record for record in self.records if record["run"] == run]
-        return Scope(self.target, records, {run: self.events.get(run, [])})
+        return Scope(self.target, records, {run: self.events.get(run, [])}, self.planned)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """Last events of the steps of the run that was asked for which failed or were stopped."""
@@ -49,9 +51,13 @@ def scope(layout: Layout, word: str) -> Scope:
     read = (read_record(node.record["folder"]) for node in found.up)
     records = sorted((r for r in read if r is not None), key=lambda r: (r["started"], r["key"]))
     runs = dict.fromkeys(record["run"] for record in records)
+    planned: dict[str, dict[str, Any]] = {}
     if found.target.what == "run":
         runs[word] = None
-    return Scope(found.target, records, {run: read_lines(layout.run(run) / "events.jsonl") for run in sorted(runs)})
+        plan = layout.run(word) / "plan.json"
+        planned = {step["name"]: step for step in json.loads(plan.read_bytes())["steps"]} if plan.is_file() else {}
+    events = {run: read_lines(layout.run(run) / "events.jsonl") for run in sorted(runs)}
+    return Scope(found.target, records, events, planned)
 
 
 def stable_id(*words: str) -> str:

@@ -23,12 +23,22 @@ from lineage.model_bom import model_bom
 from lineage.prov_document import as_text, prov_document
 from lineage.target import UnknownTarget
 from schemas.errors import PlanError
+from schemas.plan import Input, Step
 
 TABLE = [
     {"model": "tuned", "metric": "accuracy", "family": "all", "value": 0.5, "low": 0.25, "high": 0.75},
     {"model": "tuned", "metric": "accuracy", "family": "sums", "value": 0.625, "low": 0.3, "high": 0.9},
     {"model": "raw", "metric": "accuracy", "family": "all", "value": 0.125, "low": 0.0, "high": 0.4},
 ]
+
+
+def with_a_merge(run):
+    """The plan of the run with a step more, that made nothing."""
+    made = Input(port="models.0.model", steps=("tuned",), output="policy", type="policy")
+    outside = Input(port="base_model", source="hub:org/base@main", digest="c0" * 20, type="policy")
+    step = {"name": "merged", "stage": "merged", "kind": "merge", "settings": {}, "seed": 7, "key": "ef" * 32}
+    merged = Step(**step, identity={}, code={}, outputs={"policy": "policy"}, inputs=(made, outside))
+    return run.plan().model_copy(update={"steps": (*run.plan().steps, merged)})
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def examined(small_run):
     append(small_run.layout, "run started", run="run-1", recipe="small")
     folder = small_run.layout.run("run-1")
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(small_run.plan().model_dump_json())
+    (folder / "plan.json").write_text(with_a_merge(small_run).model_dump_json())
     told = [
         {"time": 1767225590.0, "type": "run", "run": "run-1", "state": "started", "recipe": "small", "steps": 7},
         {"time": 1767225620.0, "type": "step", "step": "merged", "state": "running"},
@@ -74,6 +84,9 @@ def test_every_step_starts_once_and_ends_once_in_order(examined):
     assert of(events, "small.tuned", "START")["eventTime"] == examined.made["tuned"].started
     failed = of(events, "small.merged", "FAIL")
     assert failed["run"]["facets"]["errorMessage"]["message"] == "no memory"
+    read = [(d["namespace"], d["name"], d["facets"]["version"]["datasetVersion"]) for d in failed["inputs"]]
+    tuned = examined.made["tuned"].outputs["policy"].digest
+    assert read == [("posttrain", "small.tuned.policy", tuned), ("hf", "org/base", "c0" * 20)]
 
 
 def test_datasets_link_the_step_that_wrote_them_with_those_that_read_them(examined):
