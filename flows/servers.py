@@ -16,9 +16,10 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from flows.closure import HOUSE
-from flows.prefect_host import LOOK, PATIENCE
+from flows.prefect_host import LOOK, PATIENCE, write_server
 from lineage.database import SCHEMAS, chosen_database, prefect_address
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -26,6 +27,10 @@ from schemas.errors import PlanError
 HOST = "127.0.0.1"
 START_LIMIT = 120.0
 """Seconds until a server must answer; 8 to 20 are usual."""
+RESTARTED = (
+    "Prefect's server died during this run: its UI may lack what it was told meanwhile (states, lines of logs).\n"
+    "    Nothing else is lost: artifacts, `posttrain logs` and the report have all of it"
+)
 NOTICE = 5 * LOOK
 """Seconds in which a host notices that nobody uses its server."""
 
@@ -43,6 +48,7 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "INFO",  # what steps print goes to the server ...
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter tells
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # pages about each event that a server which died did not hear
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         # Kept in memory, the place of a run that died with the server would be taken for ever.
@@ -78,10 +84,19 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
     home.mkdir(parents=True, exist_ok=True)
     with (home / "users").open("ab") as users:
         fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is ending
-        process = start_server(layout)
+        process, before = start_server(layout), ""
+
+        def ready(stop: threading.Event) -> bool:
+            nonlocal before
+            healthy = _wait_until_healthy(layout, stop)
+            before = _process(home)
+            return healthy
+
         try:
-            yield lambda stop: _wait_until_healthy(layout, stop)
+            yield ready
         finally:
+            if before and _process(home) != before:
+                print(RESTARTED, file=sys.stderr)
             os.environ.pop("PREFECT_API_URL", None)
             fcntl.flock(users, fcntl.LOCK_UN)
             _wait_until_ended(process, layout)
@@ -89,17 +104,18 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
 
 def server_url(layout: Layout) -> str | None:
     """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
-    try:
-        return str(json.loads((layout.state / "prefect" / "server.json").read_text())["url"])
-    except (OSError, ValueError, KeyError):
-        return None
+    return _server(layout.state / "prefect").get("url")
 
 
-def write_url(home: Path, url: str) -> None:
-    """Let everything of this checkout find a server; whoever calls holds `home/host.lock`."""
-    temporary = home / f"server.json.{os.getpid()}"
-    temporary.write_text(json.dumps({"url": url}))
-    temporary.replace(home / "server.json")
+def _server(home: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((home / "server.json").read_text()))
+    return {}
+
+
+def _process(home: Path) -> str:
+    """Which process the server is; another one after it died."""
+    return str(_server(home).get("pid", ""))
 
 
 def is_healthy(url: str) -> bool:
@@ -126,10 +142,10 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
             return None
         port = free_port()
         url = f"http://{HOST}:{port}/api"
-        write_url(home, url)
+        write_server(home, 0, url)
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_host", str(home), str(lock.fileno()), *server],
+            [sys.executable, "-m", "flows.prefect_host", str(home), str(lock.fileno()), str(port), *server],
             env={**os.environ, **prefect_environment(layout), **server_environment(layout), "PREFECT_API_URL": url,
                  "PYTHONPATH": with_house()},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from flows.family import Stopped, with_family
-from flows.servers import HOST, free_port, is_healthy, write_url
+from flows.prefect_host import write_server
+from flows.servers import HOST, free_port, is_healthy
 from flows.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
 from flows.supervisor import Say, Service, Supervisor
 from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
@@ -77,6 +78,8 @@ def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, st
         temporary = layout.state / f"{FILE}.{os.getpid()}"
         temporary.write_text(json.dumps(told, indent=1) + "\n")
         temporary.replace(layout.state / FILE)
+        if "prefect" in pids:  # a run beside sees that it is another process now
+            write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
     supervisor = Supervisor(_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
     for name in supervisor.kept:
@@ -162,7 +165,7 @@ def _as_host(layout: Layout, api: str, say: Say, stopped: Stopped) -> Iterator[b
                 if stopped(0.5):
                     yield False
                     return
-        write_url(home, api)
+        write_server(home, 0, api)
         try:
             yield True
         finally:

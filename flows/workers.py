@@ -14,8 +14,11 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
+
+import psutil
 
 from flows.closure import HOUSE
 from flows.leftovers import ELSEWHERE
@@ -31,6 +34,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONHASHSEED": "0",
 }
+PILLARS = ("gcs_server", "raylet")
+"""Processes of Ray without which nothing goes on."""
 LONGEST_TEMPORARY = 40
 """Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
 UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
@@ -54,6 +59,7 @@ class RayWorkers:
         self.ray = ray
         self.session: TextIO | None = None
         self.temporary: Path | None = None
+        self.pillars: dict[str, psutil.Process] = {}
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
@@ -69,6 +75,7 @@ class RayWorkers:
                 address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, log_to_driver=False,
                 logging_level="error", object_store_memory=OBJECT_STORE, _temp_dir=str(self.temporary),
             )  # fmt: skip
+            self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
         self.work = ray.remote(max_calls=1, max_retries=0)(work)
 
     def check(self, steps: list[Step]) -> None:
@@ -77,13 +84,25 @@ class RayWorkers:
         refuse_impossible(steps, nodes)
 
     def submit(self, spec: dict[str, Any]) -> "Submitted":
-        """Queue a step until a node has its resources."""
+        """Queue a step until a node has its resources. Raises StepError when Ray is not there any more."""
+        self.stands()
         step = Step.model_validate(spec["step"])
         options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
         if (memory := memory_of(step)) > 0:
             options["memory"] = memory
         pid_file = Path(spec["root"]) / ".posttrain" / "work" / step.key / f"pid-{spec['attempt']}"
-        return Submitted(self.ray, self.work.options(**options).remote({**spec, "whole_process": True}), pid_file)
+        reference = self.work.options(**options).remote({**spec, "whole_process": True})
+        return Submitted(self.ray, reference, pid_file, self.stands)
+
+    def stands(self) -> None:
+        """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
+        for name, pillar in self.pillars.items():
+            try:
+                alive = pillar.status() != psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                alive = False
+            if not alive:
+                raise StepError(f"Ray died under it ({name}: killed, or out of memory)")
 
     def close(self) -> None:
         """End the cluster that was started here and remove its files."""
@@ -96,18 +115,22 @@ class RayWorkers:
 class Submitted:
     """A step on Ray."""
 
-    def __init__(self, ray: Any, reference: Any, pid_file: Path):
-        self.ray, self.reference, self.pid_file = ray, reference, pid_file
+    def __init__(self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None]):
+        self.ray, self.reference, self.pid_file, self.stands = ray, reference, pid_file, stands
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most that long."""
-        return bool(self.ray.wait([self.reference], timeout=seconds)[0])
+        """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
+        ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
+        if not ended:
+            self.stands()
+        return ended
 
     def result(self) -> dict[str, Any]:
         """The manifest of the ended step. Raises StepError, also when its process died."""
         try:
             answer = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
+            self.stands()
             first = str(error).strip().splitlines()[0]
             raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
         if "error" in answer:

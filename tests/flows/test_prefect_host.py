@@ -1,0 +1,93 @@
+"""The host of a server: it starts one that died again, gives up on one that never answered, and ends with its users."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.prefect_host import write_server
+
+HOUSE = Path(__file__).resolve().parents[2]
+
+SERVER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1])), reuse_port=False) as server:
+    while True:
+        server.accept()[0].close()
+        open("asked", "a").write("x")
+"""
+
+
+def wait_for(condition, seconds=120.0):
+    limit = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < limit, "waited too long"
+        time.sleep(0.02)
+    return found
+
+
+def listens(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@pytest.fixture
+def hosted(tmp_path):
+    """A host with a user, of a small server that stands for Prefect's: folder, port, host, the user's lock."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    write_server(tmp_path, 0, f"http://127.0.0.1:{port}/api")
+    started = []
+
+    def start(*command):
+        started.append(subprocess.Popen(
+            [sys.executable, "-m", "flows.prefect_host", str(tmp_path), "0", str(port), *command],
+            env={**os.environ, "PYTHONPATH": str(HOUSE)}, start_new_session=True,
+        ))  # fmt: skip
+        return started[-1]
+
+    with (tmp_path / "users").open("ab") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield tmp_path, port, start, users
+    for process in started:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+        process.kill()
+        process.wait()
+
+
+def test_a_server_that_died_is_started_again_at_its_address(hosted):
+    folder, port, start, users = hosted
+    host = start(sys.executable, "-c", SERVER, str(port))
+    wait_for((folder / "asked").exists)  # the host has seen that it answers
+    for _ in range(2):
+        (server,) = psutil.Process(host.pid).children()
+        server.kill()
+        wait_for(lambda server=server: json.loads((folder / "server.json").read_text())["pid"] not in (0, server.pid))
+        told = json.loads((folder / "server.json").read_text())
+        assert told["url"] == f"http://127.0.0.1:{port}/api"
+        wait_for(lambda: listens(port))
+        assert [child.pid for child in psutil.Process(host.pid).children()] == [told["pid"]]
+    fcntl.flock(users, fcntl.LOCK_UN)
+    assert host.wait(60) == 0
+    assert not (folder / "server.json").exists()
+    assert not listens(port)
+
+
+def test_a_server_that_never_answered_is_given_up(hosted):
+    folder, _, start, _ = hosted
+    host = start(sys.executable, "-c", "open('tries', 'a').write('x'); raise SystemExit(3)")
+    assert host.wait(60) == 0
+    assert (folder / "tries").read_text() == "x"
+    assert not (folder / "server.json").exists()
