@@ -18,7 +18,7 @@ from pydantic import Field
 from flows.approval import LOOK, Answer, Desk, Question
 from flows.evidence import evidence_page, summary
 from flows.execute import Execution
-from flows.prefect_artifacts import artifact_key, show_page
+from flows.prefect_artifacts import show_page
 from flows.up import is_up
 from lineage.layout import Layout
 
@@ -73,7 +73,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
     flow_run, logger = FlowRunContext.get().flow_run.id, get_run_logger()
     name = f"evidence-{question.step.name}-{question.gate.index}"
     page = evidence_page(execution, question)
-    show_page(execution.plan, name, page, f"What to decide about: {question.step.name}, {question.gate.name}.")
+    link = show_page(execution.plan, name, page, f"What to decide about: {question.step.name}, {question.gate.name}.")
     limit = time.monotonic() + question.within
     state = Paused(
         pause_expiration_time=datetime.now(UTC) + timedelta(seconds=question.within + MARGIN),
@@ -81,7 +81,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
     )  # fmt: skip
     keys = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = keys
-    form = Approval.with_initial_data(description=summary(question, artifact_key(execution.plan.recipe, name)))
+    form = Approval.with_initial_data(description=summary(question, link))
     form.save(keys, flow_run_id=flow_run)
     logger.warning("%s waits for approval: %s", question.step.name, question.gate.text)
     with get_client(sync_client=True) as client:

@@ -15,11 +15,11 @@ LONG = 240
 """Characters of a completion that are shown."""
 
 
-def summary(question: Question, page: str) -> str:
+def summary(question: Question, link: str) -> str:
     """The question in a few lines, above the form."""
     return (
         f"**{question.step.name}**: a gate on `{question.gate.name}` did not pass.\n\n{question.gate.text}\n\n"
-        f"[The evidence: tests, samples, lineage, cost](/artifacts/key/{page})"
+        f"[The evidence: tests, samples, lineage, cost]({link})"
     )
 
 

@@ -56,9 +56,10 @@ def show_ended(execution: Execution) -> None:
             _create(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
 
 
-def show_page(plan: Plan, name: str, page: str, description: str) -> None:
-    """Any page of markdown, under a name of its own."""
-    _create(plan, name, "markdown", page, description)
+def show_page(plan: Plan, name: str, page: str, description: str) -> str:
+    """Any page of markdown, under a name of its own; returns its path among Prefect's pages, empty where it failed."""
+    made = _create(plan, name, "markdown", page, description)
+    return f"/artifacts/artifact/{made}" if made else ""
 
 
 def _links(layout: Layout, run: str) -> dict[str, str]:
@@ -76,16 +77,17 @@ def _links(layout: Layout, run: str) -> dict[str, str]:
     return links
 
 
-def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> None:
+def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
     flow_run = FlowRunContext.get().flow_run.id
     artifact = ArtifactCreate(
         key=artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
     )
     try:
         with get_client(sync_client=True) as client:
-            client.create_artifact(artifact)
+            return client.create_artifact(artifact).id
     except Exception as error:
         log.warning("the artifact %s was not written: %s", artifact.key, error)
+        return None
 
 
 def artifact_key(recipe: str, name: str) -> str:
