@@ -75,7 +75,8 @@ def _environment(layout: Layout, api: str) -> dict[str, str]:
     """What all that talk to Prefect share; their console is a log file, so there they may say more."""
     return {
         **os.environ, **prefect_environment(layout), "PREFECT_API_URL": api, "PYTHONPATH": with_house(),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO", "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR", "POSTTRAIN_ROOT": str(layout.root), "NO_COLOR": "1",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO", "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
+        "POSTTRAIN_ROOT": str(layout.root), "NO_COLOR": "1",
     }  # fmt: skip
 
 
