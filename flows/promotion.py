@@ -1,18 +1,23 @@
 """Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from flows.states import FINISHED, StepState
 from lineage.approvals import decision, sentence
-from lineage.champions import Champion, Move, champion, check_artifact, history, move
+from lineage.champions import Champion, champion, check_artifact, history, move
+from lineage.digests import digest_of
 from lineage.layout import Layout
+from lineage.registry import is_empty, registry_uri, shown
 from lineage.store import Store
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
-from schemas.plan import Plan
+from schemas.plan import Plan, Promotion
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,13 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
         (step, gate), (_, model) = _ended(wanted.gates, states), _ended(wanted.models, states)
         approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
         evidence = proven(gate, model, wanted.output, approved)
-        if earlier := _used(history(layout, wanted.name), evidence, model):
-            return _again(layout, wanted.name, earlier)
-        text = promote(layout, wanted.name, gate, model, wanted.output, evidence)
-        return Verdict(wanted.name, True, text)
-    except (GateError, PlanError) as error:
+        if earlier := _before(layout, wanted, gate, model):
+            said = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
+            return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {said}; see: posttrain champions")
+        verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence)
+        _remember(layout, wanted, gate, model)
+        return verdict
+    except (GateError, PlanError, OSError) as error:
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
 
 
@@ -56,10 +63,12 @@ def promote_step(layout: Layout, model_word: str, gate_word: str, name: str) -> 
         output = next(name for name in (output, *sorted(judged)) if name in judged)
     said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
     approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
-    return promote(layout, name, gate, model, output, proven(gate, model, output, approved))
+    return promote(layout, name, gate, model, output, proven(gate, model, output, approved)).text
 
 
-def promote(layout: Layout, name: str, gate: Manifest, model: Manifest, output: str, evidence: dict[str, Any]) -> str:
+def promote(
+    layout: Layout, name: str, gate: Manifest, model: Manifest, output: str, evidence: dict[str, Any]
+) -> Verdict:
     """Move the alias on the strength of an evaluation. Raises PlanError when either is damaged or the alias moved."""
     check_artifact(layout, gate)
     before = champion(layout, name)
@@ -69,9 +78,10 @@ def promote(layout: Layout, name: str, gate: Manifest, model: Manifest, output: 
                         "evaluate again")  # fmt: skip
     after = move(layout, name, model.key, evidence=evidence, output=output, expected=before)
     if before is not None and before.version == after.version:
-        return f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+        said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+        return Verdict(name, False, said)
     who = f"{model.step} ({model.key[:12]}), by {gate.step}"
-    return f"champion of {name}: {_version(before)} → version {after.version}, {who}"
+    return Verdict(name, True, f"champion of {name}: {_version(before)} → version {after.version}, {who}")
 
 
 def proven(gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]) -> dict[str, Any]:
@@ -125,18 +135,29 @@ def _name(given: Any) -> str:
     return given.port.removeprefix("models.")
 
 
-def _used(moves: list[Move], evidence: dict[str, Any], model: Manifest) -> Move | None:
-    fits = (m for m in moves if m.key == model.key and m.evidence.get("key") == evidence["key"])
-    return next(fits, None)
+def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
+    """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
+    note = _note(layout, wanted, gate, model)
+    if note.is_file() and not is_empty(layout):
+        return note.read_text()
+    moves = history(layout, wanted.name)
+    when = next((m.when for m in moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
+    if when is not None:
+        _remember(layout, wanted, gate, model, when)
+    return when
 
 
-def _again(layout: Layout, name: str, earlier: Move) -> Verdict:
-    now = champion(layout, name)
-    if now is not None and now.version == earlier.version:
-        return Verdict(name, False, f"champion of {name}: version {now.version}, since {earlier.when}")
-    return Verdict(name, False, f"champion of {name} unchanged ({_version(now)}): the same evaluation made version "
-                   f"{earlier.version} champion on {earlier.when}; to go back there: posttrain rollback {name} "
-                   f"--to {earlier.version}")  # fmt: skip
+def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
+    note = _note(layout, wanted, gate, model)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    temporary = note.with_suffix(f".{os.getpid()}")
+    temporary.write_text(when or datetime.now(UTC).isoformat(timespec="seconds"))
+    temporary.replace(note)
+
+
+def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
+    where = shown(registry_uri(layout))
+    return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
 
 
 def _compared_with(gate: Manifest, name: str) -> int | None:
