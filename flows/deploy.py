@@ -75,6 +75,8 @@ def environment(layout: Layout) -> dict[str, str]:
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
     """Write `prefect.yaml` beside the code, for `prefect deploy --all` on a server of one's own; returns its path."""
+    from flows.schedules import as_yaml
+
     deployments = [
         {
             "name": one.recipe.name,
@@ -83,6 +85,7 @@ def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
             "entrypoint": ENTRYPOINT,
             "parameters": {"recipe": one.file},
             "work_pool": {"name": POOL, "job_variables": {"env": environment(layout)}},
+            **as_yaml(one.recipe),
         }
         for one in made
     ]

@@ -43,6 +43,19 @@ def concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
     return ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 
 
+def as_yaml(recipe: Recipe) -> dict[str, Any]:
+    """The same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
+    schedule, limits = recipe.head.schedule, concurrency(recipe)
+    said: dict[str, Any] = {}
+    for made in prefect_schedules(recipe):
+        times = {k: v for k, v in made.schedule.model_dump(mode="json").items() if v is not None and k != "day_or"}
+        profile = {"parameters": made.parameters} if made.parameters else {}
+        said["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
+    if schedule and limits:
+        said["concurrency_limit"] = {"limit": 1, "collision_strategy": limits.collision_strategy.value}
+    return said
+
+
 def times_of(schedule: Schedule) -> Times | None:
     """The due times of a schedule as Prefect computes them; None when it has none."""
     if schedule.cron:

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
 from flows.catch_up import Occasion, unscheduled, verdict
-from flows.schedules import concurrency, due_times, prefect_schedules, schedule_words
+from flows.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
 from schemas.schedule import Schedule, cron_problem
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -70,6 +71,27 @@ def test_prefect_gets_one_schedule_under_a_name_that_stays():
     assert rule.schedule.rrule.splitlines() == ["DTSTART:20200101T000000", "FREQ=DAILY"]  # which Prefect writes out
     assert rule.schedule.timezone == "Asia/Tokyo"
     assert prefect_schedules(recipe(on_change=["path:x"])) == prefect_schedules(recipe()) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"cron": "0 6 * * 1", "timezone": "Europe/Berlin", "profile": "tiny"},
+        {"interval": "6h", "active": False},
+        {"rrule": "FREQ=DAILY;BYHOUR=6", "timezone": "Asia/Tokyo", "overlap": "cancel"},
+    ],
+)
+def test_prefect_reads_the_same_schedule_from_prefect_yaml(said):
+    from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+
+    written = yaml.safe_load(yaml.safe_dump(as_yaml(recipe(**said))))
+    (config,) = written["schedules"]
+    read = DeploymentScheduleCreate.model_validate(_schedule_config_to_deployment_schedule(config))
+    assert [read] == prefect_schedules(recipe(**said))
+    limit = None if said.get("overlap") == "cancel" else {"limit": 1, "collision_strategy": "ENQUEUE"}
+    assert written.get("concurrency_limit") == limit
+    assert as_yaml(recipe()) == {}
 
 
 def test_runs_wait_for_one_another_unless_the_later_cancels_the_earlier():
