@@ -1,5 +1,6 @@
 """What a recipe's deployment says in Prefect's UI: its name, description, tags and form."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def deployable(path: Path, layout: Layout) -> Deployable:
 
 def described(recipe: Recipe, text: str) -> str:
     """The recipe's description and, where its header names one, a link to its paper or page (markdown)."""
-    header = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    header = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _links(line))
     return "\n\n".join(filter(None, [recipe.head.description, *links]))
 

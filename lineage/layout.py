@@ -3,7 +3,7 @@
 .posttrain/
   artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
-  runs/<run>/                 plan.json  events.jsonl  report.html
+  runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
 """

@@ -26,6 +26,7 @@ profiles:
   big: {stages: {two: {function: {use: "math:sqrt"}}, three: {kind: python, function: "math:exp"}}}
   small: {seed: 4}
 stages:
+  # no part of the header: https://example.org/elsewhere
   one: {kind: python, function: "math:sqrt"}
   two: {kind: python, function: "math:sqrt", after: [one]}
 """
