@@ -3,8 +3,9 @@
 Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample could not be scored.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,32 @@ ALL = "all"
 class Scores:
     """What was measured: for each model in order its scores (P, N); the family of each problem.
 
-    `repeats` are further evaluations of some models with other sampling seeds.
+    `texts` are what was said, (P, N). `repeats` are further evaluations of some models with other sampling seeds, and
+    `repeated_texts` what was said in them.
     """
 
     models: Mapping[str, np.ndarray]
     families: Sequence[str]
     repeats: Sequence[Mapping[str, np.ndarray]] = ()
+    texts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    repeated_texts: Sequence[Mapping[str, np.ndarray]] = ()
+    first: str = ""
+    """The model that others are compared with by metrics; empty: the first there is."""
+
+    def again(self) -> "Iterator[Scores]":
+        """The repeats, each as an evaluation of its own."""
+        first = self.first or next(iter(self.models))
+        for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
+            yield Scores(models, self.families, texts=texts, first=first)
+
+    def known(self, model: str, threshold: float) -> dict[str, np.ndarray]:
+        """What a metric may ask for of a model."""
+        score_PN, first = self.models[model], self.first or next(iter(self.models))
+        # The slack forgives the rounding of a weighted sum.
+        correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
+        have = {"correct_PN": correct_PN, "score_PN": score_PN}
+        have |= {"first_PN": self.models[first]} if first in self.models else {}
+        return have | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:
         """Problems of each family, and all of them, as boolean (P,)."""
@@ -49,10 +70,8 @@ def values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
     for i, use in enumerate(stage.metrics):
         metric = bind(use, f"metrics.{i}")
         found[metric_name(use)] = of_model = {}
-        for model, score_PN in scores.models.items():
-            # The slack forgives the rounding of a weighted sum.
-            correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= stage.threshold - 1e-9)
-            of_model[model] = np.asarray(metric(correct_PN), dtype=float)
+        for model in scores.models:
+            of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
             if np.isnan(of_model[model]).all():
                 raise StepError(
                     f"metric {metric_name(use)}: no value on any problem for {model}; raise num_generations, or see "

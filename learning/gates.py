@@ -6,7 +6,7 @@ with probability tail at most however many there are.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -81,7 +81,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
 def gate_outcomes(stage: Evaluate, scores: Scores, seed: int) -> list[Told]:
     """What every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
     last = (list(stage.models) or ["model"])[-1]
-    rounds = [values(stage, scores), *(values(stage, replace(scores, models=more)) for more in scores.repeats)]
+    rounds = [values(stage, one) for one in (scores, *scores.again())]
     return [_outcome(stage, gate, gate.model or last, scores, rounds, seed) for gate in stage.gate]
 
 

@@ -1,14 +1,18 @@
 """Metrics of an evaluation: from which samples were correct to one value per problem.
 
 Shapes: P problems, N samples of each. `correct_PN` is 1 or 0, NaN where a sample could not be scored; a problem's value
-is NaN when nothing can be said about it.
+is NaN when nothing can be said about it. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
+the scores of the first model of the table on the same problems.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 from scipy.special import comb
+
+from learning.rewards.answers import final_answer, normal
 
 
 def accuracy(correct_PN: np.ndarray) -> np.ndarray:
@@ -25,3 +29,58 @@ def pass_at(correct_PN: np.ndarray, *, k: Annotated[int, Field(ge=1)]) -> np.nda
     n_P = (~np.isnan(correct_PN)).sum(1)
     wrong_P = n_P - np.nansum(correct_PN, 1)
     return np.where(n_P >= k, 1 - comb(wrong_P, k) / np.maximum(comb(n_P, k), 1), np.nan)
+
+
+def cons(
+    correct_PN: np.ndarray,
+    text_PN: np.ndarray,
+    *,
+    k: Annotated[int, Field(ge=1)],
+    marker: str | None = None,
+    ignore_case: bool = False,
+) -> np.ndarray:
+    """Whether the answer that most of the first k samples give is correct (self-consistency, Wang et al. 2022).
+
+    Of answers with equally many votes the one given first counts; `marker` and `ignore_case` are those of
+    `answers.exact`. NaN for problems with fewer than k samples, or where nobody says anything.
+    """
+    found = np.full(len(correct_PN), np.nan)
+    for p, (correct_N, text_N) in enumerate(zip(correct_PN, text_PN, strict=True)):
+        votes: dict[str, list[int]] = {}
+        for n, answer in enumerate(_answers(text_N[:k], marker, ignore_case)):
+            if answer is not None:
+                votes.setdefault(answer, []).append(n)
+        if len(text_N) >= k and votes:
+            found[p] = correct_N[max(votes.values(), key=len)[0]]
+    return found
+
+
+def distinct(
+    correct_PN: np.ndarray,
+    text_PN: np.ndarray,
+    *,
+    right: bool = True,
+    marker: str | None = None,
+    ignore_case: bool = False,
+) -> np.ndarray:
+    """How many different answers the samples of a problem give; with `right` only correct ones are counted."""
+    found = []
+    for correct_N, text_N in zip(correct_PN, text_PN, strict=True):
+        answers = _answers(text_N, marker, ignore_case)
+        pairs = zip(answers, correct_N, strict=True)
+        found.append(len({answer for answer, ok in pairs if answer is not None and (ok == 1 or not right)}))
+    return np.array(found, dtype=float)
+
+
+def win_rate(score_PN: np.ndarray, first_PN: np.ndarray) -> np.ndarray:
+    """Share of pairs of samples in which the model scores higher than the first model; a tie is half a win."""
+    pairs_PNM = score_PN[:, :, None] - first_PN[:, None, :]
+    won_PNM = np.where(np.isnan(pairs_PNM), np.nan, (np.sign(pairs_PNM) + 1) / 2)
+    counted_P = (~np.isnan(won_PNM)).sum((1, 2))
+    return np.where(counted_P > 0, np.nansum(won_PNM, (1, 2)) / np.maximum(counted_P, 1), np.nan)
+
+
+def _answers(texts: Sequence[str], marker: str | None, ignore_case: bool) -> list[str | None]:
+    """Final answers in the form in which they are compared; None where there is none."""
+    given = [final_answer(text, marker) for text in texts]
+    return [str(normal(text, ignore_case)) if text and text.strip() else None for text in given]

@@ -230,7 +230,7 @@ class MetricUse(Use):
     """A number from the scores of an evaluation."""
 
     home = "learning.metrics"
-    takes = ("correct_PN",)
+    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
 
 
 class ProgramUse(Use):

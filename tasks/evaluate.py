@@ -40,11 +40,13 @@ def run(stage: Evaluate, context: Context) -> Result:
     work = Work(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
     for name, port in ports.items():
         samples[name], scores[name], calls[name] = work.evaluated(port, context.seed)
-    repeats = [
-        {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1))[1] for name in chosen}
-        for number, chosen in enumerate(again)
-    ]
-    measured = Scores(scores, families, repeats)
+    repeats, said = [], []
+    for number, chosen in enumerate(again):
+        found = {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
+        repeats.append({name: score_PN for name, (_, score_PN, _) in found.items()})
+        said.append({name: texts_of(groups) for name, (groups, _, _) in found.items()})
+    texts = {name: texts_of(groups) for name, groups in samples.items()}
+    measured = Scores(scores, families, repeats, texts, said, first=names[0])
     results = {
         "confidence": stage.confidence,
         "problems": len(problems),
@@ -128,6 +130,11 @@ class Work:
     def _told(self, here: int, tokens: int) -> None:
         self.context.spend(tokens)
         self.context.progress(self.done + here, self.total)
+
+
+def texts_of(samples: list[list[Sample]]) -> np.ndarray:
+    """What was said, (P, N)."""
+    return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
 def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
