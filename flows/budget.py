@@ -125,18 +125,22 @@ def with_budget(plan: Plan, changes: Sequence[str]) -> Plan:
     if not changes:
         return plan
     values: dict[str, Any] = plan.budget.model_dump() if plan.budget else {}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        *parents, last = name.split(".")
-        place = values
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        if not equals or not isinstance(place, dict):
-            raise PlanError(f"--budget wants key=value, as core_seconds=600, this is {change!r}")
-        place[last] = yaml.safe_load(text)
     try:
+        for change in changes:
+            _set(values, change)
         return plan.model_copy(update={"budget": Budget.model_validate(values)})
     except (ValidationError, yaml.YAMLError) as error:
         wrong = error.errors() if isinstance(error, ValidationError) else []
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or str(error)
+        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"
         raise PlanError(f"--budget: {told}\n    keys: {', '.join(Budget.model_fields)}") from error
+
+
+def _set(values: dict[str, Any], change: str) -> None:
+    name, equals, text = change.partition("=")
+    *parents, last = name.split(".")
+    place: Any = values
+    for parent in parents:
+        place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+    if not equals or not isinstance(place, dict):
+        raise PlanError(f"--budget wants key=value, as core_seconds=600, this is {change!r}")
+    place[last] = yaml.safe_load(text)

@@ -47,7 +47,7 @@ def _estimate(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
 
 
 def _distance(record: Record, step: Step) -> int:
-    return sum(1 for _ in changes(record["identity"]["settings"], step.settings))
+    return sum(1 for _ in changes(record["identity"]["settings"], step.identity["settings"]))
 
 
 def _basis(record: Record, distance: int, step: Step) -> str:

@@ -1,0 +1,208 @@
+"""A budget is foreseen from what ran before, holds while a run goes on, and is accounted for afterwards."""
+
+import json
+
+import pytest
+
+from flows.budget import Ledger, spending_lines, with_budget
+from flows.estimate import cost_lines, estimates, excess, over
+from flows.explain import explain_plan
+from flows.launch import plan_recipe, run_plan
+from lineage.layout import Layout
+from lineage.spending import Cost, read_spending, total
+from lineage.store import Store
+from schemas.budget import Budget, Prices
+from schemas.errors import PlanError, RecipeError
+
+LAB = '''
+import time
+
+from tasks.context import Context
+
+
+def work(context: Context, *, tokens: int = 0, parts: int = 1, wait: bool = False) -> dict[str, int]:
+    """Spend tokens part by part, going on where the last try was; `wait` for ever after the first part."""
+    file = context.checkpoints / "done.txt"
+    begun = int(file.read_text()) if file.is_file() else 0
+    for at in range(begun, parts):
+        context.spend(tokens)
+        file.write_text(str(at + 1))
+        context.progress(at + 1, parts)
+        while wait and begun == 0:
+            time.sleep(0.01)
+    (context.output("result") / "n.txt").write_text("1")
+    return {"began": begun}
+'''
+RECIPE = """
+name: counted
+budget: BUDGET
+stages:
+  first: {kind: python, function: {use: "budget_lab:work", tokens: 40}}
+  long:
+    kind: python
+    function: {use: "budget_lab:work", tokens: 100, parts: 3, wait: true}
+    inputs: {x: first}
+    retries: 2
+  last: {kind: python, function: "budget_lab:work", inputs: {x: long}}
+  beside: {kind: python, function: {use: "budget_lab:work", tokens: 5}, inputs: {x: first}, resources: {num_cpus: 2}}
+"""
+
+
+class Lab:
+    """A folder of a user with a recipe."""
+
+    def __init__(self, folder):
+        self.folder, self.layout = folder, Layout(folder)
+        (folder / "budget_lab.py").write_text(LAB)
+
+    def plan(self, budget="{}", **options):
+        (self.folder / "counted.yaml").write_text(RECIPE.replace("BUDGET", budget))
+        return plan_recipe(self.folder / "counted.yaml", self.layout, **options)
+
+    def run(self, plan, run=None):
+        return run_plan(plan, self.layout, executor="inprocess", prefect=False, run=run)
+
+    def found(self, plan):
+        return estimates(plan, self.layout, explain_plan(plan, self.layout))
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path)
+
+
+def states(outcome):
+    return {name: state.state for name, state in outcome.states.items()}
+
+
+@pytest.mark.timeout(300)
+def test_a_run_stops_at_its_budget_and_goes_on_with_a_bigger_one(lab):
+    outcome = lab.run(lab.plan("{tokens: 120}"))
+    assert outcome.exit_code == 1
+    assert states(outcome)["first"] == "done"
+    assert states(outcome)["long"] == "failed"
+    assert states(outcome)["last"] == "blocked"
+    assert outcome.states["long"].reason.startswith("the run's budget is spent: 14")  # 140, or 145 with `beside`
+    assert "tokens, the limit is 120" in outcome.states["long"].reason
+    events = [json.loads(line) for line in (lab.layout.run(outcome.run) / "events.jsonl").read_text().splitlines()]
+    assert not [e for e in events if e["type"] == "retry"]  # a budget is no failure to try again
+    spent = read_spending(lab.layout, outcome.run).spent
+    assert (spent["first"].tokens, spent["long"].tokens) == (40, 100)
+    again = lab.run(lab.plan("{tokens: 120}"), run=outcome.run)  # what was spent stays spent
+    assert again.exit_code == 1
+    assert again.states["long"].reason.startswith("the run's budget is spent")
+    assert read_spending(lab.layout, outcome.run).spent["long"].tokens == 100
+    resumed = lab.run(with_budget(lab.plan("{tokens: 120}"), ["tokens=1000"]), run=outcome.run)
+    assert resumed.exit_code == 0
+    assert resumed.states["first"].state == "cached"
+    assert resumed.states["long"].manifest.metrics == {"began": 1}  # from its checkpoint
+    assert resumed.states["long"].manifest.tokens == 200
+    noted = read_spending(lab.layout, outcome.run)
+    assert total(noted.spent.values()).tokens == 40 + 300 + 5
+    assert noted.spent["beside"].core_seconds == pytest.approx(2 * noted.spent["beside"].seconds)
+
+
+def test_a_budget_that_warns_stops_nothing(lab):
+    plan = lab.plan("{tokens: 10, on_exceed: warn}", to=["first", "beside"])
+    outcome = lab.run(plan)
+    assert outcome.exit_code == 0
+    (spent, passed) = spending_lines(plan, lab.layout, outcome.run)
+    assert "45 tokens" in spent
+    assert passed == "the run passed its budget: 45 tokens, the limit is 10"
+
+
+def test_what_is_unknown_is_said_to_be_and_what_ran_is_foreseen(lab):
+    before = lab.found(lab.plan())
+    assert {name: estimate.cost for name, estimate in before.items()} == dict.fromkeys(before)
+    assert list(cost_lines(lab.plan(), before)) == ["estimated cost: unknown, nothing like these steps ran before"]
+    lab.run(lab.plan(to=["first", "beside"]))
+    plan = lab.plan(overrides=["stages.beside.function.tokens=6"], to=["beside"])
+    found = lab.found(plan)
+    made = {m.step: m for m in Store(lab.layout).manifests()}
+    assert found["first"].is_hit
+    assert found["first"].cost == Cost(made["first"].seconds, made["first"].seconds, 0.0, 40)
+    assert found["beside"].cost == Cost(made["beside"].seconds, 2 * made["beside"].seconds, 0.0, 5)
+    assert found["beside"].basis == f"run {made['beside'].run}, 1 setting differs"
+    cost, saved = cost_lines(plan, found)
+    assert cost.startswith("estimated cost: ")
+    assert "5 tokens" in cost
+    assert "40 tokens" in saved
+    assert "money" not in cost + saved  # no prices, no money
+
+
+def test_the_nearest_of_earlier_costs_is_taken(lab):
+    for tokens in (10, 20, 30):
+        lab.run(lab.plan(overrides=[f"stages.first.function.tokens={tokens}"], to=["first"]))
+    near = lab.plan(overrides=["stages.first.function.tokens=20", "stages.first.function.parts=4"], to=["first"])
+    assert lab.found(near)["first"].cost.tokens == 20
+
+
+def test_a_plan_above_its_budget_says_so(lab):
+    lab.run(lab.plan(to=["first"]))
+    plan = lab.plan("{tokens: 30, money: 0.0001, prices: {million_tokens: 10}}", to=["first"], fresh=True)
+    found = lab.found(plan)
+    assert list(excess(plan, found)) == [
+        "the plan is predicted to pass its budget: 40 tokens, the limit is 30",
+        "the plan is predicted to pass its budget: 0.0004 of money, the limit is 0.0001",
+    ]
+    assert "0.0004 of money" in next(cost_lines(plan, found))
+
+
+def test_limits_and_prices_by_hand():
+    budget = Budget(core_seconds=100, gpu_seconds=50, money=1.0, prices=Prices(core_hour=0.36, gpu_hour=36))
+    assert over(budget, Cost(core_seconds=100, gpu_seconds=50)) == ["0.51 of money, the limit is 1"][:0]
+    assert over(budget, Cost(core_seconds=150, gpu_seconds=99)) == [
+        "150 core-seconds, the limit is 100", "99 GPU-seconds, the limit is 50", "1 of money, the limit is 1",
+    ]  # fmt: skip
+    assert Prices(core_hour=0.36, gpu_hour=36).money(100, 50, 10**9) == pytest.approx(0.01 + 0.5)
+    assert Prices().money(100, 50, 10**9) is None
+
+
+def test_core_seconds_are_counted_while_steps_run(lab):
+    now = [0.0]
+    plan = lab.plan("{core_seconds: 10}")
+    ledger = Ledger(plan, lab.layout, "r", {}, clock=lambda: now[0])
+    ledger.begin(plan.step("beside"))
+    now[0] = 5.0
+    assert ledger.stops() == ""
+    now[0] = 5.5
+    assert ledger.stops() == "the run's budget is spent: 11 core-seconds, the limit is 10"
+    assert read_spending(lab.layout, "r").spent["beside"] == Cost(5.5, 11.0, 0.0, 0)  # a killed run has noted it
+    ledger.end(plan.step("beside"), made=(6.0, 7))
+    assert read_spending(lab.layout, "r").spent["beside"] == Cost(6.0, 12.0, 0.0, 7)
+    later = Ledger(plan, lab.layout, "r", {"beside": None}, clock=lambda: now[0])
+    assert later.stops() == "the run's budget is spent: 12 core-seconds, the limit is 10"
+
+
+def test_the_budget_enters_no_key(lab):
+    keys = [[step.key for step in lab.plan(budget).steps] for budget in ("{}", "{tokens: 1}")]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        ("{money: 3}", "`money` needs `prices`"),
+        ("{core_second: 3}", "did you mean `core_seconds`"),
+        ("{tokens: 0}", "greater than 0"),
+        ("{on_exceed: never}", "words: stop, warn"),
+    ],
+)
+def test_a_budget_that_means_nothing_is_refused(lab, budget, said):
+    with pytest.raises(RecipeError) as refused:
+        lab.plan(budget)
+    assert said in str(refused.value)
+    assert "counted.yaml:3:" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "change", ["tokens", "tokens=many", "token=3", "tokens.x=3", "money=1", "tokens=[", "prices=1"]
+)
+def test_another_budget_that_means_nothing_is_refused(lab, change):
+    with pytest.raises(PlanError, match="--budget"):
+        with_budget(lab.plan("{tokens: 3}"), [change])
+
+
+def test_another_budget_keeps_the_rest(lab):
+    budget = with_budget(lab.plan("{tokens: 3, on_exceed: warn}"), ["core_seconds=5", "prices.core_hour=2"]).budget
+    assert (budget.tokens, budget.core_seconds, budget.prices.core_hour, budget.on_exceed) == (3, 5.0, 2.0, "warn")
