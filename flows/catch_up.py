@@ -49,7 +49,7 @@ class Occasion:
     following: datetime | None
     """The due time after it; None when there is none."""
     later: Sequence[datetime] = field(default=())
-    """Later due times that have come, and have a flow run that was not cancelled."""
+    """Later due times that have come, and have a flow run that was not cancelled and did not crash."""
     meets: str | None = None
     """Name of another run that was going on when this one was due."""
 
@@ -135,7 +135,7 @@ class Siblings:
     def verdict(self, run: FlowRun) -> str | None:
         """Why one of them must not do its work."""
         due = _due(run)
-        kept = [_due(r) for r in self.come if r.state_type != StateType.CANCELLED]
+        kept = [_due(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
         following = due_times(self.schedule, due, count=1)
         occasion = Occasion(
             due=due, tried=self._tried(run), following=following[0] if following else None,
@@ -150,7 +150,8 @@ class Siblings:
                 self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
         if self.schedule.catch_up != "all" or not is_due(self.run):
             return
-        known = [_due(r) for r in self.come if _due(r) >= _due(self.run)]
+        begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
+        known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
         for due in unscheduled(self.schedule, self.now, known):
             self.client.create_flow_run_from_deployment(
                 self.run.deployment_id, state=Scheduled(scheduled_time=due, message="missed while down"),

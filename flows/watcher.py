@@ -1,4 +1,7 @@
-"""Starts deployed recipes when what they watch changes: `python -m flows.watcher`, kept running by `posttrain up`."""
+"""Starts deployed recipes when what they watch changes, and finds their runs that died: `python -m flows.watcher`.
+
+`posttrain up` keeps it running.
+"""
 
 import contextlib
 import signal
@@ -15,6 +18,7 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
+from flows.dead_runs import SAID, bury
 from flows.watching import Change, Watch
 from lineage.auditlog import append
 from lineage.layout import Layout
@@ -41,9 +45,13 @@ class Watcher:
         """What is wrong at the moment, by whom; said once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
-        """See which deployments there are and what their recipes watch now."""
+        """See which deployments there are, which of their runs died, and what their recipes watch now."""
         found = {}
-        for deployment in deployments(client, self.layout):
+        ours = deployments(client, self.layout)
+        for run in bury(client, [deployment.id for deployment in ours]):
+            append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
+            self.say(f"{run.name}: {SAID}")
+        for deployment in ours:
             schedule, file = self._schedule(deployment)
             if schedule is None or not schedule.active or deployment.paused or not schedule.on_change:
                 continue

@@ -195,3 +195,16 @@ def test_a_due_time_during_a_run_is_skipped_waits_or_cancels_it(house):
     assert before["end_time"] <= after["start_time"]
     before, after = found["cancel"]
     assert (before["state_type"], said(after)) == ("CANCELLED", ("Completed", "1 done"))
+
+
+def test_a_run_that_was_killed_with_everything_is_owned_up_to_and_keeps_no_other_from_running(house):
+    first = soon(60)
+    house.deploy(killed=times(first, 2, 330, "  overlap: skip\n") + LONG % 4)
+    house.wait_for(lambda: [r for r in house.runs("killed") if r["state_type"] == "RUNNING"], 300)
+    house.wait_for(lambda: list(house.checkout.layout.state.glob("work/*/lock")), 300)
+    house.kill()
+    house.up()
+    house.wait_for(lambda: house.runs("killed")[0]["state_type"] == "CRASHED", 300)
+    assert "its process is gone" in house.runs("killed")[0]["state"]["message"]
+    assert datetime.now(UTC) < first + timedelta(seconds=330), "this machine was too slow to be up again in time"
+    assert [said(run) for run in house.ended("killed", 2)][1] == ("Completed", "1 done")

@@ -1,0 +1,58 @@
+"""A flow run is dead when its process is gone; of what runs elsewhere nothing is known."""
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import StateType
+
+from flows.dead_runs import bury, is_dead
+
+NOW = datetime.now(UTC)
+
+
+def flow_run(pid, state=StateType.RUNNING, ago=0.0):
+    since = SimpleNamespace(timestamp=NOW - timedelta(seconds=ago))
+    return SimpleNamespace(id=1, infrastructure_pid=pid, state_type=state, state=since, created=since.timestamp)
+
+
+@pytest.fixture
+def gone():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return str(process.pid)
+
+
+def test_a_process_that_is_gone_or_another_that_has_its_number_now(gone):
+    assert is_dead(flow_run(gone), NOW)
+    assert is_dead(flow_run(gone, StateType.PENDING), NOW)
+    assert not is_dead(flow_run(str(os.getpid())), NOW)
+    assert is_dead(flow_run(str(os.getpid()), ago=10**7), NOW)
+
+
+def test_one_that_a_worker_took_and_never_began():
+    assert not is_dead(flow_run(None, StateType.PENDING, ago=60), NOW)
+    assert is_dead(flow_run(None, StateType.PENDING, ago=600), NOW)
+    assert not is_dead(flow_run(None, ago=600), NOW)
+
+
+def test_what_runs_elsewhere_is_left_alone(gone):
+    assert not is_dead(flow_run(f"another-host:{gone}", ago=600), NOW)
+    assert not is_dead(flow_run("cluster:namespace:job-abc", ago=600), NOW)
+
+
+def test_the_dead_are_shown_as_crashed_and_nothing_else_is_touched(gone):
+    alive, dead = flow_run(str(os.getpid())), flow_run(gone)
+    dead.id = 2
+    told = []
+    client = SimpleNamespace(
+        read_flow_runs=lambda **wanted: [alive, dead],
+        set_flow_run_state=lambda run, state, force: told.append((run, state.type, "Retry" in state.message, force)),
+    )
+    assert bury(client, [uuid4()]) == [dead]
+    assert told == [(2, StateType.CRASHED, True, True)]
+    assert bury(client, []) == []
