@@ -1,6 +1,5 @@
 """The question to a person in Prefect's pages: the flow run pauses, a typed form asks, a page holds the evidence."""
 
-import enum
 import os
 import time
 from collections.abc import Callable
@@ -20,23 +19,17 @@ from flows.evidence import evidence_page, summary
 from flows.execute import Execution
 from flows.prefect_artifacts import show_page
 from flows.up import is_up
+from lineage.approvals import Decision
 from lineage.layout import Layout
 
 MARGIN = 600.0
 """Seconds by which Prefect would end a pause later than we do."""
 
 
-class Choice(enum.StrEnum):
-    """approve goes on as if the gate had passed, reject ends here with exit code 2."""
-
-    approve = "approve"
-    reject = "reject"
-
-
 class Approval(RunInput):
     """A gate did not pass. Approve to go on as if it had, reject to end here."""
 
-    decision: Choice = Field(title="Decision")
+    decision: Decision = Field(title="Decision", description="Go on as if the gate had passed, or end here.")
     name: str = Field(title="Your name", min_length=1)
     reason: str = Field(title="Reason", min_length=1, description="Kept with the model's lineage.")
 
@@ -96,7 +89,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
                 return None
             if now.is_running():
                 given = form.load(keys, flow_run_id=flow_run)
-                return Answer(given.decision.value, given.name, given.reason)
+                return Answer(given.decision, given.name, given.reason)
             execution.stop.wait(LOOK)
         if (now := client.read_flow_run(flow_run).state) is not None and now.is_paused():
             client.set_flow_run_state(flow_run, Running(), force=True)
