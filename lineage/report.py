@@ -6,6 +6,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lineage.layout import Layout
+from lineage.report_cost import costs
 from lineage.report_curves import curves
 from lineage.report_gates import gate_rows
 from lineage.report_graph import draw
@@ -61,20 +62,8 @@ def content(
         "gates": list(gate_rows(plan, made, layout)),
         "curations": {name: d for name, d in details.items() if made[name].kind == "curate"},
         "manifests": made,
-        "cost": cost(made, state),
+        "costs": costs(plan, made, state, layout, run),
         "ALL": ALL,
-    }
-
-
-def cost(made: dict[str, Manifest], state: dict[str, str]) -> dict[str, float]:
-    """Seconds spent in this run, and those that cached steps saved."""
-    spent = [m for name, m in made.items() if state[name] != "cached"]
-    saved = [m for name, m in made.items() if state[name] == "cached"]
-    return {
-        "wall": sum(m.seconds for m in spent),
-        "cpu": sum(m.cpu_seconds for m in spent),
-        "gpu": sum(m.gpu_seconds for m in spent),
-        "saved": sum(m.seconds for m in saved),
     }
 
 
