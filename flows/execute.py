@@ -230,8 +230,8 @@ def _said(step: Step, error: StepError) -> str:
 
 
 def execute(execution: Execution) -> dict[str, StepState]:
-    """Perform every step as soon as what it needs has ended; independent ones at the same time."""
-    waiting = list(execution.plan.steps)
+    """Perform every step that has not ended as soon as what it needs has; independent ones at the same time."""
+    waiting = [step for step in execution.plan.steps if step.name not in execution.states]
     names = {step.name for step in waiting}
     running: dict[Future[StepState], Step] = {}
     with ThreadPoolExecutor(max_workers=max(1, len(waiting)), thread_name_prefix="step") as pool:

@@ -135,9 +135,9 @@ def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> dict[str, Ve
 
 def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:
     if carry is None and prefect:
-        from flows.pipeline import run_flow
+        from flows.unshown import shown_while_it_can_be
 
-        carry = run_flow
+        carry = shown_while_it_can_be
     if carry is not None:
         carry(execution, ended)
     else:

@@ -1,0 +1,68 @@
+"""When Prefect stays away in the middle of a run, the steps that are left are done without it."""
+
+import httpx
+import pytest
+
+import flows.unshown
+from flows.execute import Execution
+from flows.inprocess import InProcess
+from flows.launch import plan_recipe
+from flows.unshown import shown_while_it_can_be
+from lineage.layout import Layout
+
+RECIPE = """
+name: shown
+stages:
+  a: {kind: python, function: {use: "unshown_work:number", value: 3}}
+  b: {kind: python, function: {use: "unshown_work:number", value: 4}, inputs: {x: a}}
+"""
+WORK = """
+def number(context, *, value: int = 1):
+    (context.output("result") / "n.txt").write_text(str(value))
+"""
+
+
+class Heard:
+    def __init__(self):
+        self.events = []
+
+    def event(self, event):
+        self.events.append((event.get("step"), event.get("state")))
+
+
+@pytest.mark.parametrize("after_the_end", [False, True])
+def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, capsys, after_the_end):
+    (tmp_path / "unshown_work.py").write_text(WORK)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    layout, heard, ends = Layout(tmp_path), Heard(), []
+    plan = plan_recipe(tmp_path / "recipe.yaml", layout)
+    execution = Execution(plan, layout, InProcess(), heard, "run")
+
+    def breaks(execution, ended):
+        execution.reporter = None
+        for step in execution.plan.steps[: 2 if after_the_end else 1]:
+            execution.reporter = heard
+            execution.perform(step)
+        if after_the_end:
+            ended()
+        execution.reporter = None
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(flows.unshown, "run_flow", breaks)
+    shown_while_it_can_be(execution, lambda: ends.append(dict(execution.states)))
+    assert {name: state.state for name, state in execution.states.items()} == {"a": "done", "b": "done"}
+    assert [event for event in heard.events if event[1] == "done"] == [("a", "done"), ("b", "done")]
+    assert [set(states) for states in ends] == [{"a", "b"}]
+    assert "Prefect's server does not answer any more (refused)" in capsys.readouterr().err
+
+
+def test_other_errors_are_not_taken_for_a_lost_server(monkeypatch):
+    def breaks(execution, ended):
+        raise ValueError("no")
+
+    class Nothing:
+        reporter = None
+
+    monkeypatch.setattr(flows.unshown, "run_flow", breaks)
+    with pytest.raises(ValueError, match="no"):
+        shown_while_it_can_be(Nothing(), lambda: None)
