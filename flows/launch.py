@@ -22,7 +22,7 @@ from flows.workers import check_machine
 from lineage.auditlog import anchor
 from lineage.layout import Layout
 from lineage.store import Store
-from schemas.plan import Plan
+from schemas.plan import Plan, Step
 from schemas.recipe import load_recipe
 
 ExecutorName = Literal["ray", "inprocess"]
@@ -88,10 +88,7 @@ def run_plan(
     Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before
     anything starts when a step asks for more than there is.
     """
-    store = Store(layout)
-    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
-    if executor == "ray":
-        check_machine(missing)
+    missing = _missing(plan, layout, executor)
     run = run or new_run()
     write_plan(layout, run, plan)
     sweep(layout)
@@ -113,6 +110,15 @@ def run_plan(
         used_prefect = used_prefect and ready(stop)
         _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
     return Outcome(run, execution.states)
+
+
+def _missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
+    """The steps whose artifacts are not there. Raises PlanError when one asks for more than this machine has."""
+    store = Store(layout)
+    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
+    if executor == "ray":
+        check_machine(missing)
+    return missing
 
 
 def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
