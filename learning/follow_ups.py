@@ -178,9 +178,12 @@ def hint(
     sampler: Sampler,
     round: int,
     state: dict[str, Any],
+    step: int,
     *,
     data: ChatRef,
     shares: Annotated[list[float], Field(min_length=1)] = [0.25, 0.5, 0.75],  # noqa: B006 — never written to
+    guided_steps: Annotated[int, Field(ge=0)] = 0,
+    guided_share: Annotated[float, Field(gt=0, le=1)] = 0.5,
     lead: str = "\n",
     place: Literal["prompt", "completion"] = "prompt",
     component: str | None = None,
@@ -191,15 +194,18 @@ def hint(
     The first ⌈share · L⌉ of the L tokens of the problem's completion in `data` follow the prompt, after `lead`, or
     (`place: completion`) begin the completion; they carry no loss either way. A group that still fails gets the next
     share. Its source is `hinted`; what failed is dropped. A group whose problem has no completion, or for whose hint
-    the model has no room, stays as it is.
+    the model has no room, stays as it is. In the first `guided_steps` iterations every group gets `guided_share`
+    instead, failed or not, and nothing more.
     """
     if round == 0:
         state["hints"] = {}
     known, asks, dropped = _solutions(str(data)), [], set()
+    guided = step < guided_steps
+    shares = [guided_share] if guided else shares
     for group, members in _by_group(trials).items():
         used = state["hints"].get(str(group), 0)
         row = members[0].row
-        if used >= len(shares) or row["id"] not in known or not failed(members, component, at_least):
+        if used >= len(shares) or row["id"] not in known or not (guided or failed(members, component, at_least)):
             continue
         ids = sampler.given(row, known[row["id"]], source="expert", group=group).completion_ids[:-1]
         begin = ids[: math.ceil(shares[used] * len(ids) - 1e-9)]

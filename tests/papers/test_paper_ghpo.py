@@ -41,9 +41,9 @@ def inputs(tmp_path):
     return {"follow_up.0.data": tmp_path}
 
 
-def sampled(name, inputs, sampler):
+def sampled(name, inputs, sampler, step=9):
     """The trials of one iteration of the recipe's stage with one problem."""
-    have = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": 0, "states": {}, "metrics": {}}
+    have = {"rows": [row()], "num_groups": 1, "n": 4, "seed": 1, "step": step, "states": {}, "metrics": {}}
     return collect(bind_collecting(stage(name), inputs), sampler, History(), {}, have)
 
 
@@ -101,7 +101,20 @@ def test_a_group_with_one_right_answer_is_returned_byte_for_byte(answering, inpu
         for i in range(4)
     ]
     before = [json.dumps(t.to_json()).encode() for t in trials]
-    have = {"trials": trials, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}}
-    kept, asks = follow.ask(0, have)
+    have = {"trials": trials, "n": 4, "sampler": answering(needs(0)), "round": 0, "states": {}, "step": 9}
+    kept, asks = follow.ask(9, have)
     assert [json.dumps(t.to_json()).encode() for t in kept] == before
     assert asks == []
+
+
+def test_in_the_first_iterations_everything_is_guided(answering, inputs):
+    for step, guided in ((0, True), (1, True), (2, False)):
+        sampler = answering(needs(0), max_new_tokens=56)
+        trials = sampled("trained", inputs, sampler, step=step)
+        hints = [prompt.partition("\n")[2] for prompt in sampler.engine.prompts]
+        assert hints == ["", SOLUTION[: math.ceil(0.5 * LENGTH)]][: 2 if guided else 1]
+        assert {t.source for t in trials} == {"hinted" if guided else "policy"}
+    # What is still all wrong in a guided iteration gets no further hint.
+    sampler = answering(needs(1.1), max_new_tokens=56)
+    sampled("trained", inputs, sampler, step=0)
+    assert len(sampler.engine.requests) == 2
