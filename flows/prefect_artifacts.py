@@ -18,6 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
+from flows.estimate import cost_lines, estimates, excess
 from flows.execute import Execution, Reporter
 from flows.explain import explain_plan
 from flows.power import gate_lines
@@ -25,7 +26,6 @@ from flows.run_page import plan_page, result_page, result_rows
 from flows.selection import repeated
 from flows.up import is_up
 from lineage.layout import Layout
-from lineage.store import Store
 from lineage.tracking_pages import run_page
 from schemas.plan import Plan
 
@@ -37,9 +37,11 @@ log = logging.getLogger("prefect.flow_runs.posttrain")
 def show_plan(execution: Execution) -> None:
     """The plan as it stands before the first step."""
     plan, layout = execution.plan, execution.layout
-    took = {m.step: m.seconds for m in Store(layout).manifests() if m.recipe == plan.recipe}
-    page = plan_page(plan, execution.run, explain_plan(plan, layout), took)
-    page = "\n\n".join([page, *gate_lines(plan, layout)])
+    verdicts = explain_plan(plan, layout)
+    found = estimates(plan, layout, verdicts)
+    took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
+    page = plan_page(plan, execution.run, verdicts, took)
+    page = "\n\n".join([page, *cost_lines(plan, found), *excess(plan, found), *gate_lines(plan, layout)])
     _create(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
 
 
