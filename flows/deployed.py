@@ -16,7 +16,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import FailedRun, TerminationSignal
-from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
@@ -25,6 +24,7 @@ from flows.catch_up import pass_on, skip_reason
 from flows.flow_runs import remember, run_of
 from flows.launch import Outcome, plan_recipe, run_plan
 from flows.pipeline import THREADS, carry_out, flow_state
+from flows.reader import outlive_reader
 from flows.runlog import new_run, read_plan
 from flows.runs import project
 from flows.states import EXIT_CANCELLED
@@ -56,6 +56,7 @@ def recipe_run(
         overrides: Keys to set in the recipe, each as stages.x.y=value.
         fresh: Do again what is there already; the earlier artifacts stay and are compared.
     """
+    outlive_reader()  # the worker, which may be killed
     layout = Layout.find()
     os.chdir(layout.root)
     logging.getLogger("prefect.flow_runs").addFilter(_says_something)
@@ -146,8 +147,4 @@ def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome
             logger.warning(line)
         return report
 
-    outcome = run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
-    if outcome.exit_code == EXIT_CANCELLED:
-        logger.warning("stopped; what is finished stays: Retry here goes on, or: posttrain resume %s", run)
-        APILogHandler().flush()  # whoever cancels a run ends its process soon
-    return outcome
+    return run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
