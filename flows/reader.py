@@ -9,7 +9,7 @@ import threading
 def outlive_reader() -> None:
     """Send standard output and error nowhere as soon as the pipe that they are has lost its reader.
 
-    A flow run's output goes through its worker. When the worker is killed, the next line of a log would end the flow run.
+    A flow run's output goes through its worker. When that is killed, the next line of a log would end the flow run.
     """
     pipes = [number for number in (1, 2) if stat.S_ISFIFO(os.fstat(number).st_mode)]
     if pipes:
