@@ -1,7 +1,6 @@
 """What `posttrain up` keeps running: Prefect's server, MLflow's, a worker for deployments, the watcher of changes."""
 
 import base64
-import importlib.util
 import json
 import os
 import socket
@@ -63,10 +62,8 @@ def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
     )  # fmt: skip
 
 
-def watcher_service(layout: Layout, api: str, needs: str) -> Service | None:
+def watcher_service(layout: Layout, api: str, needs: str) -> Service:
     """What starts recipes when data or models that they watch change."""
-    if importlib.util.find_spec("flows.watcher") is None:
-        return None
     command = [sys.executable, "-m", "flows.watcher"]
     return Service("watcher", command, _environment(layout, api), lambda since: True, needs)
 
