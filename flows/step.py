@@ -146,7 +146,8 @@ def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
             source = find_source(given.source, layout, [Path(f) for f in spec["folders"]])
             if source.digest != given.digest:
                 raise StepError(f"{step.name}: {given.source} changed since the plan was made; run the recipe again")
-            record = InputRecord(port=given.port, source=given.source, digest=source.digest, type=given.type)
+            made = {"step": source.step, "key": source.key, "output": source.output}
+            record = InputRecord(port=given.port, source=given.source, digest=source.digest, type=given.type, **made)
             found.append((record, source.folder))
             continue
         manifest = store.find(chosen["kind"], chosen["key"])

@@ -71,13 +71,13 @@ def _step(document: ProvDocument, record: Record) -> None:
 
 
 def _name(given: dict[str, Any]) -> str:
-    return f"pt:source/{given['digest']}" if given.get("source") else f"pt:{given['key']}/{given['output']}"
+    return f"pt:{given['key']}/{given['output']}" if given.get("key") else f"pt:source/{given['digest']}"
 
 
 def _read(document: ProvDocument, given: dict[str, Any]) -> str:
     """The entity a port received; what comes from outside is described here, other things by the step that made it."""
     name = _name(given)
-    if given.get("source") and not document.get_record(name):
+    if not given.get("key") and not document.get_record(name):
         facts = {"pt:reference": given["source"], "pt:digest": given["digest"]}
         document.entity(name, {PROV_TYPE: NAMESPACE[given["type"]], **facts})
     return name

@@ -24,6 +24,10 @@ class Source:
 
     folder: Path
     digest: str
+    step: str | None = None
+    key: str | None = None
+    output: str | None = None
+    """What made it, where a step of this checkout did: lineage goes on there."""
 
 
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
@@ -80,5 +84,6 @@ def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     key = found.tags.get("key", "")
     if manifest := store.with_key(key):
         output = next((o for o in manifest.outputs if o == found.tags.get("output")), next(iter(manifest.outputs)))
-        return Source(store.folder(manifest) / "outputs" / output, manifest.outputs[output].digest)
+        folder = store.folder(manifest) / "outputs" / output
+        return Source(folder, manifest.outputs[output].digest, manifest.step, key, output)
     raise PlanError(f"mlflow:{rest}: its artifact {key[:16] or '?'} is not in this checkout; run `dvc pull`")

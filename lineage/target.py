@@ -8,7 +8,8 @@ from pathlib import Path
 from lineage.index import PREFIX, Index, output_digests
 from lineage.records import Record
 from lineage.row_index import find_row
-from schemas.errors import PosttrainError
+from lineage.sources import registered_version
+from schemas.errors import PlanError, PosttrainError
 
 SHORTEST_PREFIX = 6
 
@@ -33,14 +34,15 @@ class Target:
 
 def find_target(index: Index, word: str) -> Target:
     """Resolve a word; the cheap meanings come first. Raises UnknownTarget with what a target may be."""
-    for meaning in (_artifact_folder, _run, _step, _source, _prefix, _row):
+    for meaning in (_artifact_folder, _run, _step, _registered, _source, _prefix, _row):
         if target := meaning(index, word):
             return target
     known = index.rows("select distinct step from artifacts where record is not null order by step")
     steps = ", ".join(step for (step,) in known) or "none yet"
     raise UnknownTarget(
         f"lineage: nothing here is called {word!r}\n    give a step ({steps}), a run, the first {SHORTEST_PREFIX} or "
-        "more digits of a key or digest, an artifact's folder, the id of a row, or a source such as path:./data"
+        "more digits of a key or digest, an artifact's folder, the id of a row, a model such as mlflow:NAME@champion, "
+        "or a source such as path:./data"
     )
 
 
@@ -69,6 +71,18 @@ def _step(index: Index, word: str) -> Target | None:
         made += index.keys("step = ? and recipe = ?", word[dot.end() :], word[: dot.start()])
     earlier = f", the latest of {len(made)}" if len(made) > 1 else ""
     return Target(word, f"step{earlier}", (made[-1],)) if made else None
+
+
+def _registered(index: Index, word: str) -> Target | None:
+    """The artifact behind a version of a registered model: `mlflow:NAME@champion`."""
+    if not word.startswith("mlflow:"):
+        return None
+    try:
+        version = registered_version(word.removeprefix("mlflow:"), index.layout)
+    except PlanError:
+        return None
+    keys = index.keys("key = ?", version.tags.get("key", ""))
+    return Target(word, f"version {version.version} of {version.name}", keys) if keys else None
 
 
 def _source(index: Index, word: str) -> Target | None:

@@ -176,6 +176,20 @@ def test_a_later_recipe_reads_the_champion_and_its_key_follows(lab):
     assert plans[0].steps[0].key == plans[2].steps[0].key != plans[1].steps[0].key
 
 
+def test_the_lineage_of_a_champion_and_of_what_read_it_goes_on_behind_the_registry(lab):
+    now = champion(lab.layout, "chat")
+    told = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))
+    assert told["what"] == "version 1 of chat"
+    assert [(node["step"], node["key"]) for node in told["up"]] == [("two", now.key)]
+    lab("run", "uses.yaml", "--executor", "inprocess")
+    (read,) = next(m for m in lab.made("exam") if m.recipe == "uses").inputs
+    assert (read.source, read.step, read.key, read.output) == ("mlflow:chat@champion", "two", now.key, "model")
+    used = json.loads(lab("lineage", "uses.exam", "--json"))
+    assert [node["step"] for node in used["up"]] == ["exam", "two"]
+    down = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))["down"]
+    assert {(node["recipe"], node["step"]) for node in down} == {("small", "two"), ("small", "exam"), ("uses", "exam")}
+
+
 def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
     against = ("stages.exam.gate.against=champion", "stages.exam.gate.min_delta=0.0", "stages.two.seed=7")
     plan = plan_recipe("small.yaml", lab.layout, overrides=against)  # with version 1
