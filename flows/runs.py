@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flows.launch import ExecutorName, Outcome, run_plan
 from flows.promotion import promote_after
 from flows.runlog import append, events, read_plan, runs
 from flows.selection import repeated
-from flows.states import EXIT_CANCELLED, FINISHED, STYLES
+from flows.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -71,13 +71,16 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     """
     from flows.exporting import send_run
     from lineage.dvcfiles import project_dvc
+    from lineage.index import ask
     from lineage.report import write_report
+    from lineage.row_index import read_new_tables
     from lineage.tracking import project_run
     from lineage.tracking_pages import add_report
 
-    states = {name: state.event() for name, state in outcome.states.items()}
+    states = {name: _as_made(state, outcome.run).event() for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
     _projected("DVC", lambda: project_dvc(layout, plan), console)
+    _projected("The index of lineage", lambda: ask(layout, read_new_tables), console)
     _projected("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
         append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})
@@ -86,6 +89,13 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     _projected("MLflow", lambda: add_report(layout, outcome.run, report), console)
     _projected("OpenLineage", lambda: send_run(layout, outcome.run), console)
     return report
+
+
+def _as_made(state: StepState, run: str) -> StepState:
+    """A step that this very run made before it was stopped is done by it, and not found: its curves are told once."""
+    if state.state != "cached" or state.manifest is None or state.manifest.run != run:
+        return state
+    return replace(state, state="done", reason="", seconds=state.manifest.seconds)
 
 
 def _projected(what: str, projection: Callable[[], object], console: Console) -> None:
