@@ -25,18 +25,26 @@ class References:
     """Reference policies by name; only those are loaded that some part of the algorithm asks for."""
 
     def __init__(self, stage: Rl, algorithm: Algorithm, policy: Policy, inputs: Mapping[str, Path]) -> None:
+        self.policy = policy
         specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
         self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
         self.models: dict[str, Any] = {}
         for name, spec in self.specs.items():
             port = "reference" if name == "ref" else f"references.{name}.model"
+            if spec.model is None and spec.every is None and hasattr(policy.model, "disable_adapter"):
+                continue  # the policy itself without its adapters
             self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[port], policy)
             self.models[name].requires_grad_(False)
 
     def add_to(self, batch: Batch, *, max_tokens: int, temperature: float) -> Batch:
         """Add the token columns `lp_<name>`, at the sampling temperature."""
-        for name, model in self.models.items():
-            found = statistics_of(batch, model, ("lp",), max_tokens=max_tokens, temperature=temperature)
+        how = {"max_tokens": max_tokens, "temperature": temperature}
+        for name in self.specs:
+            if name in self.models:
+                found = statistics_of(batch, self.models[name], ("lp",), **how)
+            else:
+                with self.policy.model.disable_adapter():
+                    found = statistics_of(batch, self.policy.model, ("lp",), **how)
             batch = batch.with_tokens(**{f"lp_{name}": found["lp"]})
         return batch
 

@@ -133,5 +133,5 @@ def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:
-    """Parameters that a checkpoint holds; tied ones once."""
-    return dict(loop.policy.model.named_parameters())
+    """Parameters that a checkpoint holds, those that are trained; tied ones once."""
+    return {name: p for name, p in loop.policy.model.named_parameters() if p.requires_grad}

@@ -104,6 +104,8 @@ class Auxiliary(Network):
             raise ValueError(f"`heads: {self.heads}` with `head: {self.head}`, which has one value; leave it out")
         if self.publish and self.head in ("action", "path"):
             raise ValueError(f"`head: {self.head}` cannot be published; `state`, `token` and `likelihood` can")
+        if self.link == "logistic" and self.head == "likelihood":
+            raise ValueError("`link: logistic` with `head: likelihood`, whose tokens' values add up; leave it out")
         if self.beta is not None and self.head != "likelihood":
             raise ValueError(f"`beta` belongs to `head: likelihood`, and this is `{self.head}`")
         return self

@@ -5,6 +5,7 @@ Everything that varies between algorithms is a function bound in `learning.algor
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 from learning.algorithm import bind_algorithm
@@ -51,6 +52,12 @@ def prepare(stage: Rl, context: Context) -> Loop:
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     algorithm = bind_algorithm(stage, context.inputs)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
+    # Networks beside the policy copy its body as it is without adapters.
+    beside = Auxiliaries(stage, policy, context.inputs, context.seed)
+    if stage.use_peft:
+        from learning.adapters import attach  # peft takes long to import, and few need it
+
+        policy.model = attach(policy.model, stage)
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     return Loop(
@@ -60,7 +67,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         algorithm=algorithm,
         collecting=bind_collecting(stage, context.inputs),
         references=References(stage, algorithm, policy, context.inputs),
-        beside=Auxiliaries(stage, policy, context.inputs, context.seed),
+        beside=beside,
         rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
         held_out_rows=held_out,
         trajectories=Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
@@ -232,12 +239,22 @@ def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[st
     context.progress(step + 1, stage.max_steps, **told)
 
 
+def save_trained(policy: Policy, stage: Rl, folder: Path) -> None:
+    """Write the policy; adapters with the base they belong to, so that their folder stands alone."""
+    if not stage.use_peft:
+        save_policy(policy, folder)
+        return
+    from learning.adapters import save_adapted
+
+    save_adapted(policy, folder)
+
+
 def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     """Write the trained policy, the published networks beside it, and the trajectories."""
-    save_policy(loop.policy, context.output("model"))
     for part in loop.beside.parts.values():
         if part.block.publish:
             part.save(loop.policy, context.output(part.type))
+    save_trained(loop.policy, stage, context.output("model"))
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds")

@@ -11,7 +11,7 @@ from schemas.critic import Critic
 from schemas.references import PolicyRef, PromptsRef
 from schemas.schedules import Number
 from schemas.stages.base import BaseStage
-from schemas.training import Training
+from schemas.training import LoRA, Training
 from schemas.use import (
     AdvantageUse,
     ComponentUse,
@@ -57,7 +57,7 @@ class ReferenceSpec(Schema):
     """Share of the trained policy's weights in a refresh; 1 is a copy."""
 
 
-class Rl(Training, BaseStage):
+class Rl(Training, LoRA, BaseStage):
     """Sample groups of completions, score them, and follow the policy gradient.
 
     The algorithm is a composition of slots, from `plan` to `control`; `algorithm: grpo` fills them from
@@ -167,6 +167,13 @@ class Rl(Training, BaseStage):
         return self
 
     @model_validator(mode="after")
+    def no_dropout(self) -> Self:
+        """What is trained must be what sampled."""
+        if self.use_peft and self.lora_dropout:
+            raise ValueError("lora_dropout in a policy: what is trained would not be what sampled; leave it at 0")
+        return self
+
+    @model_validator(mode="after")
     def watched_is_measured(self) -> Self:
         """A watch on held-out problems needs some."""
         if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):
@@ -177,4 +184,4 @@ class Rl(Training, BaseStage):
         """The trained policy, what it sampled, and the networks beside it that are published."""
         beside = {"value_model": "value_model"} if self.critic is not None and self.critic.publish else {}
         beside |= {one.type: one.type for one in self.auxiliaries.values() if one.publish}
-        return {"model": "policy", "trajectories": "trajectories", **beside}
+        return {"model": "adapter" if self.use_peft else "policy", "trajectories": "trajectories", **beside}

@@ -1,0 +1,119 @@
+"""Reinforcement learning of adapters: the base stands still and is the reference; the stage resumes to its bits."""
+
+import pytest
+import torch
+
+from learning.adapters import attach
+from learning.engines.protocol import Generation
+from learning.forest import single_turn
+from learning.lookup import Bound
+from learning.policy import load_policy
+from learning.references import References, statistics_of
+from learning.rows import write_rows
+from schemas.stages.rl import Rl
+from tasks.rl import run
+
+HERE = __name__
+
+
+def stage(**more):
+    base = {
+        "kind": "rl", "model": "m", "prompts": "p", "rewards": [f"{HERE}:early"], "generation_batch_size": 16,
+        "num_generations": 4, "max_completion_length": 6, "max_steps": 4, "save_steps": 2, "logging_steps": 1,
+        "learning_rate": 3e-2, "advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped",
+        "weigh": "token_mean", "components": [{"use": "kl", "estimator": "k3", "coef": 0.01}],
+        "use_peft": True, "lora_r": 4,
+    }  # fmt: skip
+    return Rl.model_validate({**base, **more})
+
+
+def early(completions):
+    """Right is what holds one of the first letters."""
+    return [float(any(letter in text for letter in "abcdefgh")) for text in completions]
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in ("ab", "c")]
+    write_rows(folder, "prompts", rows)
+    return {"model": tiny_policy_folder, "prompts": folder}
+
+
+def test_trap_24_adapters_resume_and_the_base_is_what_it_was(same_when_interrupted, inputs, tmp_path):
+    both = {"critic": {"learning_rate": 1e-2}, "advantage": ["gae"], "references": {"prev": {"every": 2}}}
+    words = {**both, "modulate": [f"{HERE}:nearer"]}
+    points = same_when_interrupted(run, stage(**words), (1, 3))
+    # Adapters start as nothing: the reference, the base without them, is the policy; and then it is not.
+    assert points[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert points[-1]["kl"] > 1e-5
+    assert points[0]["logprob_gap"] < 1e-5
+    made = tmp_path / "whole-0" / "outputs" / "model"
+    start, base, folded = load_policy(inputs["model"]), load_policy(made / "base"), load_policy(made)
+    was, now, new = (dict(p.model.named_parameters()) for p in (start, base, folded))
+    assert all(torch.equal(was[name], now[name]) for name in was)
+    moved = {name for name in was if not torch.equal(was[name], new[name])}
+    assert moved
+    assert all("proj" in name for name in moved)
+
+
+def nearer(advantage_T, lp_behav_T, lp_prev_T):
+    """Asks for a reference that follows."""
+    return advantage_T + 0.01 * (lp_prev_T - lp_behav_T)
+
+
+def test_the_reference_is_the_policy_without_its_adapters(tiny_policy, tiny_policy_folder):
+    made = single_turn(
+        [[5, 6], [7]], [[Generation([8, 9, 10], [-1.0] * 3, "stop")], [Generation([11], [-1.0], "stop")]]
+    )
+    words = stage()
+    tiny_policy.model = attach(tiny_policy.model, words)
+    for name, parameter in tiny_policy.model.named_parameters():
+        if "lora" in name:
+            parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1
+
+    class Asked:
+        def needs(self, column):
+            return column == "lp_ref_T"
+
+    references = References(words, Asked(), tiny_policy, {})
+    how = {"max_tokens": 99, "temperature": 1.0}
+    got = references.add_to(made, **how).sampled("lp_ref")
+    want = statistics_of(made, load_policy(tiny_policy_folder).model, ("lp",), **how)["lp"]
+    assert torch.equal(got, want)
+    assert references.models == {}
+    own = statistics_of(made, tiny_policy.model, ("lp",), **how)["lp"]
+    assert float((own - want).abs().max()) > 1e-3
+    trained = {name for name, p in tiny_policy.model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora" in name for name in trained)
+
+
+def test_adapters_of_full_rank_can_do_what_all_weights_can(tiny_policy, tiny_policy_folder):
+    """Any change of a layer is one of its adapter once the rank is that of the layer."""
+    words = stage(lora_r=32, lora_alpha=32, lora_target_modules=["q_proj"])
+    plain = load_policy(tiny_policy_folder)
+    name = "model.layers.0.self_attn.q_proj"
+    change = torch.randn(plain.model.get_submodule(name).weight.shape, generator=torch.Generator().manual_seed(2)) * 0.1
+    adapted = attach(tiny_policy.model, words)
+    layer = adapted.get_base_model().get_submodule(name)
+    layer.lora_A["default"].weight.data = torch.eye(32)
+    layer.lora_B["default"].weight.data = change
+    plain.model.get_submodule(name).weight.data += change
+    made = single_turn([[5, 6]], [[Generation([8, 9, 10], [-1.0] * 3, "stop")]])
+    how = {"max_tokens": 99, "temperature": 1.0}
+    one, other = (statistics_of(made, m, ("lp",), **how)["lp"] for m in (adapted, plain.model))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+def test_dropout_of_adapters_is_refused():
+    with pytest.raises(ValueError, match="lora_dropout"):
+        stage(lora_dropout=0.1)
+
+
+def test_the_output_is_an_adapter():
+    assert stage().outputs({})["model"] == "adapter"
+    assert stage(use_peft=False).outputs({})["model"] == "policy"
+    assert Bound("early", early, {})(["a", "z"]) == [1.0, 0.0]
