@@ -20,7 +20,7 @@ from flows.approval_form import open_desk
 from flows.execute import Execution
 from flows.interrupts import stopped_by_signals
 from flows.prefect_artifacts import ProgressBars, show_ended, show_plan
-from flows.states import StepState, exit_code
+from flows.states import EXIT_CANCELLED, StepState, exit_code
 from schemas.plan import Step
 
 THREADS = 1000
@@ -73,6 +73,11 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
                     execution.perform(step)
         ended()
     show_ended(execution)
+    if exit_code(execution.states) == EXIT_CANCELLED:  # before Ray is closed, which may end this process with it
+        get_run_logger().warning(
+            "stopped; what is finished stays. Go on: Retry here, or posttrain resume %s", execution.run
+        )
+        APILogHandler().flush()
     return execution.states
 
 
