@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,10 +14,12 @@ from typer.testing import CliRunner
 from flows.alive import alive
 from flows.cli import app
 from flows.launch import plan_recipe, run_plan
+from lineage.ancestry import trace
 from lineage.auditlog import entries
 from lineage.layout import Layout
 from lineage.reclaim import freed
 from lineage.store import Store
+from lineage.target import UnknownTarget
 from lineage.verification import verify
 
 LAB = '''
@@ -83,6 +87,7 @@ def places(layout):
 
 def test_ten_artifacts_are_cleared_to_the_byte_and_the_rest_verifies(checkout):
     keys = {value: run(checkout, value) for value in range(1, 6)}
+    assert trace(checkout, keys[2]["second"]).up[-1].record["key"] == keys[2]["first"]
     tree = [path for path in places(checkout) if path.exists()]
     assert len(here(checkout)) == 10
     before = used(*tree)
@@ -95,6 +100,8 @@ def test_ten_artifacts_are_cleared_to_the_byte_and_the_rest_verifies(checkout):
     assert done["bytes"] >= 3 * (2 * 50_000 + 30_000)
     assert here(checkout) == {*keys[5].values(), *keys[1].values()}
     assert verify(checkout).problems == ()
+    with pytest.raises(UnknownTarget):
+        trace(checkout, keys[2]["second"])
     (entry,) = [entry for entry in entries(checkout) if entry["action"] == "gc"]
     assert set(entry["facts"]["artifacts"]) == {key for value in (2, 3, 4) for key in keys[value].values()}
     assert entry["facts"]["bytes"] == done["bytes"]
@@ -210,3 +217,42 @@ def test_a_metric_that_nothing_has_is_refused_with_those_there_are(checkout):
     assert refused.exit_code == 1
     assert "score" in str(refused.exception)
     shutil.rmtree(checkout.state)
+
+
+WAITS = """
+import time
+from pathlib import Path
+
+def first(context):
+    (context.output("result") / "n.txt").write_text("1")
+
+def waits(context, *, until: str):
+    (context.checkpoints / "c.txt").write_text("begun")
+    while not Path(until).exists():
+        time.sleep(0.05)
+    (context.output("result") / "n.txt").write_text((context.input("inputs.x") / "n.txt").read_text())
+"""
+
+
+@pytest.mark.slow
+def test_clearing_beside_a_run_in_another_process_takes_nothing_from_it(checkout, processes):
+    (checkout.root / "waitlab.py").write_text(WAITS)
+    (checkout.root / "waits.yaml").write_text(
+        'name: waits\nstages:\n  a: {kind: python, function: "waitlab:first"}\n'
+        f'  b: {{kind: python, function: {{use: "waitlab:waits", until: "{checkout.root}/go"}}, inputs: {{x: a}}}}\n'
+    )
+    run(checkout, 1)
+    command = [sys.executable, "-m", "flows.cli", "run", "waits.yaml", "--executor", "inprocess"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    with subprocess.Popen(command, cwd=checkout.root, env=env, stdout=subprocess.DEVNULL) as process:
+        try:
+            processes.wait_for(lambda: list(checkout.state.glob("work/*/checkpoints/c.txt")), 300)
+            said = gc("--last", "0", "--yes")
+            (checkout.root / "go").touch()
+            assert process.wait(300) == 0
+        finally:
+            process.kill()
+    assert {artifact["recipe"] for artifact in said["artifacts"]} == {"numbers"}
+    assert [kept["step"] for kept in said["kept"]] == ["a"]
+    assert {m.step for m in Store(checkout).manifests()} == {"a", "b"}
+    assert verify(checkout).problems == ()
