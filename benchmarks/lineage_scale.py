@@ -4,13 +4,14 @@
 
 Every run makes a table of rows, drops some in curation and trains a model on the rest, starting from the model of the
 run before it; after `generations` runs a new line of models begins. Every question is a process of its own, its start
-included; `before` is the same question answered by reading every manifest.
+included: [wall seconds, processor seconds], medians. `first` are the questions that make the index.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -62,18 +63,20 @@ def measured(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def seconds(root: Path, words: list[str]) -> float:
-    """Wall time of `posttrain WORDS`, process start included."""
+def seconds(root: Path, words: list[str]) -> tuple[float, float]:
+    """Wall and processor time of `posttrain WORDS`, process start included."""
     house = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "POSTTRAIN_ROOT": str(root), "PYTHONPATH": str(house)}
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "flows.cli", *words], env=environment, stdout=subprocess.DEVNULL, check=True)
-    return round(time.perf_counter() - begun, 3)
+    wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(wall, 3), round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3)
 
 
-def median(values: list[float]) -> float:
-    """The middle value."""
-    return sorted(values)[len(values) // 2]
+def median(values: list[tuple[float, float]]) -> tuple[float, float]:
+    """The middle value of each."""
+    wall, processor = (sorted(column)[len(values) // 2] for column in zip(*values, strict=True))
+    return wall, processor
 
 
 def digest(name: str, number: int) -> str:
