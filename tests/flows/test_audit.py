@@ -30,6 +30,6 @@ def test_a_query_as_json(empty, capsys):
 def test_verification_of_nothing_is_clean_and_lineage_wants_a_target(empty):
     layout, console = empty
     assert show_verification(None, layout, console, False) == 0
-    assert console.file.getvalue() == "0 artifacts, 0 files: all as recorded\n"
+    assert console.file.getvalue() == "0 artifacts (0 signed), 0 files, 0 audit entries: all as recorded\n"
     with pytest.raises(PlanError, match="lineage of what"):
         show_lineage(None, layout, console, False)
