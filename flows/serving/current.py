@@ -73,24 +73,22 @@ class Current:
         told = ""
         while not self.ending.wait(LOOK):
             try:
-                told = self._looked(layout, limits, device, dtype, say)
-            except PosttrainError as error:
+                if (new := self._newer(layout)) is not None:
+                    before, self.served = self.served, load(new, limits, device, dtype)
+                    before.worker.close()
+                    say(f"now serving {new.said}")
+                told = ""
+            except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old one goes on
                 if str(error) != told:
                     told = str(error)
                     say(f"still serving {self.served.chosen.said}: {told}")
 
-    def _looked(
-        self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]
-    ) -> str:  # fmt: skip
-        """Change over when the champion is another; returns the empty string."""
-        before = self.served
-        name = str(before.chosen.alias)
-        now = champion(layout, name)
-        if now is not None and now.digest != before.chosen.digest:
-            self.served = load(choose(f"mlflow:{name}@{ALIAS}", layout, before.name), limits, device, dtype)
-            before.worker.close()
-            say(f"now serving {self.served.chosen.said}")
-        return ""
+    def _newer(self, layout: Layout) -> Chosen | None:
+        """The champion, where it is another than the one that is served."""
+        now = champion(layout, str(self.served.chosen.alias))
+        if now is None or now.digest == self.served.chosen.digest:
+            return None
+        return choose(f"mlflow:{now.name}@{ALIAS}", layout, self.served.name)
 
 
 def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
