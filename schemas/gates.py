@@ -3,7 +3,7 @@
 What a gate asks enters the key of its step; what happens then (`POLICY`) does not: changing it evaluates nothing again.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,6 @@ POLICY = frozenset({"on_fail", "branch", "approve_within"})
 """Keys of a gate that say what happens after the evaluation."""
 RELATIVES = ("parent", "base", "champion")
 """Words of `against` that are found by what a model is, not by its name."""
-Allowed = Annotated[float, Field(ge=0)]
 
 
 class Gate(Schema):
@@ -34,7 +33,7 @@ class Gate(Schema):
     """Registered model whose champion is meant; null: the one that the recipe promotes to."""
     min_delta: float | None = None
     """Must be proven: the lower bound of the difference reaches this. Negative: proven not to be worse by more."""
-    max_regression: Allowed | dict[str, Allowed] | None = None
+    max_regression: float | dict[str, float] | None = None
     """Must not be refuted: fails when a larger regression is proven. A number for `metric`, or one per metric or
     metric.family."""
     test: Literal["paired_bootstrap", "mcnemar"] = "paired_bootstrap"
@@ -63,6 +62,8 @@ class Gate(Schema):
             raise ValueError("`champion` names the registered model for `against: champion`")
         if self.max_regression == {}:
             raise ValueError("`max_regression` is empty: give a number, or one per metric")
+        if any(allowed < 0 for allowed in self.regressions.values()):
+            raise ValueError("`max_regression` says how much worse is allowed: a number from 0 up")
         if self.noise_repeats and not compares:
             raise ValueError("`noise_repeats` is for gates that compare: give `against`")
         return self
