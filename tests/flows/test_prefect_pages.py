@@ -304,4 +304,4 @@ def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
     assert made["parameters"] == {"recipe": "recipes/quick.yaml"}
     assert made["work_pool_name"] == "posttrain"
     run = served.ask(f"/deployments/{made['id']}/create_flow_run", {"parameters": {"to_stages": ["one"]}})
-    assert served.ended(run["id"])["state"]["message"] == "1 cached"
+    assert served.ended(run["id"])["state"]["message"] == "nothing changed: 1 of 1 cached"
