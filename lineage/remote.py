@@ -6,6 +6,7 @@ REMOTE/posttrain/runs/<run>/plan.json           which artifacts a run was made o
 REMOTE/posttrain/keys/<name>.pub                public keys of those who signed
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,8 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
+    for logger in ("dvc", "dvc_data", "dvc_objects"):  # what goes wrong is told by exceptions
+        logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
     said = place(name)
     url = _url(layout, name)

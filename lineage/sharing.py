@@ -49,10 +49,11 @@ def push(layout: Layout, name: str | None, word: str | None) -> Moved:
     """
     chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _folders(layout)
     manifests = {folder: _sound(folder) for folder in chosen}
+    records = [record for folder in chosen if (record := read_record(folder))]
     with remote(layout, name) as place:
         new = {f: m for f, m in manifests.items() if not place.has(ARTIFACTS, f.name, MANIFEST)}
-        records = [record for folder in new if (record := read_record(folder))]
-        sent = place.send({name for record in records for name in object_names(record)}) if records else 0
+        # Also of those that are there: somebody may have cleared the remote's files, and not what names them.
+        sent = place.send({name for record in records for name in object_names(record)})
         for folder in new:
             for file in _beside(folder):
                 place.put(folder / file, ARTIFACTS, folder.name, *PurePosixPath(file).parts)
@@ -60,7 +61,7 @@ def push(layout: Layout, name: str | None, word: str | None) -> Moved:
             if (plan := layout.run(run) / "plan.json").is_file():
                 place.put(plan, RUNS, run, "plan.json")
         _hand_out(place, layout, _signers(new))
-    return Moved(records, len(manifests) - len(new), sent)
+    return Moved([r for r in records if Path(r["folder"]) in new], len(manifests) - len(new), sent)
 
 
 def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> Moved:

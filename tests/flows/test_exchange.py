@@ -156,6 +156,21 @@ def test_a_target_travels_with_its_ancestors_and_nothing_else(checkout, tmp_path
     assert verify(checkout).problems == ()
 
 
+def test_files_that_were_cleared_from_the_remote_are_missed_and_sent_again(checkout, tmp_path):
+    told("push", "--all", "--remote", tmp_path / "remote")
+    (gone,) = (f for f in (tmp_path / "remote/files/md5").glob("*/*") if f.read_bytes() == b"shared")
+    gone.unlink()
+    kept = tmp_path / "kept"
+    shutil.copytree(checkout.root, kept)
+    emptied(checkout)
+    with pytest.raises(StepError, match="2 files could not be fetched"):
+        told("pull", "a", "--remote", tmp_path / "remote")
+    assert list(Store(checkout).manifests()) == []
+    shutil.copytree(kept, checkout.root, dirs_exist_ok=True)
+    assert "0 artifacts sent, 3 were there; 1 files" in told("push", "--all", "--remote", tmp_path / "remote")
+    assert gone.is_file()
+
+
 def test_keys_of_strangers_are_named_and_trusted_only_when_told(checkout, tmp_path):
     told("push", "--all", "--remote", tmp_path / "remote")
     emptied(checkout)
