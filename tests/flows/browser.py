@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 CHROMIUM = "/usr/bin/chromium"
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds for anything that a loaded machine does."""
 
 

@@ -116,7 +116,7 @@ def field(page, title):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_path):
     with open_browser() as page:
         ui = served.api.removesuffix("/api")
@@ -244,7 +244,7 @@ def said(served, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 def test_a_failed_run_is_retried_at_the_failed_stage_and_a_fresh_one_does_it_all_again(served):
     root = served.checkout.layout.root
     assert served.start("quick", to_stages=["four"])["refused"] == 409
@@ -273,6 +273,7 @@ def test_a_failed_run_is_retried_at_the_failed_stage_and_a_fresh_one_does_it_all
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
     recipe = served.checkout.layout.root / "recipes" / "late.yaml"
     recipe.write_text(QUICK.replace("name: quick", "name: late\ndescription: First."))
@@ -288,6 +289,7 @@ def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
     from flows.servers import prefect_environment
     from tests.flows.conftest import HOUSE
