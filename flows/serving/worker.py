@@ -17,6 +17,8 @@ from learning.engines.slots import slot_mode
 from learning.policy import Policy
 
 Finish = Literal["stop", "length"]
+LATE = 5.0
+"""Seconds for which a worker that is closed waits for requests that chose it just before."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,10 @@ class Worker:
         self.thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a request."""
+        """Queue a request; one that comes too late hears of it."""
         self.asked.put(job)
+        if not self.thread.is_alive():
+            job.hear(RuntimeError("this model is not served any more; ask again"))
 
     def close(self) -> None:
         """End when nothing is under way; returns at once."""
@@ -96,12 +100,10 @@ class Worker:
         """Take what was asked, waiting where there is nothing to do; False when all is done for good."""
         while True:
             idle = not self.batch.samples and not self.waiting
-            if idle and self.closing and self.asked.empty():
-                return False
             try:
-                job = self.asked.get(block=idle)
+                job = self.asked.get(block=idle, timeout=LATE if self.closing else None)
             except queue.Empty:
-                return True
+                return not idle
             if job is None:
                 self.closing = True
             else:

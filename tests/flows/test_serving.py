@@ -16,12 +16,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from flows.serving.app import make_app
-from flows.serving.batch import Batch
+from flows.serving.batch import Ask, Batch
 from flows.serving.current import Current, Served
 from flows.serving.models import Chosen
 from flows.serving.server import listen
 from flows.serving.texts import Text
-from flows.serving.worker import Worker
+from flows.serving.worker import Job, Worker
 from learning.chat import decode, encode_prompt
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
@@ -278,6 +278,16 @@ def test_a_failure_of_the_engine_is_told_and_the_next_request_is_served(served, 
         with pytest.raises(openai.APIError, match="out of memory"):
             list(stream)
     assert asked(served, max_tokens=2).choices
+
+
+def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
+    worker, heard = Worker(policy, max_slots=1, max_length=32), []
+    worker.close()
+    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.thread.join(120)
+    assert heard[-1].finish in ("stop", "length")
+    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    assert "not served any more" in str(heard[-1])
 
 
 def test_only_whole_characters_are_said():
