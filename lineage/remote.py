@@ -7,6 +7,7 @@ REMOTE/posttrain/keys/<name>.pub                public keys of those who signed
 """
 
 import logging
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,11 +57,18 @@ class Remote:
             return []
         return sorted("/".join(self.fs.relparts(found, base)) for found in self.fs.find(base))
 
-    def send(self, objects: Iterable[str]) -> int:
-        """Send objects of DVC's cache that are not there; returns how many. Raises StepError when one cannot be."""
-        return self._moved(self.repo.cloud.push(_infos(objects), remote=self.name), "sent to")
+    def send(self, objects: set[str]) -> int:
+        """Send objects of DVC's cache that are not there; returns how many. Raises StepError when one cannot be.
 
-    def fetch(self, objects: Iterable[str]) -> int:
+        Files before listings: where a listing is, DVC takes all that it lists for sent.
+        """
+        listings = {name for name in objects if name.endswith(".dir")}
+        return sum(
+            self._moved(self.repo.cloud.push(_infos(some), remote=self.name), "sent to")
+            for some in (set(objects) - listings, listings)
+        )
+
+    def fetch(self, objects: set[str]) -> int:
         """Fetch objects into DVC's cache; returns how many. Raises StepError when one is not there."""
         return self._moved(self.repo.cloud.pull(_infos(objects), remote=self.name), "fetched from")
 
@@ -91,14 +99,16 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
     said = place(name)
     url = _url(layout, name)
+    layout.state.mkdir(parents=True, exist_ok=True)
+    # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
+    memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
     config: dict[str, Any] = {
-        "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(),
-                 "site_cache_dir": str(layout.state / "dvc")},
+        "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
         "cache": {"dir": str(layout.dvc_cache.parents[1])},
         **({"remote": {AD_HOC: {"url": url}}} if url else {}),
     }  # fmt: skip
     try:
-        with Repo(str(layout.root), config=config) as repo:
+        with memory, Repo(str(layout.root), config=config) as repo:
             yield Remote(repo, AD_HOC if url else name, said)
     except (DvcException, OSError) as error:
         raise PlanError(f"{said} cannot be used as a DVC remote: {error}") from error
