@@ -64,7 +64,7 @@ def _free(word: str, gate: Gate, taken: dict[str, PolicyRef]) -> str:
 def _opponent(info: StepInfo, where: str, gate: Gate, infos: dict[str, StepInfo]) -> Port:
     """The port that holds what a gate compares with. Raises RecipeError."""
     mark, path, word = follow(info.node, where).mark, join(info.path, where), str(gate.against)
-    if word not in RELATIVES:
+    if word not in RELATIVES or word in info.names:  # a stage that is called so is meant
         models = [p.path.partition(".")[2] for p in info.ports if p.path.startswith("models.")]
         if ":" not in word and "|" not in word and split(word, info.names) is None:
             known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])

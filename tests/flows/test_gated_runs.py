@@ -16,6 +16,7 @@ from flows.execute import Execution
 from flows.explain import explain_plan
 from flows.inprocess import InProcess
 from flows.launch import plan_recipe, run_plan
+from flows.power import condition
 from flows.runlog import RunLog, events, read_plan
 from flows.runs import status_table
 from lineage import auditlog
@@ -101,6 +102,10 @@ def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
     assert text_of(passed, "final", lab.layout) == "polished"
     again = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
     assert (again.states["final"].state, text_of(again, "final", lab.layout)) == ("cached", "repaired")
+    plan = lab(f"min: 0.9, {BRANCH}")
+    assert condition(plan.step("repair"), plan) == "only if a gate of check fails"
+    assert condition(plan.step("polish"), plan) == "unless a gate of check fails"
+    assert condition(plan.step("aside"), plan) == ""
     shown = Console(record=True, width=200)
     shown.print(status_table(failed.run, lab.layout))
     assert "gate branched: accuracy" in shown.export_text()

@@ -7,6 +7,7 @@ import torch
 from learning.policy import load_policy, save_policy
 from learning.rows import write_rows
 from schemas.errors import StepError
+from schemas.gates import Gate
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context
 from tasks.evaluate import run
@@ -148,3 +149,26 @@ def test_best_of_n_scores_what_the_selector_chose(tmp_path, two_models):
     assert result.metrics["accuracy.two"] == pytest.approx(sum(marks) / 10)
     with pytest.raises(ValueError, match="raise `num_generations`"):
         stage(selector=brief)
+
+
+def test_what_a_gate_compares_with_answers_the_same_problems(tmp_path, two_models):
+    inputs = {"models.two": two_models["models.two"], "against.parent": two_models["models.one"]}
+    gate = {"against": "parent", "max_regression": 0.0, "noise_repeats": 2}
+    made = Evaluate(
+        kind="evaluate", models={"two": "b"}, against={"parent": "a"}, gate=[gate], tasks=[SUMS], limit=8,
+        max_completion_length=6, num_bootstrap=200, temperature=1.5, num_generations=2,
+        rewards=[{"use": "formats.matches", "pattern": ".{0,4}"}],
+    )  # fmt: skip
+    result = run(made, context(tmp_path, "a", **inputs))
+    samples = pq.read_table(tmp_path / "a/outputs/report/samples.parquet").to_pylist()
+    asked = {name: [s["id"] for s in samples if s["model"] == name] for name in ("two", "parent")}
+    assert asked["two"] == asked["parent"]
+    assert result.metrics["accuracy"] == result.metrics["accuracy.two"]
+    (told,) = result.details["gates"]
+    (test,) = told["tests"]
+    assert test["value"] == pytest.approx(result.metrics["accuracy.two"] - result.metrics["accuracy.parent"])
+    assert test["floor"] > 0
+    assert test["n"] == 8
+    bare = made.model_copy(update={"gate": [Gate.model_validate(gate | {"noise_repeats": 0})]})
+    (alone,) = run(bare, context(tmp_path, "b", **inputs)).details["gates"]
+    assert (alone["tests"][0]["value"], alone["tests"][0]["floor"]) == (test["value"], 0.0)

@@ -1,0 +1,62 @@
+"""What a plan says its gates can see, before and after an evaluation."""
+
+import re
+
+import pytest
+
+from flows.authoring import plan_table
+from flows.launch import plan_recipe, run_plan
+from flows.power import gate_lines
+from learning.paired_tests import minimum_detectable
+from lineage.layout import Layout
+
+RECIPE = """
+name: seen
+stages:
+  base:
+    kind: init
+    config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
+             num_key_value_heads: 2, head_dim: 8}
+    tokenizer: {use: characters, alphabet: "0123456789+-= ab"}
+    max_length: 48
+  other: {kind: init, config: {model_type: qwen3, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+          num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8}, seed: 5, max_length: 48,
+          tokenizer: {use: characters, alphabet: "0123456789+-= ab"}}
+  check:
+    kind: evaluate
+    models: {other: other}
+    tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 40, style: short}]
+    rewards: [{use: formats.matches, pattern: ".*[0-4]"}]
+    limit: 30
+    max_completion_length: 3
+    num_bootstrap: 200
+    gate: {against: base, max_regression: {accuracy: 0.0, accuracy.chain_sum: 0.1}}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    layout = Layout(tmp_path / "root")
+    layout.root.mkdir()
+    return plan_recipe(tmp_path / "recipe.yaml", layout), layout
+
+
+def test_the_smallest_difference_is_told_at_worst_first_and_from_the_evaluation_then(plan):
+    made, layout = plan
+    before = gate_lines(made, layout)
+    assert [line.split(": ")[1] for line in before] == [
+        "accuracy of other − base",
+        "accuracy.chain_sum of other − base",
+    ]
+    worst = minimum_detectable(30, 0.0125, spread=1.0)
+    assert f"30 problems show a difference of {worst:.3f} (error rate 0.013" in before[0]
+    assert all("at worst: it was never evaluated" in line for line in before)
+    outcome = run_plan(made, layout, executor="inprocess", prefect=False)
+    test = outcome.states["check"].manifest.details["gates"][0]["tests"][0]
+    known = minimum_detectable(test["n"], 0.0125, spread=test["spread"])
+    (after, _) = gate_lines(made, layout)
+    assert f"difference of {known:.3f} (" in after
+    assert f"as in run {outcome.run}" in after
+    assert known == pytest.approx(test["detectable"])
+    assert re.search(r"gate of check: accuracy of other", str(plan_table(made, layout).caption))
