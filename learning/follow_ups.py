@@ -7,6 +7,7 @@ it leaves in place stays as it is. Its `state` is a part of the checkpoint.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -192,27 +193,21 @@ def hint(
     """A group that failed throughout is sampled anew with the beginning of the solution (GHPO, Liu et al. 2025).
 
     The first ⌈share · L⌉ of the L tokens of the problem's completion in `data` follow the prompt, after `lead`, or
-    (`place: completion`) begin the completion; they carry no loss either way. A group that still fails gets the next
-    share. Its source is `hinted`; what failed is dropped. A group whose problem has no completion, or for whose hint
-    the model has no room, stays as it is. In the first `guided_steps` iterations every group gets `guided_share`
-    instead, failed or not, and nothing more.
+    (`place: completion`) begin the completion, without a loss. A group that still fails gets the next share. Its source
+    is `hinted`; what failed is dropped. Without a completion, or room for the hint, a group stays as it is. In the
+    first `guided_steps` iterations every group gets `guided_share` instead, failed or not, and nothing more.
     """
     if round == 0:
         state["hints"] = {}
-    known, asks, dropped = _solutions(str(data)), [], set()
-    guided = step < guided_steps
+    known, asks, dropped, guided = _solutions(str(data)), [], set(), step < guided_steps
     shares = [guided_share] if guided else shares
     for group, members in _by_group(trials).items():
-        used = state["hints"].get(str(group), 0)
-        row = members[0].row
+        used, row = state["hints"].get(str(group), 0), members[0].row
         if used >= len(shares) or row["id"] not in known or not (guided or failed(members, component, at_least)):
             continue
-        ids = sampler.given(row, known[row["id"]], source="expert", group=group).completion_ids[:-1]
-        begin = ids[: math.ceil(shares[used] * len(ids) - 1e-9)]
-        if place == "completion":
-            ask = Ask(row, n, "hinted", begin=tuple(begin), group=group)
-        else:
-            ask = Ask(row, n, "hinted", prompt=_hinted(row, lead + _text(begin, sampler)), group=group)
+        begin = _beginning(row, known[row["id"]], shares[used], sampler)
+        how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
+        ask = Ask(row, n, "hinted", group=group, **how)
         if _fits(ask.prompt or row["prompt"], sampler, len(ask.begin)):
             state["hints"][str(group)] = used + 1
             dropped.add(group)
@@ -220,13 +215,19 @@ def hint(
     return [t for t in trials if t.group not in dropped], asks
 
 
+def _beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
+    """The first ⌈share · L⌉ of the L tokens of a solution."""
+    ids = sampler.given(row, solution, source="expert", group=0).completion_ids[:-1]
+    return tuple(ids[: math.ceil(share * len(ids) - 1e-9)])
+
+
 def _hinted(row: Row, hint: str) -> Messages:
     *before, last = row["prompt"]
     return [*before, last | {"content": last["content"] + hint}]
 
 
-def _text(ids: list[int], sampler: Sampler) -> str:
-    return sampler.policy.tokenizer.decode(ids, skip_special_tokens=True)
+def _text(ids: Sequence[int], sampler: Sampler) -> str:
+    return sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
 def reject(
