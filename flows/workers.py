@@ -34,6 +34,8 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "PYTHONHASHSEED": "0",
 }
+TRIES = 3
+"""How often a cluster of this machine is tried to be started."""
 PILLARS = ("gcs_server", "raylet")
 """Processes of Ray without which nothing goes on."""
 LONGEST_TEMPORARY = 40
@@ -54,6 +56,8 @@ class RayWorkers:
         if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            # Ray would end this process a minute after its gcs_server died, before it has said what is lost.
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
         import ray
 
         self.ray = ray
@@ -68,15 +72,32 @@ class RayWorkers:
                 advice = "is it up? Where it wants a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
+            self._start(layout)
+        self.work = ray.remote(max_calls=1, max_retries=0)(work)
+
+    def _start(self, layout: Layout) -> None:
+        """Start a cluster on this machine; Ray gives itself 30 seconds, so on a busy machine it is tried again."""
+        for left in reversed(range(TRIES)):
+            before = set(psutil.Process().children())
             self.temporary = _temporary(layout)
             self.session = (self.temporary / "lock").open("w")
             fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
-            ray.init(
-                address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False, log_to_driver=False,
-                logging_level="error", object_store_memory=OBJECT_STORE, _temp_dir=str(self.temporary),
-            )  # fmt: skip
-            self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
-        self.work = ray.remote(max_calls=1, max_retries=0)(work)
+            try:
+                self.ray.init(
+                    address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
+                    log_to_driver=False, logging_level="error", object_store_memory=OBJECT_STORE,
+                    _temp_dir=str(self.temporary),
+                )  # fmt: skip
+            except Exception as error:  # Ray raises bare ones here
+                for process in set(psutil.Process().children()) - before:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+                self.close()
+                if not left:
+                    raise PlanError(f"Ray did not start, {TRIES} times: {str(error).splitlines()[0]}") from error
+            else:
+                self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
+                return
 
     def check(self, steps: list[Step]) -> None:
         """Raises PlanError naming every step that no node can ever take."""

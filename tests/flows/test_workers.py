@@ -1,10 +1,12 @@
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from flows.launch import plan_recipe, run_plan
+from flows.workers import TRIES, RayWorkers
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -66,3 +68,23 @@ stages:
     )
     with pytest.raises(PlanError, match="a: no node has CPU 4096"):
         run_plan(too_much, layout, prefect=False)
+
+
+def test_a_cluster_that_does_not_start_is_tried_again_and_then_told(tmp_path):
+    import ray
+
+    tried = []
+
+    def busy(**options):
+        tried.append(options["_temp_dir"])
+        assert Path(options["_temp_dir"]).is_dir()
+        raise Exception("The current node timed out during startup.\nmore")
+
+    with mock.patch.dict(os.environ), mock.patch.object(ray, "init", busy):
+        os.environ.pop("RAY_ADDRESS", None)
+        with pytest.raises(
+            PlanError, match=f"Ray did not start, {TRIES} times: The current node timed out during startup.$"
+        ):
+            RayWorkers(Layout(tmp_path))
+    assert len(set(tried)) == TRIES
+    assert not any(Path(folder).exists() for folder in tried)
