@@ -6,6 +6,7 @@
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
+  promoted/  champions.lock   evaluations that have promoted a model; held while a champion moves
 """
 
 import os
