@@ -9,9 +9,9 @@ from schemas.recipe import load_recipe
 RECIPE = """
 name: gated
 stages:
-  base: {kind: init, config: {model_type: qwen3}, max_length: 32}
+  root: {kind: init, config: {model_type: qwen3}, max_length: 32}
   data: {kind: synthesize, problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 20}], teacher: answer}
-  cold: {kind: sft, model: base, data: data, learning_rate: 1e-3}
+  cold: {kind: sft, model: root, data: data, learning_rate: 1e-3}
   tuned: {kind: sft, model: cold, data: data, learning_rate: 1e-3}
   merged: {kind: merge, merge_method: linear, models: [{model: cold}, {model: tuned}], parameters: {weight: 0.5}}
   repair: {kind: sft, model: tuned, data: data, learning_rate: 1e-3}
@@ -45,11 +45,11 @@ def load(tmp_path):
     ("word", "models", "found"),
     [
         ("parent", "tuned: tuned", ("parent", ("cold",))),
-        ("base", "tuned: tuned", ("base", ("base",))),
+        ("base", "tuned: tuned", ("base", ("root",))),
         ("merged", "tuned: tuned", ("merged", ("merged",))),
         ("parent", "round: rounds.tune", ("parent", ("cold",))),  # what the loop began with
         ("parent", "final: final", ("parent", ("repair", "polish"))),
-        ("base", "final: final", ("base", ("base",))),
+        ("base", "final: final", ("base", ("root",))),
     ],
 )
 def test_what_is_compared_with_becomes_a_port_of_the_evaluation(load, word, models, found):
@@ -59,6 +59,13 @@ def test_what_is_compared_with_becomes_a_port_of_the_evaluation(load, word, mode
     assert (port.path, port.steps) == (f"against.{name}", steps)
     assert recipe.settings("check")["gate"][0]["against"] == name
     assert set(steps) <= set(recipe.steps["check"].needs)
+
+
+def test_a_stage_that_is_called_so_is_meant(load, tmp_path):
+    load("{against: base, min_delta: 0}")
+    (tmp_path / "recipe.yaml").write_text((tmp_path / "recipe.yaml").read_text().replace("repair", "base"))
+    (port,) = [p for p in load_recipe(tmp_path / "recipe.yaml").ports("check") if p.path == "against.base"]
+    assert port.steps == ("base",)
 
 
 def test_a_model_of_the_table_is_not_evaluated_twice(load):
@@ -108,8 +115,8 @@ def test_what_means_nothing_is_refused_at_its_place(load, gate):
 def test_parents_that_are_none_or_several_are_refused(load):
     with pytest.raises(RecipeError, match=r"`merged` has no parent: it was made from several \(cold, tuned\)"):
         load("{against: parent, min_delta: 0}", "merged: merged")
-    with pytest.raises(RecipeError, match="`base` has no parent: its training began here"):
-        load("{against: parent, min_delta: 0}", "base: base")
+    with pytest.raises(RecipeError, match="`root` has no parent: its training began here"):
+        load("{against: parent, min_delta: 0}", "root: root")
     with pytest.raises(RecipeError, match=r"`path:./m` has no base: it comes from outside"):
         load("{against: base, min_delta: 0}", "given: path:./m")
     with pytest.raises(RecipeError, match=r"choice between outputs that differ: repair.model \(policy\)"):
