@@ -111,11 +111,16 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
         with memory, Repo(str(layout.root), config=config) as repo:
             yield Remote(repo, AD_HOC if url else name, said)
     except (DvcException, OSError) as error:
-        raise PlanError(f"{said} cannot be used as a DVC remote: {error}") from error
+        raise PlanError(f"{said} cannot be used as a DVC remote: {_plain(error, name)}") from error
     except PosttrainError:
         raise
     except Exception as error:  # clients of clouds raise what they like
-        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {error}") from error
+        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_plain(error, name)}") from error
+
+
+def _plain(error: Exception, name: str | None) -> str:
+    """What went wrong, without the password of a URL."""
+    return str(error).replace(name, place(name)) if name else str(error)
 
 
 def place(name: str | None) -> str:
