@@ -144,6 +144,7 @@ def test_a_value_model_learnt_alone_is_taken_up_by_ppo(at, inputs, tmp_path, tra
     assert explained[0] == 0.0
 
 
+@pytest.mark.slow
 def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(at, inputs, training):
     """PRIME's loop, then its process reward model as a frozen auxiliary and as a reward."""
     first = at("prime")
