@@ -94,11 +94,12 @@ class Supervisor:
             needed = self.kept.get(kept.service.needs)
             if kept.process is None and time.time() >= kept.due and (needed is None or needed.answered):
                 self._start(kept)
-            if kept.process is not None:
-                self._ask(kept)
-        bury(set(before.values()))
+        bury({*before.values(), *self.pids().values()})
         if self.pids() != before:
             self.changed(self.pids())
+        for kept in self.kept.values():
+            if kept.process is not None:
+                self._ask(kept)
 
     def pids(self) -> dict[str, int]:
         """Service to its process."""
