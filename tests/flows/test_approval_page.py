@@ -84,7 +84,7 @@ def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(check
         assert process.poll() is None, made.output.read_text()
         return [run for run in flow_runs(server) if run["state"]["type"] == "PAUSED"]
 
-    (run,) = processes.wait_for(paused, PATIENCE)
+    (run,) = processes.wait_for(paused, 2 * PATIENCE)
     processes.wait_for(lambda: "aside: done" in made.output.read_text(), PATIENCE)
     assert "after:" not in made.output.read_text()
     assert "check: waiting (decide in Prefect, or: posttrain approve" in made.output.read_text()
