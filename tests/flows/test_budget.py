@@ -1,7 +1,9 @@
 """A budget is foreseen from what ran before, holds while a run goes on, and is accounted for afterwards."""
 
 import json
+import time
 
+import psutil
 import pytest
 
 from flows.budget import Ledger, spending_lines, with_budget
@@ -206,3 +208,46 @@ def test_another_budget_that_means_nothing_is_refused(lab, change):
 def test_another_budget_keeps_the_rest(lab):
     budget = with_budget(lab.plan("{tokens: 3, on_exceed: warn}"), ["core_seconds=5", "prices.core_hour=2"]).budget
     assert (budget.tokens, budget.core_seconds, budget.prices.core_hour, budget.on_exceed) == (3, 5.0, 2.0, "warn")
+
+
+HANGS = """
+import os
+import subprocess
+import time
+from pathlib import Path
+
+
+def hang(context, *, told: str):
+    if (context.checkpoints / "tried.txt").is_file():
+        (context.output("result") / "n.txt").write_text("1")
+        return
+    (context.checkpoints / "tried.txt").write_text("1")
+    child = subprocess.Popen(["sleep", "600"])
+    Path(told).write_text(f"{os.getpid()} {child.pid}")
+    context.spend(100)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_on_ray_is_ended_with_all_that_it_started(tmp_path):
+    (tmp_path / "hang_lab.py").write_text(HANGS)
+    told = tmp_path / "told.txt"
+    (tmp_path / "hang.yaml").write_text(
+        f"name: hang\nbudget: {{tokens: 50}}\nstages:\n"
+        f'  long: {{kind: python, function: {{use: "hang_lab:hang", told: "{told}"}}}}\n'
+    )
+    layout = Layout(tmp_path / "root")
+    layout.root.mkdir()
+    plan = plan_recipe(tmp_path / "hang.yaml", layout)
+    outcome = run_plan(plan, layout, prefect=False)
+    assert outcome.exit_code == 1
+    assert outcome.states["long"].reason.startswith("the run's budget is spent: 100 tokens")
+    for pid in map(int, told.read_text().split()):
+        limit = time.monotonic() + 60
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < limit, pid
+            time.sleep(0.05)
+    resumed = run_plan(with_budget(plan, ["tokens=10000"]), layout, prefect=False, run=outcome.run)
+    assert (resumed.exit_code, resumed.states["long"].state) == (0, "done")

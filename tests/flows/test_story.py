@@ -121,6 +121,14 @@ def test_a_comment_runs_nothing(story, tmp_path):
     assert missing(plan_recipe(tmp_path / "tiny.yaml", layout), layout) == set()
 
 
+def test_the_tokens_that_steps_sample_and_train_on_are_counted(story):
+    made = {m.step: m for m in Store(story[1]).manifests()}
+    assert made["cold_start"].tokens == made["cold_start"].metrics["tokens"] > 0
+    assert 0 < made["exam"].tokens <= 6 * 2 * 4  # problems, models, at most so many tokens each
+    assert made["better"].tokens == made["better"].metrics["tokens"] > 0
+    assert {made[name].tokens for name in ("base", "lessons", "clean", "prompts")} == {0}
+
+
 def edited_house(tmp_path, monkeypatch, file, change):
     """Plans are made from a copy of the sources in which one file is changed."""
     import flows.closure
