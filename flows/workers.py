@@ -64,6 +64,7 @@ class RayWorkers:
         self.session: TextIO | None = None
         self.temporary: Path | None = None
         self.pillars: dict[str, psutil.Process] = {}
+        self.helpers: list[psutil.Process] = []
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
@@ -97,6 +98,7 @@ class RayWorkers:
                     raise PlanError(f"Ray did not start, {TRIES} times: {str(error).splitlines()[0]}") from error
             else:
                 self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
+                self.helpers = [c for p in self.pillars.values() for c in p.children(recursive=True)]
                 return
 
     def check(self, steps: list[Step]) -> None:
@@ -128,6 +130,9 @@ class RayWorkers:
     def close(self) -> None:
         """End the cluster that was started here and remove its files."""
         self.ray.shutdown()
+        for helper in self.helpers:  # agents of a raylet wait for a gcs_server that died
+            with contextlib.suppress(psutil.Error):
+                helper.kill()
         if self.temporary is not None and self.session is not None:
             shutil.rmtree(self.temporary, ignore_errors=True)
             self.session.close()
