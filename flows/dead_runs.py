@@ -12,7 +12,7 @@ import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 GOES_ON = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 BEGINS = timedelta(minutes=3)
@@ -31,7 +31,8 @@ def bury(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun
     )  # fmt: skip
     dead = [run for run in found if is_dead(run, datetime.now(UTC))]
     for run in dead:
-        client.set_flow_run_state(run.id, Crashed(message=SAID), force=True)
+        ends = Cancelled if run.state_type == StateType.CANCELLING else Crashed  # the worker may not have said so yet
+        client.set_flow_run_state(run.id, ends(message=SAID), force=True)
     return dead
 
 
