@@ -61,7 +61,16 @@ def test_without_a_terminal_plain_lines_at_most_every_ten_seconds():
         (21, {"type": "progress", "step": "rl", "at": 111, "total": 500}),
         (25, {"type": "log", "step": "rl", "line": "noise"}),
         (26, {"type": "run", "state": "ended"}),
-        (65, {"type": "step", "step": "rl", "state": "done", "metrics": {"reward": 0.75}, "gates": "gate failed: accuracy"}),
+        (
+            65,
+            {
+                "type": "step",
+                "step": "rl",
+                "state": "done",
+                "metrics": {"reward": 0.75},
+                "gates": "gate failed: accuracy",
+            },
+        ),
     ]
     with told:
         tell(told, clock, events)
