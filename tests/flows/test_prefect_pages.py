@@ -204,7 +204,7 @@ def look_at_results(served, page, number, folder):
     assert address.startswith(served.mlflow)
     page.goto(address)
     report = page.frame_locator("iframe").first
-    report.get_by_text("cold_start").first.wait_for()
+    report.get_by_text("Steps", exact=True).first.wait_for()
     page.screenshot(path=folder / "report.png")
     page.goto(address.partition("/artifacts")[0])
     page.get_by_text("cold_start/loss").first.wait_for()
@@ -229,7 +229,7 @@ def mlflow_child(served, step):
     experiments = [e.experiment_id for e in client.search_experiments()]
     condition = f"tags.`posttrain.step` = '{step}'"
     (child,) = client.search_runs(experiments, condition)
-    history = client.get_metric_history(child.info.run_id, "loss")
+    history = client.get_metric_history(child.info.run_id, "curves/loss")
     return child.info.run_id, sorted({point.step for point in history})
 
 
