@@ -21,10 +21,15 @@ PACKAGES = ("schemas", "learning", "tasks", "lineage", "flows")
 
 
 class Closure:
-    """Finds modules of the house, and of the user below `folders` (the recipe's folder, the working directory)."""
+    """Finds modules of the house, and of the user below `folders` (the recipe's folder, the working directory).
+
+    What it has found it does not look for again: one closure is for one plan.
+    """
 
     def __init__(self, folders: Iterable[Path] = ()):
         self.folders = tuple(dict.fromkeys(Path(f).resolve() for f in folders))
+        self._files: dict[str, Path | None] = {}
+        self._modules: dict[str, tuple[str, list[str]]] = {}
 
     def of_modules(self, roots: Iterable[str]) -> dict[str, str]:
         """Module to digest for everything reached from `roots`, in the order of the names. Raises PlanError."""
@@ -34,15 +39,10 @@ class Closure:
             name = waiting.pop()
             if name in found:
                 continue
-            file = self.locate(name)
-            if file is None and (file := _installed(name)) is not None:
-                found[name], _ = read_module(file, file.stat().st_mtime_ns, file.stat().st_size)
-                continue
-            if file is None:
-                raise PlanError(f"no module `{name}`: looked in the checkout and in {self._where()}")
-            found[name], imports = read_module(file, file.stat().st_mtime_ns, file.stat().st_size)
-            package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-            waiting += [m for m in self._resolved(imports, package) if m not in found]
+            if name not in self._modules:
+                self._modules[name] = self._read(name)
+            found[name], imports = self._modules[name]
+            waiting += [module for module in imports if module not in found]
         return dict(sorted(found.items()))
 
     def modules_of(self, use: Use) -> list[str]:
@@ -55,6 +55,22 @@ class Closure:
 
     def locate(self, name: str) -> Path | None:
         """File of a dotted module: in the house, else in the user's folders; None when it is of neither."""
+        if name not in self._files:
+            self._files[name] = self._looked_up(name)
+        return self._files[name]
+
+    def _read(self, name: str) -> tuple[str, list[str]]:
+        """Digest of a module, and which modules of ours or the user's it imports. Raises PlanError."""
+        file = self.locate(name)
+        if file is None and (file := _installed(name)) is not None:
+            return read_module(file, file.stat().st_mtime_ns, file.stat().st_size)[0], []
+        if file is None:
+            raise PlanError(f"no module `{name}`: looked in the checkout and in {self._where()}")
+        digest, imports = read_module(file, file.stat().st_mtime_ns, file.stat().st_size)
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        return digest, list(self._resolved(imports, package))
+
+    def _looked_up(self, name: str) -> Path | None:
         parts = name.split(".")
         roots = (HOUSE,) if parts[0] in PACKAGES else self.folders
         for root in roots:

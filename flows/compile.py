@@ -107,16 +107,23 @@ def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
 
 def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
     """Key, gate and outcome of everything that decides whether a step runs or another in its place."""
-    step, found = steps[name], set()
-    for given in step.inputs:
-        found |= {c for source in given.steps for c in _conditions(source, steps)}
-    own = {(b.step, b.gate) for b in step.branch_of}
-    found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
-    for need in step.needs:
-        for index, gate in enumerate(steps[need].settings.get("gate") or () if steps[need].kind == "evaluate" else ()):
-            if gate["on_fail"] == "branch" and (need, index) not in own:
-                found.add((steps[need].key, index, "passed"))
+    found, seen, waiting = set(), {name}, [name]
+    while waiting:
+        step = steps[waiting.pop()]
+        own = {(b.step, b.gate) for b in step.branch_of}
+        found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
+        for need in step.needs:
+            for index, gate in enumerate(_gates(steps[need])):
+                if gate["on_fail"] == "branch" and (need, index) not in own:
+                    found.add((steps[need].key, index, "passed"))
+        before = {source for given in step.inputs for source in given.steps} - seen
+        seen |= before
+        waiting += before
     return found
+
+
+def _gates(step: Step) -> list[dict[str, Any]]:
+    return (step.settings.get("gate") or []) if step.kind == "evaluate" else []
 
 
 def nameless(value: Any, ports: set[str], path: str = "") -> Any:

@@ -129,7 +129,7 @@ def expected_targets(one, columns):
         if one.reads == "state":
             found.append([0.9 ** (len(ids) - 1 - t) * reward for t in range(len(ids))])
         elif one.reads == "action":
-            after = [*more["_max"].tolist()[1:], float(more["_end_max"]) if finish else 0.0]
+            after = [*more["_max"].tolist()[1:], more["_end_max"].item() if finish else 0.0]
             found.append([0.9 * a + (reward if t == len(ids) - 1 else 0.0) for t, a in enumerate(after)])
         else:
             found.append([reward] * (1 if one.of_paths else len(ids)))
