@@ -148,7 +148,11 @@ class Submitted:
         """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
         ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
         if not ended:
-            self.stands()
+            try:
+                self.stands()
+            except StepError:
+                self._end()  # it would work on, and nobody would hear of it
+                raise
         return ended
 
     def result(self) -> dict[str, Any]:
@@ -165,13 +169,16 @@ class Submitted:
 
     def kill(self) -> None:
         """End the worker process, and where it runs on this machine everything that it started."""
-        group = self._process_group()
+        self._end()
         self.ray.cancel(self.reference, force=True)
-        if group is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
         with contextlib.suppress(self.ray.exceptions.RayError):
             self.ray.get(self.reference, timeout=10)
+
+    def _end(self) -> None:
+        """End the process group of the worker where it is of this machine."""
+        if (group := self._process_group()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def _process_group(self) -> int | None:
         if not self.pid_file.is_file():
