@@ -49,7 +49,10 @@ def server(tmp_path):
     words = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     with (tmp_path / "server.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", *words], env=kept | prefect_environment(home), stdout=log, stderr=log
+            [sys.executable, "-W", "ignore", "-m", *words],
+            stdout=log,
+            stderr=log,
+            env=kept | prefect_environment(home) | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"},
         )
         yield f"http://127.0.0.1:{port}"
         process.terminate()
