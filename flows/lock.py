@@ -23,10 +23,12 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
 def _acquire(folder: Path, on_wait: Callable[[], None]) -> int:
     waited = False
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):  # the holder removed it between two looks, mkdir's own included
+            if folder.is_file():
+                raise
             continue
         try:
             try:

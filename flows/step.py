@@ -69,9 +69,10 @@ def _teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any
     file = progress_file(layout, step.key, attempt)
 
     def tell(event: dict[str, Any]) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError), file.open("a") as stream:  # its holder may just have removed it
-            stream.write(json.dumps(event) + "\n")
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the folder's holder may just have removed it
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as stream:
+                stream.write(json.dumps(event) + "\n")
 
     return tell
 
