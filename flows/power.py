@@ -8,8 +8,8 @@ from scipy.stats import norm
 
 from learning.gates import Question, questions
 from learning.paired_tests import POWER, minimum_detectable
+from lineage.history import latest
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -26,8 +26,9 @@ def gate_lines(plan: Plan, layout: Layout) -> list[str]:
     asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
     if not asked:
         return []
-    latest = {m.step: m for m in Store(layout).manifests() if m.recipe == plan.recipe and m.kind == "evaluate"}
-    return [line for step in asked for line in _of_step(step, latest.get(step.name))]
+    before = latest(layout, plan.recipe, [step.name for step in asked])
+    last = {name: manifest for name, manifest in before.items() if manifest.kind == "evaluate"}
+    return [line for step in asked for line in _of_step(step, last.get(step.name))]
 
 
 def _of_step(step: Step, last: Manifest | None) -> Iterator[str]:
