@@ -6,7 +6,6 @@ Usage: python -m flows.prefect_host FOLDER LOCK_DESCRIPTOR PORT COMMAND...
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -17,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 from typing import BinaryIO
+
+from flows.family import die_with_parent
 
 LOOK = 0.2
 """Seconds between looks for users."""
@@ -53,7 +54,7 @@ def write_server(home: Path, pid: int, url: str = "") -> None:
 def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
-        preexec_fn=_die_with_parent,
+        preexec_fn=die_with_parent,
     )  # fmt: skip
 
 
@@ -79,10 +80,6 @@ def _end(server: subprocess.Popen[bytes]) -> None:
             server.wait(PATIENCE)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from learning.adapters import attach, write_adapters
+from learning.adapters import attach, save_adapted
 from learning.checkpoint import load_training, save_training
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
+from learning.policy import Policy, load_policy, room, save_policy, set_determinism
 from learning.rows import read_rows
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
@@ -150,9 +150,7 @@ def publish(loop: Loop) -> Result:
         "trained_parameters": sum(parameter.numel() for parameter in trained(loop).values()),
     }
     if loop.stage.use_peft:
-        write_adapters(loop.policy.model, folder)
-        save_tokenizer(loop.policy.tokenizer, folder)
-        save_policy(replace(loop.policy, model=loop.policy.model.unload()), folder / "base")
+        save_adapted(loop.policy, folder)
     else:
         save_policy(loop.policy, folder)
     return Result(metrics)
