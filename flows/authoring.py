@@ -17,7 +17,7 @@ from lineage.layout import Layout
 from lineage.report import duration
 from schemas.errors import PlanError, RecipeError
 from schemas.nearest import suggest
-from schemas.plan import Plan, Step
+from schemas.plan import Plan
 from schemas.recipe import load_recipe
 
 STARTER = """\
@@ -76,7 +76,7 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
         verdict, why = verdicts[step.name]
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
         why = "; ".join(filter(None, (why.removeprefix("made by "), condition(step, plan))))
-        cells = (Text(step.name), step.kind, mark, Text(why), Text(_reads(step)))
+        cells = (Text(step.name), step.kind, mark, Text(why), Text(step.reads))
         table.add_row(*cells, f"{step.resources.num_cpus:g}", _time(found[step.name]))
     return table
 
@@ -86,10 +86,6 @@ def _time(estimate: Estimate) -> str:
         return "unknown"
     took = duration(estimate.cost.seconds)
     return f"saves {took}" if estimate.is_hit else f"about {took}"
-
-
-def _reads(step: Step) -> str:
-    return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in step.inputs))
 
 
 def asked_step(

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.estimate import estimates, over, predicted, said
+from flows.estimate import estimates, holding, over, predicted, said
 from flows.explain import Verdict
 from lineage.layout import Layout
 from lineage.spending import Cost, Spending, read_spending, total, write_spending
@@ -67,7 +67,7 @@ class Ledger:
         with self.lock:
             cost = self._cost(self.tries.pop(step.name)) if step.name in self.tries else Cost()
             if made is not None:
-                cost = _held(step, max(cost.seconds, made[0]), max(cost.tokens, made[1]))
+                cost = holding(step, max(cost.seconds, made[0]), max(cost.tokens, made[1]))
             self.spent[step.name] = self.spent.get(step.name, Cost()) + cost
             self._note()
 
@@ -89,16 +89,12 @@ class Ledger:
         return f"the run's budget is spent: {'; '.join(passed)}" if passed else ""
 
     def _cost(self, one: _Try) -> Cost:
-        return _held(one.step, self.clock() - one.since, one.tokens)
+        return holding(one.step, self.clock() - one.since, one.tokens)
 
     def _note(self) -> None:
         running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.tries.items()}
         write_spending(self.layout, self.run, Spending(self.foreseen, self.spent | running))
         self.noted = self.clock()
-
-
-def _held(step: Step, seconds: float, tokens: int) -> Cost:
-    return Cost(seconds, seconds * step.resources.num_cpus, seconds * step.resources.num_gpus, tokens)
 
 
 def open_ledger(plan: Plan, layout: Layout, run: str, verdicts: dict[str, Verdict]) -> Ledger:

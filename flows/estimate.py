@@ -58,8 +58,12 @@ def _basis(record: Record, distance: int, step: Step) -> str:
 
 def cost_of(record: Record, step: Step) -> Cost:
     """What an artifact cost, with the resources that the step asks for now."""
-    seconds, held = record["seconds"], step.resources
-    return Cost(seconds, seconds * held.num_cpus, seconds * held.num_gpus, int(record.get("tokens") or 0))
+    return holding(step, record["seconds"], int(record.get("tokens") or 0))
+
+
+def holding(step: Step, seconds: float, tokens: int) -> Cost:
+    """What it costs that a step holds its resources for so long."""
+    return Cost(seconds, seconds * step.resources.num_cpus, seconds * step.resources.num_gpus, tokens)
 
 
 def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:

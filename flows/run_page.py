@@ -7,7 +7,7 @@ from flows.explain import Verdict
 from flows.power import condition
 from flows.states import EXIT_CANCELLED, StepState, exit_code
 from lineage.report import duration, number
-from schemas.plan import Plan, Step
+from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}
 
@@ -25,7 +25,7 @@ def plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: Mappi
         verdict, why = verdicts[step.name]
         why = "; ".join(filter(None, (why, condition(step, plan))))
         last = duration(took[step.name]) if step.name in took else "–"
-        cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, _reads(step), f"{step.resources.num_cpus:g}")
+        cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, step.reads, f"{step.resources.num_cpus:g}")
         lines[-1] += "\n" + _row(*cells, last)
     return "\n\n".join(lines)
 
@@ -93,10 +93,6 @@ def _numbers(state: StepState) -> str:
     metrics = state.manifest.metrics if state.manifest else {}
     plain = [(k, v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)]
     return ", ".join(f"{name} {number(value)}" for name, value in plain[:4])
-
-
-def _reads(step: Step) -> str:
-    return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in step.inputs))
 
 
 def _row(*cells: str) -> str:

@@ -89,6 +89,11 @@ class Step(Schema):
         return bool(self.unless or self.branch_of)
 
     @property
+    def reads(self) -> str:
+        """What it reads, in words: stages, and references to the outside."""
+        return ", ".join(dict.fromkeys(given.source or given.steps[0] for given in self.inputs))
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """Names of all steps that must have ended before this one starts."""
         upstream = [s for i in self.inputs for s in i.steps] + list(self.after) + [u.step for u in self.unless]
