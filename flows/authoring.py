@@ -77,7 +77,7 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
         why = "; ".join(filter(None, (why.removeprefix("made by "), condition(step, plan))))
         cells = (Text(step.name), step.kind, mark, Text(why), Text(step.reads))
-        table.add_row(*cells, f"{step.resources.num_cpus:g}", _time(found[step.name]))
+        table.add_row(*cells, f"{step.resources.all_cpus:g}", _time(found[step.name]))
     return table
 
 

@@ -63,7 +63,7 @@ def cost_of(record: Record, step: Step) -> Cost:
 
 def holding(step: Step, seconds: float, tokens: int) -> Cost:
     """What it costs that a step holds its resources for so long."""
-    return Cost(seconds, seconds * step.resources.num_cpus, seconds * step.resources.num_gpus, tokens)
+    return Cost(seconds, seconds * step.resources.all_cpus, seconds * step.resources.all_gpus, tokens)
 
 
 def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:

@@ -25,7 +25,7 @@ def plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: Mappi
         verdict, why = verdicts[step.name]
         why = "; ".join(filter(None, (why, condition(step, plan))))
         last = duration(took[step.name]) if step.name in took else "–"
-        cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, step.reads, f"{step.resources.num_cpus:g}")
+        cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, step.reads, f"{step.resources.all_cpus:g}")
         lines[-1] += "\n" + _row(*cells, last)
     return "\n\n".join(lines)
 

@@ -110,7 +110,7 @@ def _make(
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
         versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.num_gpus, tokens=sum(spent),
+        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.all_gpus, tokens=sum(spent),
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )  # fmt: skip
 

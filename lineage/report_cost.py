@@ -61,7 +61,7 @@ def _line(step: Step, manifest: Manifest | None, state: str, noted: Spending, ru
 
 def _held(manifest: Manifest, step: Step) -> Cost:
     seconds, held = manifest.seconds, step.resources
-    return Cost(seconds, seconds * held.num_cpus, seconds * held.num_gpus, manifest.tokens)
+    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, manifest.tokens)
 
 
 def _money(plan: Plan, whole: Line) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """kind: preference — direct optimisation on preference pairs."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ class Preference(Training, LoRA, BaseStage):
     `loss: dpo` is one loss, a list is their weighted sum. A loss asks for what it needs: a reference that none asks for
     is never loaded. Rounds on fresh pairs are a loop over `synthesize` and this.
     """
+
+    can: ClassVar = frozenset({"train"})
 
     kind: Literal["preference"]
     model: PolicyRef

@@ -1,7 +1,7 @@
 """kind: reward_model — a scalar head trained on preferences."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from schemas.training import Training
 
 class RewardModel(Training, BaseStage):
     """Bradley-Terry reward model: -log sigmoid(r_chosen - r_rejected - margin)."""
+
+    can: ClassVar = frozenset({"train"})
 
     kind: Literal["reward_model"]
     model: PolicyRef

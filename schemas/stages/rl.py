@@ -1,7 +1,7 @@
 """kind: rl — reinforcement learning with a composable algorithm."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -63,6 +63,8 @@ class Rl(Training, LoRA, BaseStage):
     The algorithm is a composition of slots, from `plan` to `control`; `algorithm: grpo` fills them from
     `recipes/algorithms/grpo.yaml`; a slot given here replaces the preset's.
     """
+
+    can: ClassVar = frozenset({"train", "rollout", "reward", "reference"})
 
     kind: Literal["rl"]
     model: PolicyRef

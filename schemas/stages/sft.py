@@ -1,7 +1,7 @@
 """kind: sft — supervised fine-tuning on completions."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from schemas.training import LoRA, Training
 
 class Sft(Training, LoRA, BaseStage):
     """Supervised fine-tuning; the loss is the mean cross-entropy of the completion tokens of the whole batch."""
+
+    can: ClassVar = frozenset({"train"})
 
     kind: Literal["sft"]
     model: PolicyRef
