@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -65,3 +67,24 @@ def _current_transformers() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         yield
+
+
+def merged_weights(model: PeftModel) -> dict[str, Tensor]:
+    """Weights of the base with the adapters' updates added, W + ΔW, by their names in the plain model.
+
+    They are new tensors: to merge and to unmerge in place would round the base differently each time.
+    """
+    updates = {
+        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+        for adapter in layer.active_adapters
+    }
+    plain: dict[str, Tensor] = {}
+    for name, tensor in model.get_base_model().state_dict().items():
+        if ".lora_" in name:
+            continue
+        name = name.replace(".base_layer.", ".")
+        update = updates.get(name)
+        plain[name] = tensor.detach() if update is None else (tensor.detach() + update.to(tensor.dtype))
+    return plain
