@@ -66,7 +66,7 @@ def newer(receipt: Receipt, version: int) -> None:
     """Raise StepError for weights older than those that are there."""
     if receipt.version < version:
         raise StepError(
-            f"weight sync: version {receipt.version} arrived after version {version}: weights never go back"
+            f"weight sync: version {receipt.version} came after version {version}: weights never go back"
         )
 
 
