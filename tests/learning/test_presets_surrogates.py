@@ -150,6 +150,13 @@ def test_preset_ppo_decoupled_clips_around_the_proximal_policy(golden):
     golden.agrees("ppo_decoupled", adv, loss)
 
 
+def test_preset_aipo_bounds_the_weight_from_above_alone(golden):
+    adv, loss = centred(golden), 0.0
+    for a, (lp, behav) in zip(adv, paths(golden, "lp", "behav"), strict=True):
+        loss = loss - ((lp - behav).exp().detach().clamp(max=2.0) * a * lp).sum() / total(golden)
+    golden.agrees("aipo", adv, loss)
+
+
 def test_preset_clip_cov_spares_a_drawn_share(golden):
     adv = normed(golden)
     a_T = torch.tensor(adv, dtype=torch.float64).repeat_interleave(torch.tensor(golden.counts))
