@@ -4,9 +4,9 @@ An engine is one file in this package with one class `Engine`, made as `Engine(p
 Shapes: B sequences at once, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,10 @@ class Generation:
     finish: Literal["stop", "length", "suspended"]
     entropies: list[float] = field(default_factory=list)
     """Nats of the distribution that each token was sampled from; empty unless the sampling asks for them."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Spans (version, tokens) of `token_ids` in order: which weights sampled how many; empty: those of the last sync."""
+    sample: int = 0
+    """Random stream within its request: `first` for the first of the `n`, and so on; told by a flight alone."""
 
 
 class EngineProtocol(Protocol):
@@ -75,4 +79,39 @@ class EngineProtocol(Protocol):
 
     def sync(self, version: int) -> None:
         """The policy's weights have changed: forget everything cached from the old ones."""
+        ...
+
+
+@runtime_checkable
+class Flight(Protocol):
+    """Generation in progress, step by step: requests may be added, suspended and taken up again while others run.
+
+    Between steps weights may be replaced (`engine.sync(version)`): what runs goes on under the new ones from the exact
+    token, with its cache computed anew, and tells which version sampled which token (`Generation.versions`).
+    """
+
+    @property
+    def running(self) -> int:
+        """Completions that have not ended, those that wait for a place too."""
+        ...
+
+    def add(self, ticket: int, request: Request) -> None:
+        """Begin the `n` completions of a request; a ticket is the caller's name for it. Raises StepError as `generate`."""
+        ...
+
+    def step(self) -> list[tuple[int, Generation]]:
+        """One decode step for all that run; the completions that ended, each with its ticket and its `sample`."""
+        ...
+
+    def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
+        """Take completions out (None: all), in the order of their beginning; they go on as requests with `begun`."""
+        ...
+
+
+@runtime_checkable
+class FlyingEngine(EngineProtocol, Protocol):
+    """An engine that generates step by step as well."""
+
+    def flight(self, sampling: Sampling) -> Flight:
+        """Nothing in flight yet; `target` and `window` of a sampling are those of `generate` alone."""
         ...
