@@ -65,7 +65,7 @@ class Generation:
     entropies: list[float] = field(default_factory=list)
     """Nats of the distribution that each token was sampled from; empty unless the sampling asks for them."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """Spans (version, tokens) of `token_ids` in order: which weights sampled how many; empty: those of the last sync."""
+    """Spans (version, tokens) of `token_ids`, in order: which weights sampled how many; empty: those of the call."""
     sample: int = 0
     """Random stream within its request: `first` for the first of the `n`, and so on; told by a flight alone."""
 
@@ -96,7 +96,7 @@ class Flight(Protocol):
         ...
 
     def add(self, ticket: int, request: Request) -> None:
-        """Begin the `n` completions of a request; a ticket is the caller's name for it. Raises StepError as `generate`."""
+        """Begin the `n` completions of a request; `ticket` is the caller's name for it. Raises StepError."""
         ...
 
     def step(self) -> list[tuple[int, Generation]]:
