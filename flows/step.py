@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from flows.actors import actors_of
 from flows.audited import artifact_published
 from flows.capture import captured
 from flows.contracts import CARRIERS, INDEPENDENT
@@ -97,9 +98,11 @@ def _make(
         inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
+        actors=actors_of(spec, step, work / "step.log"),
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
-    with captured(work / "step.log", spec["whole_process"], secrets_of(step.settings)):
+    hide = secrets_of(step.settings)
+    with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
         result = _run_task(step, context, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))

@@ -17,9 +17,7 @@ def work(spec: dict[str, Any]) -> dict[str, Any]:
     """Do a step; {"manifest": ...} or {"error": text}. Nothing that needs the number of threads is imported before."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgid(0, 0)
-    threads = str(max(1, int(spec["step"]["resources"]["num_cpus"])))
-    os.environ |= dict.fromkeys(THREADS, threads)
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    surroundings(spec["step"]["resources"]["num_cpus"])
     folder = Path(spec["root"]) / ".posttrain" / "work" / spec["step"]["key"]
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another run may just have finished the step and removed its folder
@@ -32,3 +30,9 @@ def work(spec: dict[str, Any]) -> dict[str, Any]:
         return {"manifest": run_step(spec)}
     except PosttrainError as error:
         return {"error": str(error)}
+
+
+def surroundings(num_cpus: float) -> None:
+    """What libraries of numbers read when they are imported: one thread per core, equal results for equal inputs."""
+    os.environ |= dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -54,6 +54,10 @@ class Actors(Protocol):
         """The same object made anew in the place of one that has died or was stopped."""
         ...
 
+    def close(self) -> None:
+        """Stop everything."""
+        ...
+
 
 @dataclass
 class Threads:
@@ -84,6 +88,11 @@ class Threads:
         fresh = Threaded(remote.role, remote.make)
         self._at_work[remote.role] = [fresh if one is remote else one for one in self._at_work[remote.role]]
         return fresh
+
+    def close(self) -> None:
+        """Stop every thread."""
+        for remote in (one for some in self._at_work.values() for one in some):
+            remote.stop()
 
 
 class Threaded:

@@ -6,9 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import StepError
+
+if TYPE_CHECKING:
+    from learning.actors import Actors
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Context:
     num_threads: int = 1
     device: str = "cpu"
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+    actors: "Actors | None" = None
+    """Workers of the roles that have places of their own; None: everything is done in this process."""
 
     def input(self, port: str) -> Path:
         """Folder of the artifact that the port received, by the dotted path of the field."""
