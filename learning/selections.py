@@ -21,8 +21,9 @@ __all__ = [
 ]  # fmt: skip
 
 Source = Literal[
-    "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset"
-]
+    "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
+    "peer",
+]  # fmt: skip
 
 
 def sources(source_T: Tensor, *, keep: Annotated[list[Source], Field(min_length=1)]) -> Tensor:

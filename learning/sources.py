@@ -19,13 +19,14 @@ from learning.judging import failed, passed
 from learning.rehearsal import rehearse
 from learning.rollout import Sampler
 from learning.rows import read_rows
+from learning.sharing import shared
 from learning.trials import Trial
 from learning.trials import by_group as _by_group
 from learning.verdicts import logprobs
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
-__all__ = ["expert", "rehearse", "replay", "successes", "teachers"]
+__all__ = ["expert", "rehearse", "replay", "shared", "successes", "teachers"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 When = Literal["always", "failed"]

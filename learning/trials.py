@@ -10,6 +10,7 @@ from typing import Any, Literal
 Messages = list[dict[str, Any]]
 SOURCES = (
     "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
+    "peer",
 )  # fmt: skip
 """Where a trial comes from; its place here is the code in the column `source`."""
 

@@ -93,6 +93,12 @@ class PreferencePairsRef(Reference):
     accepts = ("preference_pairs",)
 
 
+class TrajectoriesRef(Reference):
+    """What an rl stage has sampled."""
+
+    accepts = ("trajectories",)
+
+
 class RowsRef(Reference):
     """Any table of rows."""
 
