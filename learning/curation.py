@@ -12,9 +12,9 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from learning.rows import FILE, SCHEMAS, read_table
+from learning.rows import SCHEMAS, read_table
+from learning.shards import find_shards, opened
 from schemas.errors import StepError
 
 WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen", "rejected"]}
@@ -76,16 +76,13 @@ class Curation:
 
 def type_of(folder: Path) -> str:
     """The artifact type of rows, told by their columns; raises StepError when they are none of ours."""
-    if not (folder / FILE).is_file():
-        raise StepError(f"{folder}: no {FILE}; curate reads an artifact of prompts, chat or preference pairs")
-    try:
-        columns = pq.read_schema(folder / FILE).names
-    except pa.ArrowException as error:
-        raise StepError(f"{folder / FILE}: not a Parquet file: {error}") from error
+    first = find_shards(folder)[0]
+    with opened(first) as file:
+        columns = file.schema_arrow.names
     fitting = [name for name, schema in SCHEMAS.items() if set(schema.names) <= set(columns)]
     if not fitting:
         wanted = "; ".join(f"{name}: {', '.join(schema.names)}" for name, schema in SCHEMAS.items())
-        raise StepError(f"{folder / FILE}: columns {', '.join(columns)} are no known rows ({wanted})")
+        raise StepError(f"{first}: columns {', '.join(columns)} are no known rows ({wanted})")
     return fitting[-1]
 
 
@@ -100,7 +97,7 @@ def curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) 
     try:
         table.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise StepError(f"{folder / FILE}: damaged rows, or text that is not UTF-8: {error}") from error
+        raise StepError(f"{folder}: damaged rows, or text that is not UTF-8: {error}") from error
     table = table.append_column("row", pa.array(range(len(table)), pa.int64()))
     settings = {
         "threads": num_threads,

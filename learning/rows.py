@@ -1,4 +1,4 @@
-"""Rows that pass between stages: one Parquet file per artifact, with a fixed Arrow schema per artifact type.
+"""Rows that pass between stages: Parquet with a fixed Arrow schema per artifact type (how it is cut: learning.shards).
 
 prompts           id, prompt, answer, family, metadata
 chat              … and completion
@@ -8,13 +8,13 @@ preference_pairs  … and chosen, rejected, margin
 formats; `metadata` is JSON text that belongs to whoever generated the problem.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from schemas.errors import StepError
+from learning.shards import ShardWriter, check_shards, find_shards, scan
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()
@@ -24,7 +24,6 @@ SCHEMAS: dict[str, pa.Schema] = {
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
     "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
 }
-FILE = "rows.parquet"
 
 
 def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> None:
@@ -34,22 +33,38 @@ def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> 
 
 def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
     """Write an Arrow table of an artifact type."""
-    pq.write_table(table.cast(SCHEMAS[artifact_type]), folder / FILE, compression="zstd")
+    with row_writer(folder, artifact_type) as writer:
+        writer.write(table)
+
+
+def row_writer(folder: Path, artifact_type: str) -> ShardWriter:
+    """What writes the rows of an artifact piece by piece."""
+    return ShardWriter(folder, SCHEMAS[artifact_type])
+
+
+def scan_rows(
+    folder: Path, artifact_type: str, *, columns: Sequence[str] | None = None, start: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The rows of an artifact as record batches, in order, from row `start` on; never more than one batch in memory.
+
+    Raises StepError, before the first batch, when a column of any file is missing or of another type.
+    """
+    schema, paths = SCHEMAS[artifact_type], find_shards(folder)
+    check_shards(paths, schema, artifact_type)
+    wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+    yield from scan(paths, wanted, artifact_type, start=start)
+
+
+def count_rows(folder: Path, artifact_type: str) -> int:
+    """Rows of an artifact; raises StepError as `scan_rows` does."""
+    return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
 
 
 def read_table(folder: Path, artifact_type: str) -> pa.Table:
     """Read and check the rows of an artifact; raises StepError when a column is missing or of another type."""
-    table = pq.read_table(folder / FILE)
-    wanted = SCHEMAS[artifact_type]
-    missing = [name for name in wanted.names if name not in table.column_names]
-    if missing:
-        raise StepError(f"{folder / FILE}: not {artifact_type} rows, column(s) {', '.join(missing)} missing")
-    try:
-        return table.select(wanted.names).cast(wanted)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise StepError(f"{folder / FILE}: not {artifact_type} rows: {error}") from error
+    return pa.Table.from_batches(scan_rows(folder, artifact_type), schema=SCHEMAS[artifact_type])
 
 
 def read_rows(folder: Path, artifact_type: str) -> list[dict[str, Any]]:
-    """Read the rows of an artifact as dictionaries."""
-    return read_table(folder, artifact_type).to_pylist()
+    """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
+    return [row for batch in scan_rows(folder, artifact_type) for row in batch.to_pylist()]
