@@ -1,11 +1,11 @@
 """Which run a flow run of a deployment carries out: a retry in Prefect's UI goes on with the same one."""
 
 import json
-import os
 from typing import Any
 
 from flows.runlog import runs
 from lineage.layout import Layout
+from lineage.whole_files import write_whole
 
 FILE = "prefect.json"
 """In a run's folder: the flow run that shows it, its deployment and the parameters of its form."""
@@ -21,11 +21,7 @@ def run_of(layout: Layout, flow_run: str, name: str) -> str | None:
 
 def remember(layout: Layout, run: str, **facts: Any) -> None:
     """Keep, in one write, which flow run a run belongs to."""
-    folder = layout.run(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(facts, indent=1) + "\n")
-    temporary.replace(folder / FILE)
+    write_whole(layout.run(run) / FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def told(layout: Layout, run: str) -> dict[str, Any]:

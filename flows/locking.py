@@ -17,6 +17,7 @@ from flows.difference import changes, code_changes, said
 from lineage.layout import Layout
 from lineage.packages import needed_packages
 from lineage.pins import pin
+from lineage.whole_files import write_whole
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 from schemas.recipe import load_recipe
@@ -103,10 +104,8 @@ def lock_recipe(
 
 def _write(file: Path, recipe: str, lock: dict[str, Any]) -> None:
     text = yaml.dump(lock, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
-    temporary = file.with_name(f"{file.name}.tmp")
     try:
-        temporary.write_text(HEAD.format(name=recipe) + text)
-        temporary.replace(file)
+        write_whole(file, HEAD.format(name=recipe) + text)
     except OSError as error:
         raise PlanError(f"{file} cannot be written: {error.strerror}") from error
 

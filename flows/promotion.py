@@ -1,6 +1,5 @@
 """Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry import is_empty, registry_uri, shown
 from lineage.store import Store
+from lineage.whole_files import write_whole
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Promotion
@@ -148,11 +148,7 @@ def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) 
 
 
 def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
-    note = _note(layout, wanted, gate, model)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    temporary = note.with_suffix(f".{os.getpid()}")
-    temporary.write_text(when or datetime.now(UTC).isoformat(timespec="seconds"))
-    temporary.replace(note)
+    write_whole(_note(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:

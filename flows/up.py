@@ -24,6 +24,7 @@ from flows.services import POOL, mlflow_service, prefect_service, watcher_servic
 from flows.supervisor import Say, Service, Supervisor
 from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
 from lineage.layout import Layout
+from lineage.whole_files import write_whole
 from schemas.errors import PlanError
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
@@ -75,9 +76,7 @@ def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, st
 
     def changed(pids: dict[str, int]) -> None:
         told = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
-        temporary = layout.state / f"{FILE}.{os.getpid()}"
-        temporary.write_text(json.dumps(told, indent=1) + "\n")
-        temporary.replace(layout.state / FILE)
+        write_whole(layout.state / FILE, json.dumps(told, indent=1) + "\n")
         if "prefect" in pids:  # a run beside sees that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 

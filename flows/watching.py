@@ -5,7 +5,6 @@ the next look finds the same change, tells it under the same key, and whoever he
 """
 
 import json
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.digests import digest_of
+from lineage.whole_files import write_whole
 
 Look = Callable[[str], str | None]
 """From a source to what there is to see of it."""
@@ -88,13 +88,7 @@ class Watch:
             return {"since": secrets.token_hex(8), "changes": 0, "digests": {}}
 
     def _remember(self, known: dict[str, Any]) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.file.with_name(f"{self.file.name}.{os.getpid()}.tmp")
-        with temporary.open("w") as stream:
-            json.dump(known, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(self.file)
+        write_whole(self.file, json.dumps(known, indent=1))
 
 
 def short(digest: str | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
+from lineage.whole_files import write_whole
 from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_DATABASE"
@@ -31,10 +32,7 @@ def chosen_database(state: Path) -> str | None:
 
 def remember_database(state: Path, address: str) -> None:
     """Keep the choice for everything that runs later in this checkout; `sqlite` goes back to the files."""
-    state.mkdir(parents=True, exist_ok=True)
-    temporary = state / f"{FILE}.{os.getpid()}"
-    temporary.write_text((address if address == SQLITE else without_password(address)) + "\n")
-    temporary.replace(state / FILE)
+    write_whole(state / FILE, (address if address == SQLITE else without_password(address)) + "\n")
 
 
 def without_password(address: str) -> str:

@@ -1,12 +1,12 @@
 """Artifacts that somebody wants to keep, by key, in `.posttrain/keepsakes.json`."""
 
 import json
-import os
 from datetime import UTC, datetime
 
 from filelock import FileLock
 
 from lineage.layout import Layout
+from lineage.whole_files import write_whole
 
 FILE = "keepsakes"
 
@@ -33,6 +33,4 @@ def _change(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ..
     file = layout.state / f"{FILE}.json"
     with FileLock(layout.state / f"{FILE}.lock"):
         kept = {key: said for key, said in (keepsakes(layout) | more).items() if key not in less}
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(kept, indent=1) + "\n")
-        temporary.replace(file)
+        write_whole(file, json.dumps(kept, indent=1) + "\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 from lineage.layout import Layout
 from lineage.projection import curve_points
 from lineage.records import Record
+from lineage.whole_files import write_whole
 
 
 def runs_folder(layout: Layout, recipe: str) -> Path:
@@ -50,10 +51,7 @@ def write_if_changed(path: Path, text: str) -> None:
     """Write by one rename; an equal file keeps its time, so that DVC need not hash it again."""
     if path.is_file() and path.read_text() == text:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    fresh.write_text(text)
-    fresh.replace(path)
+    write_whole(path, text)
 
 
 def _replace_folder(source: Path, target: Path) -> None:

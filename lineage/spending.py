@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lineage.layout import Layout
+from lineage.whole_files import write_whole
 
 FILE = "cost.json"
 
@@ -50,8 +51,4 @@ def read_spending(layout: Layout, run: str) -> Spending | None:
 
 def write_spending(layout: Layout, run: str, spending: Spending) -> None:
     """Note what a run costs, whole or not at all."""
-    file = layout.run(run) / FILE
-    temporary = file.with_name(f"{FILE}.tmp")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(asdict(spending), indent=1))
-    temporary.replace(file)
+    write_whole(layout.run(run) / FILE, json.dumps(asdict(spending), indent=1))
