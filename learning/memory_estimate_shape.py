@@ -1,0 +1,140 @@
+"""What of a model's configuration decides how much memory it needs: read from `config.json`, without torch.
+
+Shapes: C width, I inner width of the feed-forward block, H query heads, K key-value heads, D head size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import StepError
+
+ARCHITECTURES: dict[str, dict[str, bool]] = {
+    "gemma": {},
+    "gpt2": {"gated": False, "layer_norm": True, "query_bias": True, "output_bias": True, "inner_bias": True},
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "olmo2": {"wide_norms": True},
+    "phi3": {},
+    "qwen2": {"query_bias": True},
+    "qwen3": {"head_norms": True},
+    "qwen3_moe": {"head_norms": True},
+    "smollm3": {},
+}
+"""Decoders whose tensors are known here, and how each differs from a Llama."""
+ALIASES = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder: attention, a feed-forward block (or experts), norms before or after them."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+    tied: bool
+    gated: bool = True
+    head_norms: bool = False
+    """A norm of D weights on every query and key head, as in Qwen3."""
+    wide_norms: bool = False
+    """A norm of H·D (K·D) weights on all queries (keys) at once, as in OLMo 2."""
+    layer_norm: bool = False
+    """LayerNorm with a bias instead of RMSNorm."""
+    query_bias: bool = False
+    output_bias: bool = False
+    inner_bias: bool = False
+    positions: int = 0
+    """Learnt positions, 0 where they are computed."""
+    experts: int = 0
+    """Experts of a layer, 0 for a dense block."""
+    active: int = 0
+    """Experts that a token uses."""
+
+    @property
+    def queries(self) -> int:
+        """H·D."""
+        return self.heads * self.head
+
+    @property
+    def keys(self) -> int:
+        """K·D."""
+        return self.kv_heads * self.head
+
+    @property
+    def linears(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of every matrix of a layer but a router's."""
+        block = [(self.width, self.inner)] * (2 if self.gated else 1) + [(self.inner, self.width)]
+        attention = [(self.width, self.queries), *[(self.width, self.keys)] * 2, (self.queries, self.width)]
+        return attention + block * max(self.experts, 1)
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer."""
+        matrices = sum(a * b for a, b in self.linears) + self.experts * self.width
+        biases = self.query_bias * (self.queries + 2 * self.keys) + self.output_bias * self.width
+        biases += self.inner_bias * (self.inner * (2 if self.gated else 1) + self.width)
+        norms = 2 * self.width * (1 + self.layer_norm) + self.head_norms * 2 * self.head
+        return matrices + biases + norms + self.wide_norms * (self.queries + self.keys)
+
+    @property
+    def body_parameters(self) -> int:
+        """Without the head of a language model."""
+        ends = (self.vocabulary + self.positions) * self.width + self.width * (1 + self.layer_norm)
+        return ends + self.layers * self.layer_parameters
+
+    @property
+    def parameters(self) -> int:
+        """Of a language model; a tied head is its embedding."""
+        return self.body_parameters + (0 if self.tied else self.vocabulary * self.width)
+
+    def adapter_parameters(self, rank: int, targets: list[str] | str) -> int:
+        """Of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
+        names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["gate_proj"] if self.gated else []), "up_proj", "down_proj"]
+        chosen = [
+            sides
+            for name, sides in zip(names, self.linears[: len(names)], strict=True)
+            if targets == "all-linear" or name in targets
+        ]
+        return self.layers * rank * sum(a + b for a, b in chosen)
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
+    kind = str(config.get("model_type"))
+    if kind not in ARCHITECTURES:
+        raise StepError(f"memory of a {kind} model is not known; known are {', '.join(sorted(ARCHITECTURES))}")
+
+    def number(name: str, default: int | None = None) -> int:
+        found = config.get(name) or config.get(ALIASES.get(name, name)) or default
+        if found is None:
+            raise StepError(f"its configuration does not say `{name}`")
+        return int(found)
+
+    width, heads = number("hidden_size"), number("num_attention_heads")
+    experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)
+    inner = int(config.get("n_inner") or 4 * width) if kind == "gpt2" else number("intermediate_size")
+    biased = bool(config.get("attention_bias"))
+    traits = dict(ARCHITECTURES[kind])
+    return Shape(
+        layers=number("num_hidden_layers"),
+        width=width,
+        inner=int(config.get("moe_intermediate_size") or inner) if experts else inner,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        head=number("head_dim", width // heads),
+        vocabulary=number("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings", kind in ("gemma", "gpt2", "smollm3"))),
+        gated=traits.pop("gated", True),
+        query_bias=traits.pop("query_bias", biased),
+        output_bias=traits.pop("output_bias", biased),
+        inner_bias=traits.pop("inner_bias", bool(config.get("mlp_bias"))),
+        positions=number("max_position_embeddings", config.get("n_positions")) if kind == "gpt2" else 0,
+        experts=experts,
+        active=int(config.get("num_experts_per_tok") or 0),
+        **traits,
+    )
