@@ -1,4 +1,4 @@
-"""One call of the torch engine: continuous batching of samples over slots.
+"""Decoding of the torch engine: continuous batching of samples over slots; `Running` is one call of it.
 
 A prompt is computed once per request; its keys and values are copied to the slots of its samples. A slot whose sample
 has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then.
@@ -7,7 +7,9 @@ A sample draws its numbers from Philox with the key (seed, number): nothing else
 Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill.
 """
 
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,33 +34,33 @@ class Prefilled:
     row: int
 
 
-class Running:
-    """The samples, the queue, the slots.
+class Decoding:
+    """Slots, and what is written down of the samples in them.
 
-    Row b of the slots holds sample `sample_B[b]`, which has `count_B[b]` tokens; a row with sample N lies empty and
-    computes into the void.
+    Row b of the slots holds sample `sample_B[b]`, which has `count_B[b]` tokens; a row with sample `void` lies empty
+    and computes into the void. `requests` and `known` (prompt and begun tokens) are by a number of the request.
     """
 
-    def __init__(self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, eos: int, max_slots: int):
-        self.model, self.requests, self.sampling, self.eos = model, requests, sampling, eos
+    requests: MutableMapping[int, Request] | Sequence[Request]
+    known: MutableMapping[int, list[int]] | Sequence[list[int]]
+
+    def __init__(
+        self, model: torch.nn.Module, sampling: Sampling, eos: int, samples: int, slots: tuple[int, int], rows: int
+    ):
+        """`slots`: how many to begin with, and their columns; `rows`: how many slots there may ever be."""
+        self.model, self.sampling, self.eos, self.void = model, sampling, eos, samples
         self.device = next(model.parameters()).device
-        self.known = [[*request.prompt_ids, *request.begun] for request in requests]
-        self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
-        self.next, self.ended = 0, 0
         self.prefilled: dict[int, Prefilled] = {}
-        total, most = len(self.queue), sampling.max_new_tokens
-        self.num_slots = min(max_slots, total)
-        self.slots = Slots(self.num_slots, max(len(r.prompt_ids) for r in requests) + most, self.device)
-        self.tokens_NK = self._zeros(total + 1, most)
-        self.logprobs_NK = self._zeros(total + 1, most, dtype=torch.float32)
-        self.entropies_NK = self._zeros(total + 1, most if sampling.entropy else 0, dtype=torch.float32)
-        self.uniform_SK = self._zeros(self.num_slots, most, dtype=torch.float64)
-        self.length_N, self.stopped_N = self._zeros(total + 1), self._zeros(total + 1, dtype=torch.bool)
-        self.limit_N = self._tensor([self._limit(requests[r]) for r, _ in self.queue] + [most])
-        self.heats = [self._temperature(request) for request in requests]
-        heat_N = [self.heats[r] for r, _ in self.queue]
-        self.heat_N = torch.tensor([*heat_N, 1.0], dtype=torch.float32, device=self.device)
-        self.any_drawn, self.any_greedy = max(heat_N) > 0, min(heat_N) <= 0
+        self.num_slots, most = slots[0], sampling.max_new_tokens
+        self.slots = Slots(*slots, self.device)
+        self.tokens_NK = self._zeros(samples + 1, most)
+        self.logprobs_NK = self._zeros(samples + 1, most, dtype=torch.float32)
+        self.entropies_NK = self._zeros(samples + 1, most if sampling.entropy else 0, dtype=torch.float32)
+        self.uniform_SK = self._zeros(rows, most, dtype=torch.float64)
+        self.length_N, self.stopped_N = self._zeros(samples + 1), self._zeros(samples + 1, dtype=torch.bool)
+        self.limit_N = self._zeros(samples + 1) + most
+        self.heat_N = self._zeros(samples + 1, dtype=torch.float32) + 1.0
+        self.any_drawn = self.any_greedy = False
         self.sample_B = self.token_B = self.position_B = self.count_B = self._zeros(0)
         self.empty: list[int] = []
 
@@ -76,11 +78,17 @@ class Running:
     def _tensor(self, values: list) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
+    def _waiting(self) -> int:
+        """Samples that are not in a slot yet."""
+        raise NotImplementedError
+
+    def _admit(self, number: int) -> None:
+        """Start the next samples that wait."""
+        raise NotImplementedError
+
     def fill(self) -> bool:
         """Give empty slots to waiting samples, or close up when none waits; False when all is done."""
-        if self.sampling.target is not None and self.ended >= self.sampling.target:
-            return False
-        waiting, used = len(self.queue) - self.next, len(self.sample_B)
+        waiting, used = self._waiting(), len(self.sample_B)
         free = len(self.empty) + self.num_slots - used
         if waiting and free * SLACK >= self.num_slots:
             self._admit(min(waiting, free))
@@ -88,31 +96,36 @@ class Running:
             self._close_up()
         return len(self.sample_B) > 0
 
-    def _admit(self, number: int) -> None:
-        """Start the next samples of the queue in empty slots, then in unused ones."""
-        chosen = self.queue[self.next : self.next + number]
+    def _start(self, chosen: list[tuple[int, int]], samples: list[int]) -> None:
+        """Start samples, each the i-th of a request, in empty slots, then in unused ones."""
+        number = len(chosen)
         reused, self.empty = self.empty[:number], self.empty[number:]
         slots = reused + list(range(len(self.sample_B), len(self.sample_B) + number - len(reused)))
         self._prefill([r for r in dict.fromkeys(r for r, _ in chosen) if r not in self.prefilled])
         grown = self._zeros(number - len(reused))
         for name in ROWS:
             setattr(self, name, torch.cat([getattr(self, name), grown]))
-        at_X, known = self._tensor(slots), [self.known[r] for r, _ in chosen]
+        at_X, samples_X, known = self._tensor(slots), self._tensor(samples), [self.known[r] for r, _ in chosen]
         begun = [self.requests[r].begun for r, _ in chosen]
-        self.sample_B[at_X] = torch.arange(self.next, self.next + number, device=self.device)
+        self.sample_B[at_X] = samples_X
         self.token_B[at_X] = self._tensor([ids[-1] for ids in known])
         self.position_B[at_X] = self._tensor([len(ids) - 1 for ids in known])
         self.count_B[at_X] = self._tensor([len(ids) for ids in begun])
-        for x, ids in enumerate(begun):
+        for sample, ids in zip(samples, begun, strict=True):
             if ids:
-                self.tokens_NK[self.next + x, : len(ids)] = self._tensor(list(ids))
+                self.tokens_NK[sample, : len(ids)] = self._tensor(list(ids))
+        self._note(chosen, samples_X)
         if self.any_drawn:
             self.uniform_SK[at_X] = self._uniforms(chosen)
         self._place(chosen, slots)
-        self.length_N[self.next : self.next + number] = self.count_B[at_X]
-        self.next += number
-        unfinished = {r for r, _ in self.queue[self.next : self.next + 1]}
-        self.prefilled = {r: p for r, p in self.prefilled.items() if r in unfinished}
+        self.length_N[samples_X] = self.count_B[at_X]
+
+    def _note(self, chosen: list[tuple[int, int]], samples_X: Tensor) -> None:
+        """Where the samples end, and how hot they are."""
+        heats = [self._temperature(self.requests[r]) for r, _ in chosen]
+        self.limit_N[samples_X] = self._tensor([self._limit(self.requests[r]) for r, _ in chosen])
+        self.heat_N[samples_X] = torch.tensor(heats, dtype=torch.float32, device=self.device)
+        self.any_drawn, self.any_greedy = self.any_drawn or max(heats) > 0, self.any_greedy or min(heats) <= 0
 
     def _uniforms(self, chosen: list[tuple[int, int]]) -> Tensor:
         """Numbers in [0, 1) for every token of the samples (X, K); a sample's first ones do not depend on K."""
@@ -178,7 +191,7 @@ class Running:
             slot_bias=bias,
         ).logits[:, -1]
         self._take(logits_BV)
-        live_B = self.sample_B < len(self.queue)
+        live_B = self.sample_B < self.void
         self.count_B = self.count_B + live_B
         self.position_B = self.position_B + live_B
         stopped_B = live_B & self._stops()
@@ -217,27 +230,67 @@ class Running:
         return found_B
 
     def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
-        """Empty the rows of ended samples; those at the end of their window have not ended for good."""
+        """Empty the rows of ended samples."""
         samples = self.sample_B[ended_B]
         self.stopped_N[samples] = stopped_B[ended_B]
+        self.length_N[samples] = self.count_B[ended_B]
+        self._vacate(ended_B)
+
+    def _vacate(self, left_B: Tensor) -> None:
+        """Rows that lie empty from now on."""
+        self.sample_B[left_B] = self.void
+        self.count_B[left_B] = 0
+        self.position_B[left_B] = 0
+        self.empty += left_B.nonzero()[:, 0].tolist()
+
+    def _finish(self, length: int, stopped: bool) -> Literal["stop", "length", "suspended"]:
+        full = length == self.sampling.max_new_tokens
+        return "stop" if stopped else "length" if full else "suspended"
+
+
+class Running(Decoding):
+    """The samples of one call, in the order of its requests."""
+
+    def __init__(self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, eos: int, max_slots: int):
+        self.requests = requests
+        self.known = [[*request.prompt_ids, *request.begun] for request in requests]
+        self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
+        self.next, self.ended = 0, 0
+        total = len(self.queue)
+        columns = max(len(r.prompt_ids) for r in requests) + sampling.max_new_tokens
+        slots = min(max_slots, total)
+        super().__init__(model, sampling, eos, total, (slots, columns), slots)
+
+    def _waiting(self) -> int:
+        return len(self.queue) - self.next
+
+    def fill(self) -> bool:
+        """As long as no target is reached."""
+        if self.sampling.target is not None and self.ended >= self.sampling.target:
+            return False
+        return super().fill()
+
+    def _admit(self, number: int) -> None:
+        self._start(self.queue[self.next : self.next + number], list(range(self.next, self.next + number)))
+        self.next += number
+        unfinished = {r for r, _ in self.queue[self.next : self.next + 1]}
+        self.prefilled = {r: p for r, p in self.prefilled.items() if r in unfinished}
+
+    def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
+        """Those at the end of their window have not ended for good."""
         done_B = stopped_B[ended_B] | (self.count_B[ended_B] == self.sampling.max_new_tokens)
         self.ended += int(done_B.sum())
-        self.length_N[samples] = self.count_B[ended_B]
-        self.sample_B[ended_B] = len(self.queue)
-        self.count_B[ended_B] = 0
-        self.position_B[ended_B] = 0
-        self.empty += ended_B.nonzero()[:, 0].tolist()
+        super()._end(ended_B, stopped_B)
 
     def results(self) -> list[list[Generation]]:
         """The samples, by request; what is still in a slot or in the queue is suspended."""
-        live_B = self.sample_B < len(self.queue)
+        live_B = self.sample_B < self.void
         self.length_N[self.sample_B[live_B]] = self.count_B[live_B]
         tokens, logprobs, entropies = self.tokens_NK.tolist(), self.logprobs_NK.tolist(), self.entropies_NK.tolist()
         made: list[list[Generation]] = [[] for _ in self.requests]
         ends = zip(self.length_N.tolist(), self.stopped_N.tolist(), strict=True)
         for sample, ((r, _), (length, stopped)) in enumerate(zip(self.queue, ends, strict=False)):
             new = slice(len(self.requests[r].begun), length)
-            full = length == self.sampling.max_new_tokens
-            finish = "stop" if stopped else "length" if full else "suspended"
+            finish = self._finish(length, stopped)
             made[r].append(Generation(tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new]))
         return made

@@ -86,6 +86,17 @@ class Slots(Cache):
             for slab_SHLD in pair:
                 slab_SHLD[to_X, :, : self.columns] = slab_SHLD[from_X, :, : self.columns]
 
+    def grow(self, num_slots: int, num_columns: int) -> None:
+        """Room for more slots and longer sequences; what the slots hold stays."""
+        old_SL, self.num_columns = self.bias_SL, num_columns
+        self.bias_SL = old_SL.new_full((num_slots, num_columns), float("-inf"))
+        self.bias_SL[: old_SL.shape[0], : old_SL.shape[1]] = old_SL
+        for layer, pair in enumerate(self.slabs):
+            grown = tuple(self._slab(slab_SHLD) for slab_SHLD in pair)
+            for new_SHLD, slab_SHLD in zip(grown, pair, strict=True):
+                new_SHLD[: slab_SHLD.shape[0], :, : slab_SHLD.shape[2]] = slab_SHLD
+            self.slabs[layer] = (grown[0], grown[1])
+
     def _slab(self, like_BHTD: Tensor) -> Tensor:
         heads, width = like_BHTD.shape[1], like_BHTD.shape[3]
         return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)

@@ -5,7 +5,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from learning.engines.protocol import Generation, Request, Sampling
+from learning.engines.flight import InFlight
+from learning.engines.protocol import Flight, Generation, Request, Sampling
 from learning.engines.running import Running
 from learning.engines.slots import slot_mode
 from learning.policy import Policy
@@ -15,7 +16,8 @@ from schemas.errors import StepError
 class Engine:
     """Continuous batching over a decoder-only model of transformers.
 
-    `max_slots` is how many samples run at once. Nothing computed from weights outlives a call of `generate`.
+    `max_slots` is how many samples run at once. Nothing computed from weights outlives a call of `generate`; a flight
+    computes it anew after a sync.
     """
 
     def __init__(self, policy: Policy, *, max_slots: Annotated[int, Field(ge=1)] = 256) -> None:
@@ -24,24 +26,33 @@ class Engine:
         self.version = 0
 
     def sync(self, version: int) -> None:
-        """The weights are those of the policy itself, and no prefix is kept: only the version is new."""
+        """The weights are those of the policy itself; a flight sees by the version that what it has cached is old."""
         self.version = version
 
     @torch.inference_mode()
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         """`n` generations of each request. Raises StepError for an empty prompt or one that leaves too little room."""
-        self._check(requests, sampling)
+        self.check(requests, sampling)
         if not any(request.n for request in requests):
             return [[] for _ in requests]
-        model = self.policy.model
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        with slot_mode(model):
-            batch = Running(model, requests, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
+        with slot_mode(self.model):
+            batch = Running(self.model, requests, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
             while batch.fill():
                 batch.advance()
         return batch.results()
 
-    def _check(self, requests: list[Request], sampling: Sampling) -> None:
+    def flight(self, sampling: Sampling) -> Flight:
+        """Generation step by step, over the same slots; weights may be replaced between steps."""
+        return InFlight(self, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model that samples, without a wrapper for adapters."""
+        model = self.policy.model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def check(self, requests: list[Request], sampling: Sampling) -> None:
+        """Raise StepError for an empty prompt, one that leaves too little room, or nothing left to sample."""
         room = self.policy.max_length - sampling.max_new_tokens
         if not all(sampling.stop):
             raise StepError("engine torch: a stop sequence is empty")
