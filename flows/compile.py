@@ -12,6 +12,7 @@ from flows.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources import find_source
+from schemas.endpoint import without_operation
 from schemas.errors import PlanError
 from schemas.gates import without_policy
 from schemas.graph import Port
@@ -72,7 +73,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     identity = {
         "format": IDENTITY_FORMAT,
         "kind": kind,
-        "settings": nameless(without_policy(settings), {given.port for given in inputs}),
+        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
         "seed": recipe.seed(name),
         "inputs": {i.port: identity_of(i, steps) for i in inputs},
         "code": code,

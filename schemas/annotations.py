@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field
 
-from schemas import references, schedules, use
+from schemas import endpoint, references, schedules, use
 from schemas.modules import Module, ModuleError, load
 
 _WORDS: dict[str, Any] = {
     "int": int, "float": float, "bool": bool, "str": str, "None": None, "object": Any, "Any": Any,
     "list": list, "dict": dict, "tuple": tuple, "List": list, "Dict": dict, "Tuple": tuple,
-    "Sequence": list, "Mapping": dict, "Number": schedules.Number,
+    "Sequence": list, "Mapping": dict, "Number": schedules.Number, "Endpoint": endpoint.EndpointOption,
 }  # fmt: skip
 _WORDS |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _WORDS |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}

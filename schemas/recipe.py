@@ -1,6 +1,6 @@
 """A recipe: read, expanded and checked; everything wrong with it is found at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,8 @@ from schemas.base import Schema
 from schemas.budget import Budget
 from schemas.check import check_graph
 from schemas.completion import complete_decontamination
+from schemas.endpoint import Endpoint
+from schemas.endpoint_words import declared_endpoints, with_endpoints
 from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
@@ -24,7 +26,7 @@ from schemas.tree import Mark, Node
 from schemas.validation import coerced, follow, problems_of
 from schemas.variables import resolve_vars, substitute
 
-SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget"}
+SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head in which `${vars.x}` may stand."""
 NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
@@ -54,6 +56,8 @@ class Head(Schema):
     """Which model becomes champion after a run, and by which gate."""
     budget: Budget | None = None
     """What one run may cost."""
+    endpoints: dict[str, Endpoint] = {}
+    """Servers with OpenAI's protocol, by the words under which stages name them: `endpoint: teacher`."""
     stages: dict[str, Any] = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
@@ -150,7 +154,11 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     if head is None:
         raise RecipeError(problems)
     check_defaults(root.get("defaults"))
-    units = expand(root.value["stages"], root.get("defaults"), resolve_vars(root.get("vars")))
+    variables = resolve_vars(root.get("vars"))
+    units = expand(root.value["stages"], root.get("defaults"), variables)
+    said = root.get("endpoints")
+    servers = declared_endpoints(said and substitute(said, {"vars": variables}, "endpoints"))
+    units = [replace(unit, node=with_endpoints(unit.node, servers, unit.path)) for unit in units]
     folders = tuple(dict.fromkeys((path.resolve().parent, Path.cwd())))
     infos = _infos(units, folders, problems)
     _refuse(problems)

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from schemas.budget import Budget, Prices
+from schemas.endpoint import Endpoint, Price
 from schemas.expand import preset_names
 from schemas.merges import methods
 from schemas.promotion import Promote
@@ -86,6 +87,7 @@ def reference_page() -> str:
     parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
     parts += ["**Promote**\n", _table(Promote, set())]
     parts += ["**Budget**\n", _table(Budget, set()), "**Prices**\n", _table(Prices, set())]
+    parts += ["**Endpoint**\n", _table(Endpoint, set()), "**Price**\n", _table(Price, set())]
     parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
     parts += ["## Keys of every training stage\n", _table(Training, set())]
     for kind, model in KINDS.items():

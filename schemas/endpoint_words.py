@@ -1,0 +1,55 @@
+"""`endpoint: teacher` in a stage: the word stands for what `endpoints:` of the recipe says under it."""
+
+import re
+from dataclasses import replace
+
+from schemas.nearest import suggest
+from schemas.tree import Node, join, refuse
+
+KEY = "endpoint"
+_REFERENCE = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+def declared_endpoints(block: Node | None) -> dict[str, Node]:
+    """The endpoints of a recipe, each with its word as name. Raises RecipeError for a key that is written out."""
+    if block is None or not block.is_map:
+        return {}
+    return {word: _named(word, node, join("endpoints", word)) for word, node in block.value.items()}
+
+
+def with_endpoints(node: Node, declared: dict[str, Node], path: str) -> Node:
+    """A stage in which every `endpoint: word` is what the word stands for. Raises RecipeError for an unknown word."""
+    if node.is_list:
+        return node.with_value([with_endpoints(child, declared, join(path, i)) for i, child in enumerate(node.value)])
+    if not node.is_map:
+        return node
+    return node.with_value({key: _child(key, child, declared, join(path, key)) for key, child in node.value.items()})
+
+
+def _child(key: str, child: Node, declared: dict[str, Node], path: str) -> Node:
+    if key != KEY or not (isinstance(child.value, str) or child.is_map):
+        return with_endpoints(child, declared, path)
+    if child.is_map:
+        return _checked(child, path)
+    if child.value not in declared:
+        advice = (
+            suggest(child.value, declared, "endpoints") if declared else "declare it: `endpoints: {teacher: {...}}`"
+        )
+        raise refuse(child.mark, path, f"no endpoint `{child.value}`", advice)
+    return replace(declared[child.value], key=child.key)
+
+
+def _named(word: str, node: Node, path: str) -> Node:
+    if not node.is_map:
+        return node
+    checked = _checked(node, path)
+    name = checked.get("name") or Node(word, node.where)
+    return checked.with_value({**checked.value, "name": name})
+
+
+def _checked(node: Node, path: str) -> Node:
+    key = node.get("api_key")
+    if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
+        said = "a key that is written out would be stored with every plan"
+        raise refuse(key.mark, join(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
+    return node
