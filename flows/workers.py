@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import math
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -22,10 +21,12 @@ import psutil
 
 from flows.closure import HOUSE
 from flows.leftovers import ELSEWHERE
+from flows.placement import Bundle, Placement, misfit, requests
 from flows.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Step
+from schemas.stages.base import bytes_of
 
 QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
@@ -40,7 +41,7 @@ PILLARS = ("gcs_server", "raylet")
 """Processes of Ray without which nothing goes on."""
 LONGEST_TEMPORARY = 40
 """Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
-UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+NAMES = ("CPU", "GPU", "memory")
 OBJECT_STORE = 100 * 2**20
 """Bytes; specs and manifests are all that passes through."""
 
@@ -111,11 +112,15 @@ class RayWorkers:
         self.stands()
         step = Step.model_validate(spec["step"])
         options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
-        if (memory := memory_of(step)) > 0:
+        if (memory := bytes_of(step.resources.memory)) > 0:
             options["memory"] = memory
+        placement = None
+        if any(step.resources.roles()):
+            placement = Placement(self.ray, step.resources)
+            options["scheduling_strategy"] = placement.strategy()
         pid_file = Path(spec["root"]) / ".posttrain" / "work" / step.key / f"pid-{spec['attempt']}"
         reference = self.work.options(**options).remote({**spec, "whole_process": True})
-        return Submitted(self.ray, reference, pid_file, self.stands)
+        return Submitted(self.ray, reference, pid_file, self.stands, placement)
 
     def stands(self) -> None:
         """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
@@ -139,10 +144,13 @@ class RayWorkers:
 
 
 class Submitted:
-    """A step on Ray."""
+    """A step on Ray; one with roles has not ended before its placement group is free."""
 
-    def __init__(self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None]):
+    def __init__(
+        self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None], placement: Placement | None = None
+    ):
         self.ray, self.reference, self.pid_file, self.stands = ray, reference, pid_file, stands
+        self.placement = placement
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
@@ -161,24 +169,35 @@ class Submitted:
             answer = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
             self.stands()
+            self._end()
             first = str(error).strip().splitlines()[0]
             raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
+        finally:
+            self._free()
         if "error" in answer:
             raise StepError(answer["error"])
         return answer["manifest"]
 
     def kill(self) -> None:
-        """End the worker process, and where it runs on this machine everything that it started."""
+        """End the worker process with those of its roles, and on this machine everything that they started."""
         self._end()
         self.ray.cancel(self.reference, force=True)
         with contextlib.suppress(self.ray.exceptions.RayError):
             self.ray.get(self.reference, timeout=10)
+        self._free()
 
     def _end(self) -> None:
-        """End the process group of the worker where it is of this machine."""
+        """End the process group of the worker where it is of this machine; its roles' processes belong to it."""
         if (group := self._process_group()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+
+    def _free(self) -> None:
+        """Give the placement group back, once; where Ray has died there is none any more."""
+        placement, self.placement = self.placement, None
+        if placement is not None:
+            self.stands()
+            placement.free()
 
     def _process_group(self) -> int | None:
         if not self.pid_file.is_file():
@@ -195,26 +214,26 @@ def check_machine(steps: list[Step]) -> None:
         refuse_impossible(steps, [here])
 
 
-def refuse_impossible(steps: list[Step], nodes: list[dict[str, float]]) -> None:
-    """Raises PlanError naming every step that no node can ever take."""
+def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
+    """Raises PlanError naming every step whose processes no nodes can ever take."""
     wrong = []
     for step in steps:
-        wanted = {"CPU": step.resources.num_cpus, "GPU": step.resources.num_gpus, "memory": memory_of(step)}
-        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
-            asked = ", ".join(f"{name} {amount:g}" for name, amount in wanted.items() if amount)
-            wrong.append(f"{step.name}: no node has {asked} (resources)")
+        wanted = requests(step.resources)
+        lone = next((one for one in wanted if misfit([one], nodes) is not None), None)
+        if lone is not None:
+            wrong.append(f"{step.name}: no node has {_said(lone)} (resources)")
+        elif misfit(wanted, nodes) is not None:
+            whole = {name: sum(one.get(name, 0) for one in wanted) for name in NAMES}
+            wrong.append(f"{step.name}: its {len(wanted)} processes need {_said(whole)} at once (resources)")
     if wrong:
-        most = {name: max(n.get(name, 0) for n in nodes) for name in ("CPU", "GPU", "memory")}
+        most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
         has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
-        raise PlanError("\n".join([*wrong, f"the largest node has {has}; lower `resources` or use a larger cluster"]))
+        count = f"the largest of {len(nodes)} nodes" if len(nodes) > 1 else "the largest node"
+        raise PlanError("\n".join([*wrong, f"{count} has {has}; lower `resources` or use a larger cluster"]))
 
 
-def memory_of(step: Step) -> int:
-    """Bytes that a step reserves."""
-    if step.resources.memory is None:
-        return 0
-    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", step.resources.memory).groups()
-    return int(float(number) * UNITS[unit])
+def _said(amounts: Bundle) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount)
 
 
 def _temporary(layout: Layout) -> Path:
