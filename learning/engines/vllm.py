@@ -9,10 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from safetensors.torch import save_file
-from torch import Tensor
 
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.vllm_flight import Running, VllmFlight
@@ -36,7 +34,8 @@ class Engine:
     CPU; on a GPU what `gpu_memory_utilization`, the share of its memory that vLLM may have, leaves),
     `tensor_parallel_size` over how many processes and GPUs a layer is spread, `enforce_eager` whether to do without
     captured graphs and compilation, `sleep` whether vLLM gives its GPU memory back between calls (on CPU it cannot and
-    keeps it), `max_logprob_gap` the difference from the policy (nats) that is refused after a weight sync (null: by type).
+    keeps it), `max_logprob_gap` the difference from the policy (nats) that is refused after a weight sync (null: by
+    type).
     """
 
     def __init__(
@@ -187,8 +186,8 @@ class Engine:
             )
         if len(request.begun) >= sampling.max_new_tokens:
             raise StepError(
-                f"engine vllm: {len(request.begun)} tokens of a completion exist, of {sampling.max_new_tokens} at most: "
-                "nothing is left to sample; was max_completion_length lowered in between?"
+                f"engine vllm: {len(request.begun)} tokens of a completion exist, of {sampling.max_new_tokens} at "
+                "most: nothing is left to sample; was max_completion_length lowered in between?"
             )
         if sampling.processor is not None and self.parallel > 1:
             raise StepError("engine vllm: `process` needs tensor_parallel_size 1; several workers share no function")

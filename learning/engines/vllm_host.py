@@ -70,13 +70,15 @@ def _started(path: Path, options: dict[str, Any]) -> Any:
         from vllm.v1.engine.llm_engine import LLMEngine
     except ModuleNotFoundError as error:
         raise StepError(f"engine vllm: {IN_VAIN}" if error.name == "vllm" else f"engine vllm: {error}") from error
+    from learning.engines import vllm_worker
+
     fixed = {
         "skip_tokenizer_init": True,
         "load_format": "dummy",
         "async_scheduling": False,
         "disable_log_stats": True,
-        "logits_processors": ["learning.engines.vllm_worker:Rows"],
-        "worker_extension_cls": "learning.engines.vllm_worker.Extension",
+        "logits_processors": [vllm_worker.Rows],
+        "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
     }
     try:
         return LLMEngine.from_engine_args(EngineArgs(model=str(path), **fixed, **options))

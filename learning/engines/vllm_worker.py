@@ -134,8 +134,8 @@ class Extension:
     def posttrain_load(self, weights: Iterable[tuple[str, Tensor]] | str) -> dict[str, list[str]]:
         """Take weights over, given or in a safetensors file.
 
-        Returns names: `given` that came, `missing` parameters of the engine that none of them filled, `proven` ones that
-        hold afterwards what came, `wrong` ones that do not; what vLLM has packed away can be neither.
+        Returns names: `given` that came, `missing` parameters of the engine that none of them filled, `proven` ones
+        that hold afterwards what came, `wrong` ones that do not; what vLLM has packed away can be neither.
         """
         given: dict[str, Tensor] = {}
         model = self.model_runner.get_model()
