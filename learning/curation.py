@@ -1,19 +1,21 @@
-"""Rows in DuckDB, and the ledger of what was dropped from them: the bed of the curate kind.
+"""Rows under curation, block by block, and the ledger of what was dropped from them: the bed of the curate kind.
 
-Tables: `source` (the rows as given, with their number `row`), `texts` (row, id, prompt, written, text, key),
-`dropped` (row, reason, detail) and the view `kept` (texts whose row is not in `dropped`).
+The rows themselves stay in their files: every filter reads them as a stream. DuckDB holds what is short: the tables
+`texts` (row, id, length, key, malformed) and `dropped` (row, reason, detail) and the view `kept` (texts whose row is
+not in `dropped`). `row` is a row's number. While a statement runs over the blocks, `block` is the kept rows of one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
-from learning.rows import SCHEMAS, read_table
+from learning.rows import SCHEMAS, count_rows, scan_rows
 from learning.shards import find_shards, opened
 from schemas.errors import StepError
 
@@ -33,12 +35,20 @@ create macro blank(messages) as coalesce(squeezed(contents(messages)), '') = '';
 """
 
 
+MORSEL = 4096
+"""Rows of a block that a thread takes at a time."""
+
+
 @dataclass(frozen=True)
 class Curation:
-    """Rows under curation: the connection and the type of the rows."""
+    """Rows under curation: where they are, their type and number, the connection, and room for files on the way."""
 
     connection: duckdb.DuckDBPyConnection
+    folder: Path
     artifact_type: str
+    num_rows: int
+    spill: Path
+    num_threads: int
 
     def run(self, sql: str, *values: Any) -> list[tuple]:
         """Execute one statement and fetch what it gives; raises StepError with DuckDB's words."""
@@ -47,31 +57,60 @@ class Curation:
         except duckdb.Error as error:
             raise StepError(f"curate: {error}") from error
 
+    def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows kept so far, in their order, with their number as column `row`; a block is never empty."""
+        kept, start = self.mask(), 0
+        for batch in scan_rows(self.folder, self.artifact_type, columns=columns):
+            numbers = np.arange(start, start + batch.num_rows)
+            start += batch.num_rows
+            here = kept[numbers]
+            if here.any():
+                batch = batch.append_column("row", pa.array(numbers))
+                yield batch if here.all() else batch.filter(pa.array(here))
+
+    def each(self, sql: str, *values: Any, columns: Sequence[str] | None = None) -> None:
+        """Execute a statement for every block."""
+        for block in self.blocks(columns):
+            self.on(block, sql, *values)
+
+    def on(self, block: pa.RecordBatch, sql: str, *values: Any) -> None:
+        """Execute a statement for one block."""
+        parts = [block.slice(at, MORSEL) for at in range(0, block.num_rows, MORSEL)]
+        self.connection.register("block", pa.Table.from_batches(parts))
+        self.run(sql, *values)
+        self.connection.unregister("block")
+
     def drop(self, dropped: list[tuple[int, str, str]]) -> None:
         """Add rows to the ledger: their number, the reason and its details."""
-        names = ("row", "reason", "detail")
-        columns = list(zip(*dropped, strict=True)) or [(), (), ()]
-        types = (pa.int64(), pa.string(), pa.string())
-        batch = pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
-        self.connection.register("batch", batch)
+        if not dropped:
+            return
+        names, types = ("row", "reason", "detail"), (pa.int64(), pa.string(), pa.string())
+        columns = zip(names, zip(*dropped, strict=True), types, strict=True)
+        self.connection.register("batch", pa.table({n: pa.array(c, t) for n, c, t in columns}))
         self.run("insert into dropped select * from batch")
         self.connection.unregister("batch")
+
+    def drop_all(self, numbers: np.ndarray, reason: str, detail: str) -> None:
+        """Add rows to the ledger that go for one reason."""
+        self.connection.register("batch", pa.table({"row": numbers}))
+        self.run("insert into dropped select row, $1, $2 from batch", reason, detail)
+        self.connection.unregister("batch")
+
+    def mask(self) -> np.ndarray:
+        """For every row whether it was kept so far."""
+        kept = np.ones(self.num_rows, bool)
+        kept[self.connection.execute("select row from dropped").fetchnumpy()["row"].astype(np.int64)] = False
+        return kept
 
     def kept(self) -> int:
         """Rows not dropped so far."""
         return self.run("select count(*) from kept")[0][0]
 
-    def table(self) -> pa.Table:
-        """The rows not dropped, in their order."""
-        return self.connection.sql(
-            "select source.* exclude (row) from source join kept using (row) order by row"
-        ).to_arrow_table()
-
-    def ledger(self) -> pa.Table:
+    def ledger(self) -> pa.RecordBatchReader:
         """Row number, id, reason and detail of every dropped row, in order."""
         return self.connection.sql(
             "select row, id, reason, detail from dropped join texts using (row) order by row"
-        ).to_arrow_table()
+        ).to_arrow_reader(MORSEL)
 
 
 def type_of(folder: Path) -> str:
@@ -88,17 +127,11 @@ def type_of(folder: Path) -> str:
 
 @contextmanager
 def curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) -> Iterator[Curation]:
-    """Open the rows in `folder` in DuckDB in memory; what passes `memory_limit` goes to the folder `spill`.
+    """Open the rows in `folder`; what of DuckDB's tables passes `memory_limit` goes to the folder `spill`.
 
-    Raises StepError when columns are missing or of another type, or when text is not UTF-8.
+    Reads all rows once. Raises StepError when columns are missing or of another type, or when text is not UTF-8.
     """
     artifact_type = type_of(folder)
-    table = read_table(folder, artifact_type)
-    try:
-        table.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise StepError(f"{folder}: damaged rows, or text that is not UTF-8: {error}") from error
-    table = table.append_column("row", pa.array(range(len(table)), pa.int64()))
     settings = {
         "threads": num_threads,
         "memory_limit": memory_limit.replace(" ", ""),
@@ -108,47 +141,52 @@ def curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) 
     }
     with duckdb.connect(":memory:", config=settings) as connection:
         connection.execute(_MACROS)
-        connection.register("source", table)
-        opened = Curation(connection, artifact_type)
-        written = WRITTEN[artifact_type]
-        said = [f"contents({column})" for column in written]
-        opened.run(
-            f"""create table texts as select row, id, contents(prompt) as prompt,
-                concat_ws(chr(10), {", ".join(["contents(prompt)", *said])}) as text,
-                md5(concat_ws(chr(29), {", ".join(f"spoken({c})" for c in ["prompt", *written])})) as key
-                from source"""
+        count = count_rows(folder, artifact_type)
+        rows = Curation(connection, folder, artifact_type, count, spill, num_threads)
+        rows.run("create table texts (row bigint, id varchar, length bigint, key uhugeint, malformed varchar)")
+        rows.run("create table dropped (row bigint, reason varchar, detail varchar)")
+        rows.run("create view kept as select * from texts anti join dropped using (row)")
+        columns = ["prompt", *WRITTEN[artifact_type]]
+        rows.each(
+            f"""insert into texts select row, id, length(concat_ws(chr(10), {_listed("contents({})", columns)})),
+                md5_number(concat_ws(chr(29), {_listed("spoken({})", columns)})), {_malformed(artifact_type)}
+                from block""",
+            columns=["id", *columns],
         )
-        opened.run("create table dropped (row bigint, reason varchar, detail varchar)")
-        opened.run("create view kept as select * from texts anti join dropped using (row)")
-        yield opened
+        yield rows
 
 
-def drop_malformed(rows: Curation) -> None:
-    """Drop rows no stage could use: no prompt, nothing written, roles out of place, a pair of two equals."""
+def _listed(call: str, columns: Sequence[str]) -> str:
+    return ", ".join(call.format(column) for column in columns)
+
+
+def _malformed(artifact_type: str) -> str:
+    """What is wrong with a row, or null: an expression over a block."""
     asked = "known(prompt, ['system', 'user', 'assistant', 'tool'])"
     reasons = [
         ("id is null or id = ''", "no id"),
         ("blank(prompt)", "empty prompt"),
         (f"not {asked} or prompt[-1].role = 'assistant'", "roles of the prompt"),
     ]
-    for column in WRITTEN[rows.artifact_type]:
+    for column in WRITTEN[artifact_type]:
         reasons.append((f"blank({column})", f"empty {column}"))
         reasons.append((f"not known({column}, ['assistant', 'tool', 'user'])", f"roles of {column}"))
         reasons.append((f"{column}[1].role <> 'assistant'", f"roles of {column}"))
-    if rows.artifact_type == "preference_pairs":
+    if artifact_type == "preference_pairs":
         reasons.append(("spoken(chosen) = spoken(rejected)", "chosen equals rejected"))
-    cases = " ".join(f"when {condition} then '{detail}'" for condition, detail in reasons)
-    rows.run(
-        f"""insert into dropped select row, 'malformed', detail from
-            (select row, case {cases} end as detail from source) where detail is not null"""
-    )
+    return "case " + " ".join(f"when {condition} then '{detail}'" for condition, detail in reasons) + " end"
+
+
+def drop_malformed(rows: Curation) -> None:
+    """Drop rows no stage could use: no prompt, nothing written, roles out of place, a pair of two equals."""
+    rows.run("insert into dropped select row, 'malformed', malformed from texts where malformed is not null")
 
 
 def drop_by_length(rows: Curation, min_length: int, max_length: int | None) -> None:
     """Drop rows whose prompt and completions together have too few or too many characters."""
     rows.run(
-        """insert into dropped select row, 'length', length(text) || ' characters'
-           from kept where length(text) < $1 or length(text) > coalesce($2, length(text))""",
+        """insert into dropped select row, 'length', length || ' characters'
+           from kept where length < $1 or length > coalesce($2, length)""",
         min_length,
         max_length,
     )

@@ -5,10 +5,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from learning.curation import Curation
 from learning.decontamination import Evaluation
+from learning.shards import ShardWriter
 
 REASONS = {
     "malformed": "no stage could use the row",
@@ -25,10 +24,17 @@ EXAMPLES = 5
 def summary(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
     """Counts of rows given, kept and dropped by reason, and the evaluations searched for."""
     counts = dict(rows.run("select reason, count(*) from dropped group by reason"))
-    hits = Counter(detail.partition(": problem ")[0] for detail in _details(rows, "contaminated"))
+    hits = Counter(
+        dict(
+            rows.run(
+                """select split_part(detail, ': problem ', 1), count(*) from dropped
+                   where reason = 'contaminated' group by all"""
+            )
+        )
+    )
     return {
         "type": rows.artifact_type,
-        "rows": rows.run("select count(*) from texts")[0][0],
+        "rows": rows.num_rows,
         "kept": rows.kept(),
         "dropped": {reason: counts.get(reason, 0) for reason in REASONS},
         "evaluations": [
@@ -37,14 +43,12 @@ def summary(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
     }
 
 
-def _details(rows: Curation, reason: str, limit: int | None = None) -> list[str]:
-    found = rows.run("select detail from dropped where reason = $1 order by row limit $2", reason, limit)
-    return [detail for (detail,) in found]
-
-
 def write_report(rows: Curation, counts: dict[str, Any], folder: Path) -> None:
     """Write the three files; every dropped row is in dropped.parquet with its id, reason and detail."""
-    pq.write_table(rows.ledger(), folder / "dropped.parquet", compression="zstd")
+    ledger = rows.ledger()
+    with ShardWriter(folder, ledger.schema, "dropped", whole=True) as writer:
+        for batch in ledger:
+            writer.write(batch)
     (folder / "report.json").write_text(json.dumps(counts, indent=1) + "\n")
     (folder / "report.md").write_text(_markdown(rows, counts))
 

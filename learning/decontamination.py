@@ -34,6 +34,11 @@ create macro grams(words, n) as list_transform(
     range(1, len(words) - n + 2), lambda i: hash(array_to_string(words[i:i + n - 1], ' ')));
 """
 
+_WHOLE = """insert into hits select row, min(problem), 1.0::double from
+    (select row, whole(unnest(list_distinct(list_append(turns(prompt), asked(prompt))))) as whole from block) asked
+    join problems using (whole) where whole <> '' group by row"""
+"""Adds the rows of a block whose prompt, or a turn of it, is a problem."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -73,8 +78,10 @@ def drop_contaminated(rows: Curation, evaluations: list[Evaluation], ngram: int,
     """
     rows.connection.execute(_MACROS)
     _load(rows, evaluations, ngram)
-    _find_whole(rows)
-    _find_grams(rows, ngram, max_overlap)
+    rows.run("create table hits (row bigint, problem bigint, overlap double)")
+    for block in rows.blocks(["prompt", *WRITTEN[rows.artifact_type]]):
+        rows.on(block, _WHOLE)
+        rows.on(block, _grams_of(rows.artifact_type), ngram, max_overlap)
     rows.run(
         """insert into dropped select row, 'contaminated',
            format('{}: problem {}, overlap {:.2f}', e.name, e.id, overlap)
@@ -120,29 +127,14 @@ def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[st
     return cores
 
 
-def _find_whole(rows: Curation) -> None:
-    """Make `hits` (row, problem, overlap) with the rows whose prompt, or a turn of it, is a problem."""
-    rows.run(
-        """create table hits as select row, min(problem) as problem, 1.0::double as overlap from
-           (select row, whole(unnest(list_distinct(list_append(turns(prompt), asked(prompt))))) as whole
-            from source semi join kept using (row)) asked join problems using (whole)
-           where whole <> '' group by row"""
-    )
-
-
-def _find_grams(rows: Curation, ngram: int, max_overlap: float) -> None:
-    """Add the rows that hold more than `max_overlap` of a problem's distinct n-grams."""
-    said = [f"contents({column})" for column in ["prompt", *WRITTEN[rows.artifact_type]]]
-    rows.run(
-        f"""insert into hits with
-            told as materialized (select row, words(unnest([{", ".join(said)}])) as words
-             from source semi join kept using (row)),
-            held as (select distinct row, gram from (select row, unnest(grams(words, $1)) as gram from told)
-             semi join marks using (gram)),
-            sizes as (select problem, count(*) as size from marks group by problem)
-            select row, problem, count(*) / any_value(size) as overlap
-            from held join marks using (gram) join sizes using (problem)
-            group by row, problem having count(*) > $2 * any_value(size)""",
-        ngram,
-        max_overlap,
-    )
+def _grams_of(artifact_type: str) -> str:
+    """Adds to `hits` the rows of a block that hold more than $2 of a problem's distinct n-grams ($1 words)."""
+    said = [f"contents({column})" for column in ["prompt", *WRITTEN[artifact_type]]]
+    return f"""insert into hits with
+        told as materialized (select row, words(unnest([{", ".join(said)}])) as words from block),
+        held as (select distinct row, gram from (select row, unnest(grams(words, $1)) as gram from told)
+         semi join marks using (gram)),
+        sizes as (select problem, count(*) as size from marks group by problem)
+        select row, problem, count(*) / any_value(size) as overlap
+        from held join marks using (gram) join sizes using (problem)
+        group by row, problem having count(*) > $2 * any_value(size)"""

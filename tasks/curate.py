@@ -4,19 +4,20 @@ import random
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from learning.curation import Curation, curation, drop_by_length, drop_malformed
 from learning.curation_report import summary, write_report
 from learning.decontamination import Evaluation, drop_contaminated
 from learning.dedup import drop_exact_duplicates, drop_near_duplicates
 from learning.lookup import bind
-from learning.rows import read_rows, write_table
+from learning.rows import read_rows, row_writer
 from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
 from tasks.context import Context, Result
 
 MEMORY = "2GiB"
-"""What DuckDB may hold, beside the rows themselves, before it spills to disk."""
-BATCH = 10_000
+"""What DuckDB may hold of ids, keys and reasons before it spills to disk."""
 
 
 def run(stage: Curate, context: Context) -> Result:
@@ -63,14 +64,14 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
     if not filters:
         return
     called = [(f"{bound.name} {stage.filters[i].options}", bound.at(0)) for i, bound in enumerate(filters)]
-    kept = [row for (row,) in rows.run("select row from kept order by row")]
-    dropped = []
-    batches = (row for batch in rows.table().to_batches(max_chunksize=BATCH) for row in batch.to_pylist())
-    for number, row in zip(kept, batches, strict=True):
-        refusing = next((name for name, keep in called if not keep(row)), None)
-        if refusing is not None:
-            dropped.append((number, "quality", refusing))
-    rows.drop(dropped)
+    for block in rows.blocks():
+        dropped = []
+        numbers = block.column("row").to_pylist()
+        for number, row in zip(numbers, block.drop_columns("row").to_pylist(), strict=True):
+            refusing = next((name for name, keep in called if not keep(row)), None)
+            if refusing is not None:
+                dropped.append((number, "quality", refusing))
+        rows.drop(dropped)
 
 
 def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Evaluation]) -> None:
@@ -79,7 +80,9 @@ def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Eva
     drop_contaminated(rows, evaluations, settings.ngram, settings.max_overlap)
     lost = before - rows.kept()
     if lost > settings.max_dropped * before:
-        first = rows.run("select id, detail from dropped join texts using (row) where reason = 'contaminated' limit 1")
+        first = rows.run(
+            "select id, detail from dropped join texts using (row) where reason = 'contaminated' order by row limit 1"
+        )
         raise StepError(
             f"decontaminate: {lost} of {before} rows hold evaluation problems, more than max_dropped = "
             f"{settings.max_dropped} (first: {first[0][0]}, {first[0][1]}); draw the training rows from other "
@@ -89,10 +92,11 @@ def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Eva
 
 def drop_beyond_limit(rows: Curation, limit: int | None, seed: int) -> None:
     """Keep `limit` rows drawn with the seed, in their order."""
-    left = [row for (row,) in rows.run("select row from kept order by row")]
+    left = np.flatnonzero(rows.mask())
     if limit is not None and len(left) > limit:
-        drawn = set(random.Random(seed).sample(left, limit))
-        rows.drop([(row, "limit", f"{limit} of {len(left)} drawn") for row in left if row not in drawn])
+        gone = np.ones(len(left), bool)
+        gone[random.Random(seed).sample(range(len(left)), limit)] = False
+        rows.drop_all(left[gone], "limit", f"{limit} of {len(left)} drawn")
 
 
 def write(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
@@ -101,7 +105,9 @@ def write(rows: Curation, evaluations: list[Evaluation], context: Context) -> Re
     if counts["rows"] and not counts["kept"]:
         reasons = ", ".join(f"{reason} {number}" for reason, number in counts["dropped"].items() if number)
         raise StepError(f"curate: none of {counts['rows']} rows is left ({reasons})")
-    write_table(context.output("data"), rows.artifact_type, rows.table())
+    with row_writer(context.output("data"), rows.artifact_type) as writer:
+        for block in rows.blocks():
+            writer.write(block.drop_columns("row"))
     write_report(rows, counts, context.output("report"))
     by_reason = {f"dropped.{reason}": number for reason, number in counts["dropped"].items()}
     dropped = counts["rows"] - counts["kept"]
