@@ -18,11 +18,12 @@ from typing import Any
 
 from flows.capture import captured
 from flows.environment import secrets_of
+from flows.placement import bundles
 from flows.worker_main import PR_SET_PDEATHSIG, surroundings
 from learning.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step
-from schemas.stages.base import Role, bytes_of
+from schemas.stages.base import Resources, bytes_of
 
 Answer = tuple[Any, str | None]
 """What came of a call, or what was wrong."""
@@ -30,11 +31,10 @@ Answer = tuple[Any, str | None]
 
 def actors_of(spec: dict[str, Any], step: Step, log: Path) -> Actors:
     """The workers of a step's roles: processes where the step itself is one on Ray, else threads."""
-    roles = {name: role for name, role in step.resources.roles() if name != "train"}
     if not spec["whole_process"]:
-        return Threads({name: role.workers for name, role in roles.items()})
+        return Threads({name: role.workers for name, role in step.resources.roles()})
     home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(log), "folders": spec["folders"]}
-    return RayActors(roles, home | {"secrets": secrets_of(step.settings)})
+    return RayActors(step.resources, home | {"secrets": secrets_of(step.settings)})
 
 
 class Host:
@@ -74,10 +74,11 @@ class Host:
 class RayActors:
     """The workers of roles; in the bundles of the step's placement group where it has one."""
 
-    def __init__(self, roles: Mapping[str, Role], home: Mapping[str, Any]):
+    def __init__(self, resources: Resources, home: Mapping[str, Any]):
         import ray
 
-        self.ray, self.roles, self.home = ray, roles, home
+        self.ray, self.resources, self.home = ray, resources, home
+        self.roles = dict(resources.roles())
         self.at_work: dict[str, list[RayRemote]] = {}
 
     def size(self, role: str) -> int:
@@ -115,7 +116,7 @@ class RayActors:
         if memory := bytes_of(wanted.memory):
             options["memory"] = memory
         if (group := get_current_placement_group()) is not None:
-            places = {"placement_group": group, "placement_group_bundle_index": self.bundles(role)[index]}
+            places = {"placement_group": group, "placement_group_bundle_index": bundles(self.resources, role)[index]}
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(**places)
         host = self.ray.remote(Host).options(**options)
         return host.remote(role, wanted.num_cpus, wanted.num_gpus, self.home)

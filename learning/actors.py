@@ -131,6 +131,12 @@ class Threaded:
         return not self.stopped
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except SystemExit:
+            self.stop()  # it ends the thread as it would end a process
+
+    def _serve(self) -> None:
         made, broken = None, None
         try:
             made = self.make()

@@ -13,7 +13,7 @@ from flows.workers import RayWorkers
 from learning.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.stages.base import Role
+from schemas.stages.base import Resources, Role
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PATIENCE = 120
@@ -56,7 +56,7 @@ def cluster(tmp_path_factory):
 @pytest.fixture
 def actors(cluster, tmp_path):
     home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(tmp_path / "log"), "folders": []}
-    made = RayActors({"reward": Role(workers=2, num_cpus=0.25)}, home | {"secrets": frozenset({"hush"})})
+    made = RayActors(Resources(reward=Role(workers=2, num_cpus=0.25)), home | {"secrets": frozenset({"hush"})})
     yield made
     made.close()
 
@@ -80,9 +80,9 @@ def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
 
 def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
     first, _ = actors.start("reward", Counter, 0)
-    with pytest.raises(StepError, match="^lower the temperature$"):
+    with pytest.raises(StepError, match=r"^lower the temperature$"):
         first.call("fail", StepError("lower the temperature")).result(PATIENCE)
-    with pytest.raises(StepError, match="^reward: ZeroDivisionError: by hand$"):
+    with pytest.raises(StepError, match=r"^reward: ZeroDivisionError: by hand$"):
         first.call("fail", ZeroDivisionError("by hand")).result(PATIENCE)
     with pytest.raises(StepError, match="hush"):
         first.call("fail", StepError("hush")).result(PATIENCE)
@@ -97,7 +97,7 @@ def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
 def test_a_factory_that_fails_is_told_by_every_call(actors):
     for remote in actors.start("reward", Counter, 0, refuse="no model here"):
         for _ in range(2):
-            with pytest.raises(StepError, match="^no model here$"):
+            with pytest.raises(StepError, match=r"^no model here$"):
                 remote.call("add", 1).result(PATIENCE)
 
 
@@ -127,7 +127,7 @@ def test_what_is_stopped_has_no_process(actors):
     with pytest.raises(Lost, match="stopped"):
         first.call("add", 1).result(PATIENCE)
     actors.close()
-    gone, left = psutil.wait_procs([psutil.Process(p) for p in pids if Path(f"/proc/{p}").exists()], timeout=PATIENCE)
+    _, left = psutil.wait_procs([psutil.Process(p) for p in pids if Path(f"/proc/{p}").exists()], timeout=PATIENCE)
     assert not left
     again = actors.start("reward", Counter, 7)
     assert again[0].call("add", 0).result(PATIENCE) == 7

@@ -24,6 +24,9 @@ class Counter:
     def fail(self, error):
         raise error
 
+    def die(self):
+        raise SystemExit
+
 
 def test_one_call_after_the_other_in_objects_of_their_own():
     actors = Threads({"reward": 2})
@@ -39,13 +42,13 @@ def test_one_call_after_the_other_in_objects_of_their_own():
 
 def test_errors_come_back_in_their_own_words():
     (remote,) = Threads({"reward": 1}).start("reward", Counter)
-    with pytest.raises(StepError, match="^lower it$"):
+    with pytest.raises(StepError, match=r"^lower it$"):
         remote.call("fail", StepError("lower it")).result(9)
-    with pytest.raises(StepError, match="^reward: KeyError: 'x'$"):
+    with pytest.raises(StepError, match=r"^reward: KeyError: 'x'$"):
         remote.call("fail", KeyError("x")).result(9)
     assert remote.call("add", 2).result(9) == 2
     (broken,) = Threads({"reward": 1}).start("reward", Counter, refuse=StepError("no model"))
-    with pytest.raises(StepError, match="^no model$"):
+    with pytest.raises(StepError, match=r"^no model$"):
         broken.call("add", 1).result(9)
 
 
@@ -60,6 +63,11 @@ def test_what_is_stopped_is_lost_and_can_be_made_anew():
             answer.result(9)
     assert not remote.alive()
     fresh = actors.restart(remote)
+    assert fresh.call("add", 1).result(9) == 6
+    with pytest.raises(Lost):
+        fresh.call("die").result(9)
+    assert not fresh.alive()
+    fresh = actors.restart(fresh)
     assert fresh.call("add", 1).result(9) == 6
     actors.close()
     assert not fresh.alive()
