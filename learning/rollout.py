@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from learning.chat import decode, encode_completion, encode_prompt
 from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
+from learning.likelihoods import likelihoods
 from learning.lookup import Bound
-from learning.packed import pack, packed_logprobs
 from learning.policy import Policy
 from learning.trials import Ask, Messages, Trial
 from schemas.errors import StepError
@@ -105,17 +104,9 @@ class Sampler:
         trained = self.encode(prompt or row["prompt"])
         return Trial(row, group, source, trained, ids, None, "stop", text, versions=[self.step] * len(ids))
 
-    @torch.no_grad()
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """Log-probabilities of the second of each pair of token ids after the first, under the current policy."""
-        if not pairs:
-            return []
-        segments = [ids for pair in pairs for ids in pair]
-        parents = [p for i in range(len(pairs)) for p in (-1, 2 * i)]
-        packed = pack(segments, parents).to(self.policy.model.device)
-        lp_M, _ = packed_logprobs(self.policy.model, packed, temperature=self.sampling.temperature)
-        starts, values = packed.cu_seqlens_S1.tolist(), lp_M.double().tolist()
-        return [values[starts[2 * i + 1] : starts[2 * i + 2]] for i in range(len(pairs))]
+        return likelihoods(self.policy.model, pairs, self.sampling.temperature)
 
     def at(self, sampling: Sampling) -> "Sampler":
         """The same with another way to sample; group ids and streams go on separately."""
