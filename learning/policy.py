@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+
+LOADING = threading.Lock()
+"""transformers changes settings of the whole process while it loads a model."""
 
 
 @dataclass
@@ -43,15 +47,16 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
             raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
     kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            base,
-            dtype=getattr(torch, dtype),
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-            **kwargs,
-        )
-        tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+        with LOADING:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                base,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **kwargs,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
     if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"]], key=str):
