@@ -8,7 +8,7 @@ own copy of the head would keep the old one), adapters added to the weights they
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class Receipt:
     """Folder of the file, or the name of the collective."""
     checksums: Mapping[str, Checksum] = field(default_factory=dict)
     """Of every tensor, by its name in the model."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that share a tensor with another one, under whose name it travels: a tied head."""
 
 
 class WeightSync(Protocol):
@@ -65,9 +67,7 @@ class Receiver(Protocol):
 def newer(receipt: Receipt, version: int) -> None:
     """Raise StepError for weights older than those that are there."""
     if receipt.version < version:
-        raise StepError(
-            f"weight sync: version {receipt.version} came after version {version}: weights never go back"
-        )
+        raise StepError(f"weight sync: version {receipt.version} came after version {version}: weights never go back")
 
 
 def verified(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
@@ -94,6 +94,34 @@ def complete(arrived: Iterable[str], expected: Iterable[str], what: str) -> None
         raise StepError(
             f"weight sync: {what} lacks {', '.join(missing[:NAMED])}{more}: the engine would go on with old weights"
         )
+
+
+def aliases_of(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names whose tensor is also there under an earlier name, and that name."""
+    first: dict[tuple[int, ...], str] = {}
+    found: dict[str, str] = {}
+    for name, tensor in weights.items():
+        place = (tensor.data_ptr(), *tensor.shape, *tensor.stride())
+        if tensor.numel() and (earlier := first.setdefault(place, name)) != name:
+            found[name] = earlier
+    return found
+
+
+def with_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that travelled, each under all of its names."""
+    others: dict[str, list[str]] = {}
+    for name, earlier in receipt.aliases.items():
+        others.setdefault(earlier, []).append(name)
+    for name, tensor in tensors:
+        for each in (name, *others.get(name, ())):
+            yield each, tensor
+
+
+def receipt_of(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
+    """A receipt for weights by name."""
+    aliases = aliases_of(weights)
+    sums = {name: checksum(tensor) for name, tensor in weights.items() if name not in aliases}
+    return Receipt(version, kind, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
