@@ -46,6 +46,18 @@ class Spent:
         )
 
 
+@dataclass(frozen=True)
+class Paid:
+    """An answer that has just come, and who paid what for it."""
+
+    key: str
+    answer: Answer
+    step: str
+    endpoint: str
+    model: str
+    cost: float
+
+
 class Answers:
     """The file; may be open in many processes at once. Raises StepError when it cannot be read or written."""
 
@@ -74,15 +86,16 @@ class Answers:
                 found |= {key: load_answer(text) for key, text in rows}
         return found
 
-    def keep(self, key: str, answer: Answer, *, step: str, endpoint: str, model: str, cost: float) -> Answer:
-        """Keep an answer and note who paid for it; returns the first one where another process was faster."""
+    def keep(self, paid: Sequence[Paid]) -> list[Answer]:
+        """Keep answers in one commit and note who paid; gives the first one where another process was faster."""
+        rows = [(one.key, one.endpoint, one.model, one.answer.dump()) for one in paid]
+        costs = [(one.step, one.answer.input_tokens, one.answer.output_tokens, one.cost) for one in paid]
         with self.lock, self._told(), self.base:
-            self.base.execute(
-                "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", (key, endpoint, model, answer.dump())
-            )
-            self.base.execute(ADD, (step, answer.input_tokens, answer.output_tokens, cost))
-            (text,) = self.base.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        return load_answer(text)
+            self.base.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
+            self.base.executemany(ADD, costs)
+            found = [self.base.execute("SELECT answer FROM answers WHERE key = ?", (one.key,)) for one in paid]
+            texts = [cursor.fetchone()[0] for cursor in found]
+        return [load_answer(text) for text in texts]
 
     def spent(self, step: str) -> Spent:
         """What a step has paid for."""

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import lru_cache
 
-import openai
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
-from tenacity.wait import wait_exponential_jitter
+from tenacity.wait import wait_exponential, wait_random
 
-from learning.remote.answers import Answers
+from learning.remote.answers import Answers, Paid
 from learning.remote.desk import Desk
 from learning.remote.gate import Cap, Gate
+from learning.remote.keeper import Keeper
 from learning.remote.pace import Pace
 from learning.remote.question import Answer, Asked, Failed, Question
 from learning.remote.transport import Passing, Refused, attempt, connection, named
@@ -57,7 +57,7 @@ class _Round:
         on_answer: Callable[[int], None],
     ):  # fmt: skip
         self.endpoint, self.desk, self.questions, self.answers = endpoint, desk, questions, answers
-        self.on_answer, self.done, self.failed = on_answer, 0, 0
+        self.keeper, self.on_answer, self.done, self.failed = Keeper(answers), on_answer, 0, 0
         self.asked = Asked([None] * len(questions), [False] * len(questions))
         self.keys = [question.key(endpoint) for question in questions]
         self.rows = Gate(endpoint, cap or Cap())
@@ -74,16 +74,19 @@ class _Round:
         self.under_way: dict[str, asyncio.Future[Answer | Failed]] = {}
         places, turn = iter(range(len(self.questions))), asyncio.Lock()
         workers = min(self.endpoint.max_concurrency, max(1, len(self.questions)))
-        async with connection(self.endpoint) as client:
-            await asyncio.gather(*(self._work(client, places, turn) for _ in range(workers)))
+        async with AsyncExitStack() as stack:
+            # Where everything is known, no connection is made, and none of the waits of making one.
+            missing = any(key not in self.known for key in self.keys)
+            self.client = await stack.enter_async_context(connection(self.endpoint)) if missing else None
+            await asyncio.gather(*(self._work(places, turn) for _ in range(workers)))
         if self.wrong is not None:
             raise self.wrong
         return self.asked
 
-    async def _work(self, client: openai.AsyncOpenAI, places: Iterator[int], turn: asyncio.Lock) -> None:
+    async def _work(self, places: Iterator[int], turn: asyncio.Lock) -> None:
         while (place := await self._next(places, turn)) is not None:
             try:
-                await self._settle(client, place)
+                await self._settle(place)
             except Exception as error:
                 self.wrong = self.wrong or error
                 self.broken.set()
@@ -96,7 +99,7 @@ class _Round:
                 self.closed, place = True, None
         return place
 
-    async def _settle(self, client: openai.AsyncOpenAI, place: int) -> None:
+    async def _settle(self, place: int) -> None:
         """Answer one question, from what is known or by asking; equal ones of this round are asked once."""
         key, question = self.keys[place], self.questions[place]
         answer: Answer | Failed | None = None
@@ -107,18 +110,18 @@ class _Round:
                 answer = await self.under_way[key]
                 self.asked.cached[place] = isinstance(answer, Answer)
             else:
-                answer = await self._asked(client, question, key)
+                answer = await self._asked(question, key)
         finally:
             self.rows.settle(question, answer if isinstance(answer, Answer) else None)
         self.asked.answers[place] = answer
         self.done += 1
         self.on_answer(self.done)
 
-    async def _asked(self, client: openai.AsyncOpenAI, question: Question, key: str) -> Answer | Failed:
+    async def _asked(self, question: Question, key: str) -> Answer | Failed:
         future = self.under_way[key] = asyncio.get_running_loop().create_future()
         answer: Answer | Failed = Failed("abandoned")
         try:
-            answer = await self._paid(client, question, key)
+            answer = await self._paid(question, key)
             if isinstance(answer, Answer):
                 self.known[key] = answer
         finally:
@@ -126,7 +129,7 @@ class _Round:
             future.set_result(answer)
         return answer
 
-    async def _paid(self, client: openai.AsyncOpenAI, question: Question, key: str) -> Answer | Failed:
+    async def _paid(self, question: Question, key: str) -> Answer | Failed:
         """The answer of the server, on the disk before it is returned."""
         if not await self.purse.admit(question):
             raise StepError(
@@ -135,10 +138,10 @@ class _Round:
             )
         answer: Answer | None = None
         try:
-            answer = await self._tried(client, question, key)
+            answer = await self._tried(question, key)
             cost = self.endpoint.price.cost(answer.input_tokens, answer.output_tokens) if self.endpoint.price else 0.0
-            names = {"endpoint": self.endpoint.name, "model": self.endpoint.model}
-            return self.answers.keep(key, answer, step=self.desk.step, cost=cost, **names)
+            paid = Paid(key, answer, self.desk.step, self.endpoint.name, self.endpoint.model, cost)
+            return await self.keeper.keep(paid)
         except Refused as error:
             return Failed(error.reason, error.said)
         except Passing as error:
@@ -156,9 +159,9 @@ class _Round:
             ) from None
         return Failed(error.reason, error.said)
 
-    async def _tried(self, client: openai.AsyncOpenAI, question: Question, key: str) -> Answer:
+    async def _tried(self, question: Question, key: str) -> Answer:
         limits = self.endpoint
-        backoff = wait_exponential_jitter(initial=limits.backoff, max=limits.max_backoff, jitter=limits.backoff)
+        backoff = wait_exponential(multiplier=limits.backoff, max=limits.max_backoff) + wait_random(0, limits.backoff)
 
         def waits(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
@@ -173,9 +176,9 @@ class _Round:
             retry=retry_if_exception_type(Passing), stop=stop_after_attempt(limits.max_retries + 1), wait=waits,
             before_sleep=note, sleep=self._doze, reraise=True,
         )  # fmt: skip
-        return await again(self._once, client, question, key)
+        return await again(self._once, question, key)
 
-    async def _once(self, client: openai.AsyncOpenAI, question: Question, key: str) -> Answer:
+    async def _once(self, question: Question, key: str) -> Answer:
         if self.broken.is_set():
             raise StepError(f"{named(self.endpoint)}: not tried again, another request has failed for good")
         input_bound, output_bound = question.bound(self.endpoint)
@@ -184,7 +187,7 @@ class _Round:
         await self.token_pace.take(reckoned)
         used = 0
         try:
-            answer = await attempt(client, self.endpoint, question, key)
+            answer = await attempt(self.client, self.endpoint, question, key)
             used = answer.input_tokens + answer.output_tokens
             return answer
         except Passing as error:
