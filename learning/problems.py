@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from learning.gym import BLOCK, dataset, families
+from learning.worlds.atlas import atlas_facts, atlas_questions
 from learning.worlds.circuits import circuits
 from learning.worlds.coding import list_functions, program_states, straight_programs
 from learning.worlds.comparisons import comparisons
@@ -35,6 +36,8 @@ from learning.worlds.unlabelled import unlabelled
 from schemas.errors import StepError
 
 __all__ = [
+    "atlas_facts",
+    "atlas_questions",
     "circuits",
     "comparisons",
     "countdown",

@@ -3,13 +3,18 @@
 A filter is `fn(row, *, options) -> bool`; `row` is a row of the artifact as a dictionary (see learning/rows.py).
 """
 
+import hashlib
 import math
 import re
 import zlib
 from collections import Counter
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
+
+from learning.rewards.answers import exact
+from schemas.references import PolicyRef
 
 Part = Literal["all", "prompt", "written"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -68,3 +73,28 @@ def words(
 def matches(row: dict[str, Any], *, pattern: str, part: Part = "written") -> bool:
     """Keep rows in which the regular expression `pattern` is found."""
     return re.search(pattern, text_of(row, part)) is not None
+
+
+def unanswered(
+    row: dict[str, Any],
+    *,
+    model: PolicyRef,
+    tries: Length = 4,
+    after: str = "",
+    marker: str | None = None,
+    max_completion_length: Length = 32,
+) -> bool:
+    """Keep rows whose answer a model does not give in `tries` samples: what it knows needs no looking up.
+
+    It is asked what follows the last `after` in the prompt, so that documents before it stay unseen. A row without an
+    answer is kept, and one that the model has no room for.
+    """
+    # The filters that need no model shall not wait for torch, whose import takes seconds.
+    from learning.engines.protocol import Sampling
+    from learning.verdicts import guest, replies
+
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "big"))
+    text = row["prompt"][-1]["content"]
+    asked = [*row["prompt"][:-1], {"role": "user", "content": text.rpartition(after)[2] if after else text}]
+    said = replies(guest(model), [asked], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
+    return said is None or 1.0 not in exact([row] * len(said), said, marker=marker)

@@ -1,14 +1,18 @@
-"""Programmatic teachers: each writes a completion for a prompts row, with a generator of its own randomness.
+"""Teachers: each writes a completion for a prompts row, with a generator of its own randomness, or says whom to ask.
 
 A teacher may err on purpose (`error_rate`), so that what is learnt from it leaves room for reinforcement learning.
 """
 
+import re
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
+from learning.inquiry import Inquiry
 from learning.mistakes import mistaken
+from learning.questions import question
+from learning.worlds.atlas import reader
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
@@ -18,15 +22,19 @@ from learning.worlds.mazes import solved_maze
 from learning.worlds.opinions import opinion
 from learning.worlds.posts import summed_up
 from learning.worlds.stories import storyteller
-from learning.worlds.sums import flawed_sum, sum_of, told_sum
+from learning.worlds.sums import first_step, flawed_sum, sum_of, told_sum
+from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
 __all__ = [
     "answer",
+    "endpoint",
+    "first_step",
     "flawed_sum",
     "guided_search",
     "muddled",
     "opinion",
+    "reader",
     "regenerated",
     "solved_maze",
     "stock_reply",
@@ -49,6 +57,28 @@ def answer(row: dict[str, Any], rng: np.random.Generator, *, marker: str = "", e
     if rng.random() < error_rate:
         text = mistaken(text, rng)
     return f"{marker} {text}".strip()
+
+
+def endpoint(
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    *,
+    endpoint: Endpoint,
+    system: str | None = None,
+    template: str | None = None,
+    pattern: str | None = None,
+) -> Inquiry:
+    """A chat model behind an endpoint: the stage asks for `num_generations` replies and keeps those that pass.
+
+    The model is given `system` and the problem's messages, or `template` with {prompt} and {answer} filled in. What is
+    kept of a reply is the last match of `pattern` (its first group, if any; null: the whole reply).
+    """
+    asked = question(template, row) if template is not None else row["prompt"]
+    before = [{"role": "system", "content": system}] if system is not None else []
+    try:
+        return Inquiry(endpoint, [*before, *asked], None if pattern is None else re.compile(pattern, re.DOTALL))
+    except re.error as error:
+        raise StepError(f"teacher endpoint: pattern {pattern!r}: {error}") from error
 
 
 def styled(row: dict[str, Any], rng: np.random.Generator, *, styles: list[str], error_rate: Rate = 0.0) -> str:

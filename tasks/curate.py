@@ -3,6 +3,7 @@
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from learning.curation import Curation, curation, drop_by_length, drop_malformed
 from learning.curation_report import summary, write_report
 from learning.decontamination import Evaluation, drop_contaminated
 from learning.dedup import drop_exact_duplicates, drop_near_duplicates
-from learning.lookup import bind
+from learning.lookup import Bound, bind
 from learning.rows import read_rows, row_writer
 from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
@@ -63,7 +64,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
     filters = [bind(use, f"filters.{i}", context.inputs) for i, use in enumerate(stage.filters)]
     if not filters:
         return
-    called = [(f"{bound.name} {stage.filters[i].options}", bound.at(0)) for i, bound in enumerate(filters)]
+    called = [(said(bound, stage.filters[i].options), bound.at(0)) for i, bound in enumerate(filters)]
     for block in rows.blocks():
         dropped = []
         numbers = block.column("row").to_pylist()
@@ -72,6 +73,12 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
             if refusing is not None:
                 dropped.append((number, "quality", refusing))
         rows.drop(dropped)
+
+
+def said(bound: Bound, options: dict[str, Any]) -> str:
+    """A filter with its options, as a report names it; not with names of stages, which are not in the key."""
+    plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
+    return f"{bound.name} {plain}"
 
 
 def decontaminate(rows: Curation, settings: Decontaminate, evaluations: list[Evaluation]) -> None:

@@ -40,6 +40,33 @@ def pioneer(
     return _sums(asked(task, range(len(rows))), theirs)
 
 
+def led(
+    rows: list[Row],
+    completions: list[str],
+    rng: np.random.Generator,
+    *,
+    of: RewardUse,
+    partner: PolicyRef,
+    calls: Annotated[int, Field(ge=1)] = 1,
+    template: str = TEMPLATE,
+    temperature: Annotated[float, Field(ge=0)] = 1.0,
+    max_completion_length: Annotated[int, Field(ge=1)] = 64,
+) -> list[float | None]:
+    """The mean task reward `of` of `calls` answers of a partner who is shown the completion: a plan for others.
+
+    Nothing is asked of the completion itself. Where the partner has no room, or no answer can be scored, it has none.
+    """
+    task: Inner = of
+    seen = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    sampling = Sampling(temperature, max_completion_length)
+    said = replies(guest(partner), [row["prompt"] for row in seen], n=calls, sampling=sampling, rng=rng)
+    found: list[list[float]] = [[] for _ in rows]
+    for call in range(calls):
+        for i, score in enumerate(_scores(task, rows, [None if texts is None else texts[call] for texts in said])):
+            found[i] += [] if score is None else [score]
+    return [sum(scores) / len(scores) if scores else None for scores in found]
+
+
 def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[float | None]:
     """The task reward `of` of the completion, and of the answer that was shown; raises StepError where none was."""
     task: Inner = of

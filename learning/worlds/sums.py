@@ -66,6 +66,17 @@ def told_sum(
     return f"{said} {marker} {total}"
 
 
+def first_step(row: dict[str, Any], rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
+    """The first step of a sum and no more: `12 + 7 - 3 =` becomes `12 + 7 = 19`, a plan for whoever goes on.
+
+    At `error_rate` its result is off by one or two. Raises StepError when the prompt ends with no sum.
+    """
+    numbers, signs = sum_of(row)
+    slip = int(rng.choice([-2, -1, 1, 2])) if rng.random() < error_rate else 0
+    total = numbers[0] + numbers[1] if signs[0] == "+" else numbers[0] - numbers[1]
+    return f"{numbers[0]} {signs[0]} {numbers[1]} = {total + slip}"
+
+
 def flawed_sum(
     row: dict[str, Any],
     rng: np.random.Generator,
