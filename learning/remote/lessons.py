@@ -1,0 +1,122 @@
+"""Replies of a remote teacher: asked for, read, scored, and counted so that the sums are right.
+
+Every reply that is wanted ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from learning.inquiry import Inquiry
+from learning.remote.question import Answer, Asked, Failed, Question, chat
+from schemas.endpoint import Endpoint
+from schemas.errors import StepError
+
+Row = dict[str, Any]
+Score = Callable[[list[Row], list[str]], list[float | None]]
+MISSING, ACCEPTED, FAILED, REJECTED = "missing", "accepted", "failed", "rejected"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One of the replies that are wanted for a problem, and how it ended."""
+
+    row: Row
+    ended: str
+    """`missing`, `accepted`, or `failed` or `rejected` with a reason behind it: `rejected: truncated`."""
+    answer: Answer | None = None
+    cached: bool = False
+    text: str = ""
+
+
+def endpoint_of(inquiries: Sequence[Inquiry]) -> Endpoint:
+    """The one endpoint that a teacher asks. Raises StepError when there are several."""
+    first = inquiries[0].endpoint
+    if any(inquiry.endpoint != first for inquiry in inquiries):
+        raise StepError("teacher: a stage asks one endpoint; give each endpoint a stage of its own")
+    return first
+
+
+def questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
+    """`n` for every inquiry, one behind the other."""
+    how = {"temperature": temperature, "max_tokens": max_tokens}
+    return [chat(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
+
+
+def replies(
+    problems: Sequence[Row], inquiries: Sequence[Inquiry], asked: Asked, n: int, score: Score, min_reward: float | None
+) -> list[Reply]:
+    """How every reply ended, in the order of the questions; `min_reward` None accepts whatever can be read."""
+    flat = [(row, inquiry) for row, inquiry in zip(problems, inquiries, strict=True) for _ in range(n)]
+    ended = [_read(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
+    readable = [i for i, (_, text) in enumerate(ended) if text]
+    scores = score([flat[i][0] for i in readable], [ended[i][1] for i in readable]) if readable else []
+    seen: set[tuple[str, str]] = set()
+    for i, value in zip(readable, scores, strict=True):
+        ended[i] = (_judged(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
+    return [
+        Reply(row, how, answer if isinstance(answer, Answer) else None, cached, text)
+        for (row, _), (how, text), answer, cached in zip(flat, ended, asked.answers, asked.cached, strict=True)
+    ]
+
+
+def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
+    """How a reply ended so far, and what is kept of it: empty where nothing can be scored."""
+    if answer is None:
+        return MISSING, ""
+    if isinstance(answer, Failed):
+        return f"{FAILED}: {answer.reason}", ""
+    if answer.finish == "length":
+        return f"{REJECTED}: truncated", ""
+    if answer.finish == "content_filter":
+        return f"{REJECTED}: content filter", ""
+    text = inquiry.kept(answer.text)
+    return (ACCEPTED, text) if text else (f"{REJECTED}: unreadable", "")
+
+
+def _judged(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
+    if min_reward is not None and score is None:
+        return f"{REJECTED}: unscorable"
+    if min_reward is not None and score < min_reward:
+        return f"{REJECTED}: reward"
+    if (row["id"], text) in seen:
+        return f"{REJECTED}: duplicate"
+    seen.add((row["id"], text))
+    return ACCEPTED
+
+
+def yield_table(problems: Sequence[Row], found: Sequence[Reply], endpoint: Endpoint) -> list[dict[str, Any]]:
+    """One line per family and, where there are several, one of all; every line has the same columns."""
+    families = sorted({row["family"] for row in problems})
+    names = sorted({reply.ended for reply in found if ": " in reply.ended})
+    lines = []
+    for family in families:
+        of = [reply for reply in found if reply.row["family"] == family]
+        lines.append(_line(family, sum(row["family"] == family for row in problems), of, names, endpoint))
+    return lines if len(lines) == 1 else [*lines, _line("all", len(problems), found, names, endpoint)]
+
+
+def _line(family: str, problems: int, found: Sequence[Reply], names: list[str], endpoint: Endpoint) -> dict[str, Any]:
+    ends = Counter(reply.ended for reply in found)
+    answered = [reply for reply in found if reply.answer is not None]
+    tokens = [sum(getattr(r.answer, f"{which}_tokens") for r in answered) for which in ("input", "output")]
+    line: dict[str, Any] = {
+        "family": family,
+        "problems": problems,
+        "wanted": len(found),
+        "missing": ends[MISSING],
+        "asked": len(found) - ends[MISSING],
+        "answered": len(answered),
+        "cached": sum(reply.cached for reply in answered),
+        **{name: ends[name] for name in names},
+        "accepted": ends[ACCEPTED],
+        "yield": ends[ACCEPTED] / len(answered) if answered else 0.0,
+        "input_tokens": tokens[0],
+        "output_tokens": tokens[1],
+        "cost": endpoint.price.cost(*tokens) if endpoint.price else None,
+    }
+    failed, rejected = (sum(n for name, n in ends.items() if name.startswith(word)) for word in (FAILED, REJECTED))
+    assert line["asked"] == line["answered"] + failed
+    assert line["answered"] == line["accepted"] + rejected
+    return line
