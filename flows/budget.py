@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import yaml
@@ -13,7 +14,7 @@ from flows.estimate import estimates, holding, over, predicted, said
 from flows.explain import Verdict
 from lineage.layout import Layout
 from lineage.spending import Cost, Spending, read_spending, total, write_spending
-from schemas.budget import Budget, Prices
+from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 
@@ -30,6 +31,8 @@ class _Try:
     step: Step
     since: float
     tokens: int = 0
+    paid: float = 0.0
+    paid_tokens: int = 0
 
 
 class Ledger:
@@ -53,21 +56,23 @@ class Ledger:
         with self.lock:
             self.tries[step.name] = _Try(step, self.clock())
 
-    def tokens(self, step: Step, number: int) -> None:
-        """A running step has sampled, or trained on, so many more tokens."""
+    def tokens(self, step: Step, number: int, paid: float | None = None) -> None:
+        """A running step has sampled, or trained on, so many more tokens; `paid`: what a server charged for them."""
         with self.lock:
-            if step.name in self.tries:
-                self.tries[step.name].tokens += number
+            if (one := self.tries.get(step.name)) is not None:
+                one.tokens += number
+                one.paid, one.paid_tokens = one.paid + (paid or 0.0), one.paid_tokens + (paid is not None) * number
 
-    def end(self, step: Step, made: tuple[float, int] | None = None) -> None:
+    def end(self, step: Step, made: tuple[float, ...] | None = None) -> None:
         """A try has ended; `made` are seconds and tokens by the manifest of an artifact that this run made.
 
-        They count where the try was over before anything was heard of it.
+        What servers charged, and for how many tokens, may follow. They count where the try was over before anything was heard of it.
         """
         with self.lock:
             cost = self._cost(self.tries.pop(step.name)) if step.name in self.tries else Cost()
             if made is not None:
-                cost = holding(step, max(cost.seconds, made[0]), max(cost.tokens, made[1]))
+                told = (cost.seconds, cost.tokens, cost.paid, cost.paid_tokens)
+                cost = holding(step, *map(max, zip_longest(told, made, fillvalue=0)))
             self.spent[step.name] = self.spent.get(step.name, Cost()) + cost
             self._note()
 
@@ -89,7 +94,7 @@ class Ledger:
         return f"the run's budget is spent: {'; '.join(passed)}" if passed else ""
 
     def _cost(self, one: _Try) -> Cost:
-        return holding(one.step, self.clock() - one.since, one.tokens)
+        return holding(one.step, self.clock() - one.since, one.tokens, one.paid, one.paid_tokens)
 
     def _note(self) -> None:
         running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.tries.items()}
@@ -124,7 +129,10 @@ def with_budget(plan: Plan, changes: Sequence[str]) -> Plan:
     try:
         for change in changes:
             _set(values, change)
-        return plan.model_copy(update={"budget": Budget.model_validate(values)})
+        budget = Budget.model_validate(values)
+        if budget.lacks_prices(step.settings for step in plan.steps):
+            raise PlanError(f"--budget: {MONEY_NEEDS_PRICES}")
+        return plan.model_copy(update={"budget": budget})
     except (ValidationError, yaml.YAMLError) as error:
         wrong = error.errors() if isinstance(error, ValidationError) else []
         told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"

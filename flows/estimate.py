@@ -58,12 +58,14 @@ def _basis(record: Record, distance: int, step: Step) -> str:
 
 def cost_of(record: Record, step: Step) -> Cost:
     """What an artifact cost, with the resources that the step asks for now."""
-    return holding(step, record["seconds"], int(record.get("tokens") or 0))
+    paid = float(record.get("paid") or 0.0), int(record.get("paid_tokens") or 0)
+    return holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
 
 
-def holding(step: Step, seconds: float, tokens: int) -> Cost:
-    """What it costs that a step holds its resources for so long."""
-    return Cost(seconds, seconds * step.resources.all_cpus, seconds * step.resources.all_gpus, tokens)
+def holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
+    """What it costs that a step holds its resources for so long, with the tokens it told and what servers charged."""
+    held = step.resources
+    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
 
 
 def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
@@ -95,7 +97,7 @@ def excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
 
 def over(budget: Budget, cost: Cost) -> list[str]:
     """The limits of a budget that a cost passes, as `120 core-seconds of 100`."""
-    money = budget.prices.money(cost.core_seconds, cost.gpu_seconds, cost.tokens)
+    money = cost.money(budget.prices)
     facts = (
         ("core-seconds", cost.core_seconds, budget.core_seconds),
         ("GPU-seconds", cost.gpu_seconds, budget.gpu_seconds),
@@ -114,7 +116,7 @@ def said(cost: Cost, prices: Prices) -> str:
     parts = [f"{_number(cost.core_seconds)} core-seconds"]
     parts += [f"{_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
     parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
-    money = prices.money(cost.core_seconds, cost.gpu_seconds, cost.tokens)
+    money = cost.money(prices)
     return ", ".join(parts) + (f", {_number(money)} of money" if money is not None else "")
 
 

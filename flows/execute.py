@@ -172,7 +172,8 @@ class Execution:
                 self.ledger.end(step)
                 raise
         made_here = manifest.run == self.run
-        self.ledger.end(step, (manifest.seconds, manifest.tokens) if made_here else None)
+        spent = manifest.seconds, manifest.tokens, manifest.paid, manifest.paid_tokens
+        self.ledger.end(step, spent if made_here else None)
         if not seen:  # it was over, and its progress gone, before the first look
             self._told(step, {"started": 0})
         return manifest
@@ -199,7 +200,7 @@ class Execution:
 
     def _told(self, step: Step, event: dict[str, Any]) -> None:
         if "spent" in event:
-            self.ledger.tokens(step, event["spent"])
+            self.ledger.tokens(step, event["spent"], event.get("paid"))
         elif "started" in event or "waiting" in event:
             if event.get("started"):
                 self.ledger.begin(step)

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,17 +89,17 @@ def _make(
     folder.mkdir()
     received = _received(spec, step, layout)
     _check_contracts(step, received)
-    spent: list[int] = []
+    spent: Counter[str] = Counter()
 
     def hear(event: dict[str, Any]) -> None:
-        spent.append(event.get("spent", 0))
+        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
         tell(event)
 
     context = Context(
         inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
-        actors=actors_of(spec, step, work / "step.log"),
+        actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
     hide = secrets_of(step.settings)
@@ -113,7 +114,8 @@ def _make(
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
         versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.all_gpus, tokens=sum(spent),
+        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.all_gpus, tokens=spent["spent"],
+        paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
         peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers
   up.json  up/  database      `posttrain up`: its addresses, its logs, the database chosen
+  remote/answers.sqlite       answers of remote models, by what was asked: none is paid for twice
   promoted/  champions.lock   evaluations that have promoted a model; held while a champion moves
 """
 
@@ -50,6 +51,11 @@ class Layout:
     def run(self, run: str) -> Path:
         """Folder of a run."""
         return self.state / "runs" / run
+
+    @property
+    def remote(self) -> Path:
+        """Folder of the answers of remote models."""
+        return self.state / "remote"
 
     @property
     def mlflow_uri(self) -> str:

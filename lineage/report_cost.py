@@ -61,14 +61,12 @@ def _line(step: Step, manifest: Manifest | None, state: str, noted: Spending, ru
 
 def _held(manifest: Manifest, step: Step) -> Cost:
     seconds, held = manifest.seconds, step.resources
-    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, manifest.tokens)
+    told = manifest.tokens, manifest.paid, manifest.paid_tokens
+    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, *told)
 
 
 def _money(plan: Plan, whole: Line) -> dict[str, float]:
     prices = plan.budget.prices if plan.budget else Prices()
-    found = {}
-    for what in ("estimated", "spent", "saved"):
-        cost = getattr(whole, what) or Cost()
-        if (money := prices.money(cost.core_seconds, cost.gpu_seconds, cost.tokens)) is not None:
-            found[what] = money
-    return found
+    found = {what: (getattr(whole, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
+    known = any(money is not None for money in found.values())
+    return {what: money or 0.0 for what, money in found.items()} if known else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from lineage.layout import Layout
 from lineage.whole_files import write_whole
+from schemas.budget import Prices
 
 FILE = "cost.json"
 
@@ -19,6 +20,14 @@ class Cost:
     gpu_seconds: float = 0.0
     tokens: int = 0
     """Sampled or trained on."""
+    paid: float = 0.0
+    """What servers charged for tokens."""
+    paid_tokens: int = 0
+    """Those of the tokens that they charged for: `million_tokens` is the price of the others."""
+
+    def money(self, prices: Prices) -> float | None:
+        """What it comes to; None without any price."""
+        return prices.money(self.core_seconds, self.gpu_seconds, self.tokens - self.paid_tokens, self.paid)
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*(one + two for one, two in zip(asdict(self).values(), asdict(other).values(), strict=True)))

@@ -1,10 +1,16 @@
 """`budget:` of a recipe: what one run may cost, in core- and GPU-seconds, tokens and money."""
 
-from typing import Literal, Self
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from schemas.base import Schema
+from schemas.endpoint import endpoints_in
+
+MONEY_NEEDS_PRICES = (
+    "`money` needs `prices`: give at least one of core_hour, gpu_hour, million_tokens, or an endpoint its `price`"
+)
 
 
 class Prices(Schema):
@@ -15,17 +21,17 @@ class Prices(Schema):
     gpu_hour: float | None = Field(default=None, ge=0)
     """One GPU held for an hour."""
     million_tokens: float | None = Field(default=None, ge=0)
-    """A million tokens sampled or trained on."""
+    """A million tokens sampled or trained on, without those that a server charges for."""
 
-    def money(self, core_seconds: float, gpu_seconds: float, tokens: int) -> float | None:
-        """What that costs; None without any price."""
+    def money(self, core_seconds: float, gpu_seconds: float, tokens: int, paid: float = 0.0) -> float | None:
+        """What that costs beside what was `paid` to servers, and with it; None without any price."""
         parts = (
             (self.core_hour, core_seconds / 3600),
             (self.gpu_hour, gpu_seconds / 3600),
             (self.million_tokens, tokens / 1e6),
         )
         known = [price * amount for price, amount in parts if price is not None]
-        return sum(known) if known else None
+        return sum(known) + paid if known or paid else None
 
 
 class Budget(Schema):
@@ -38,15 +44,14 @@ class Budget(Schema):
     tokens: int | None = Field(default=None, gt=0)
     """Tokens sampled or trained on."""
     money: float | None = Field(default=None, gt=0)
-    """By `prices`."""
+    """By `prices`, and by those of `endpoints`."""
     prices: Prices = Prices()
     """What core-hours, GPU-hours and tokens cost; without any, nothing is said about money."""
     on_exceed: Literal["stop", "warn"] = "stop"
     """`stop` ends the steps under way, which keep their checkpoints, and starts none; `warn` only says so."""
 
-    @model_validator(mode="after")
-    def money_has_prices(self) -> Self:
-        """Money without prices would be a guess."""
-        if self.money is not None and self.prices.money(0, 0, 0) is None:
-            raise ValueError("`money` needs `prices`: give at least one of core_hour, gpu_hour, million_tokens")
-        return self
+    def lacks_prices(self, settings: Iterable[Any]) -> bool:
+        """Whether money is limited without any price, here or of an endpoint in the settings of stages: a guess."""
+        if self.money is None or self.prices.money(0, 0, 0) is not None:
+            return False
+        return not any(endpoint["price"] for stage in settings for endpoint in endpoints_in(stage))

@@ -109,5 +109,9 @@ class Manifest(Schema):
     """Wall time times GPUs held."""
     tokens: int = 0
     """Tokens that the step told it sampled or trained on."""
+    paid: float = 0.0
+    """What servers charged, by the prices of their endpoints."""
+    paid_tokens: int = 0
+    """Those of the tokens that servers charged for."""
     peak_rss: int = 0
     """Peak resident memory of the step's process, bytes."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from schemas.base import Schema
-from schemas.budget import Budget
+from schemas.budget import MONEY_NEEDS_PRICES, Budget
 from schemas.check import check_graph
 from schemas.completion import complete_decontamination
 from schemas.endpoint import Endpoint
@@ -162,6 +162,9 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     folders = tuple(dict.fromkeys((path.resolve().parent, Path.cwd())))
     infos = _infos(units, folders, problems)
     _refuse(problems)
+    if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):
+        mark = follow(root, "budget.money").where
+        problems.append(Problem(mark.file, mark.line, mark.column, "budget.money", MONEY_NEEDS_PRICES))
     infos = complete_gates(complete_decontamination(infos, problems), problems)
     steps = check_graph(infos, problems)
     _refuse(problems)

@@ -12,6 +12,7 @@ from schemas.errors import StepError
 
 if TYPE_CHECKING:
     from learning.actors import Actors
+    from learning.group import Group
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,14 @@ class Context:
     num_threads: int = 1
     device: str = "cpu"
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+    group: "Group | None" = None
+    """Who does the step together; None: this process alone."""
     actors: "Actors | None" = None
     """Workers of the roles that have places of their own; None: everything is done in this process."""
+    key: str = ""
+    """Key of the step."""
+    remote: Path | None = None
+    """Folder of the answers of remote models, which all steps of a checkout share; None: one beside `checkpoints`."""
 
     def input(self, port: str) -> Path:
         """Folder of the artifact that the port received, by the dotted path of the field."""
@@ -62,9 +69,12 @@ class Context:
             os.close(handle)
         self.on_progress({"step": step, **values})
 
-    def spend(self, tokens: int) -> None:
-        """Say that so many more tokens were sampled or trained on; they count against the recipe's budget."""
-        self.on_progress({"spent": tokens})
+    def spend(self, tokens: int, paid: float | None = None) -> None:
+        """Say that so many more tokens were sampled or trained on; they count against the recipe's budget.
+
+        `paid` is what a server charged for them, null where none did.
+        """
+        self.on_progress({"spent": tokens} | ({} if paid is None else {"paid": paid, "paid_tokens": tokens}))
 
     def progress(self, step: int, total: int, **values: float) -> None:
         """Say how far the step is, without adding to the curves."""
