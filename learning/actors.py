@@ -149,6 +149,8 @@ class Threaded:
             except Exception as error:
                 result, wrong = None, said(error, self.role)
             self._answer(answer, result, wrong)
+        if hasattr(made, "close"):  # a process would take with it what the object has started
+            made.close()
 
     def _answer(self, answer: Future, result: Any, wrong: StepError | None) -> None:
         with self.lock:

@@ -5,19 +5,27 @@ elsewhere, in `Calls`.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
-from schemas.errors import StepError
+import torch
+
+from learning.engines.load import engine_of
+from learning.engines.protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
+from learning.likelihoods import likelihoods
+from learning.policy import Policy, load_policy
+from learning.rollout_service import RolloutService, Service
+from learning.weight_sync_local import PolicyReceiver, from_file
+from schemas.use import EngineUse
 
 
 class Calls:
     """A service over an engine that samples a whole batch per call: what is queued is sampled when it is asked for."""
 
-    def __init__(self, engine: EngineProtocol) -> None:
-        self.engine = engine
+    def __init__(self, engine: EngineProtocol, take: Callable[[Any], None], policy: Policy) -> None:
+        self.engine, self.take, self.policy = engine, take, policy
         self.queued: list[tuple[int, Request, Sampling]] = []
         self.tokens, self.calls = 0, 0
 
@@ -52,9 +60,25 @@ class Calls:
         ]
 
     def load(self, receipt: Any) -> None:
-        """Raises StepError: the weights of this engine are not the trainer's to give."""
-        raise StepError(f"{type(self.engine).__module__}: the weights of this engine cannot be replaced")
+        """Take the weights of a receipt; nothing is under way between two calls."""
+        self.take(receipt)
+
+    def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0) -> list[list[float]]:
+        """By the weights that are in place now."""
+        return likelihoods(self.policy.model, pairs, temperature)
 
     def stats(self) -> dict[str, float]:
         """Tokens and calls so far."""
         return {"tokens": self.tokens, "calls": self.calls}
+
+
+def serve(use: EngineUse, folder: str, dtype: str) -> Service:
+    """The service of a worker: the policy of a folder, the engine that a recipe names, new weights by file."""
+    torch.use_deterministic_algorithms(True)
+    policy = load_policy(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)
+    policy.model.requires_grad_(False)
+    engine = engine_of(use, policy)
+    take = PolicyReceiver(policy, engine, from_file).load
+    if isinstance(engine, FlyingEngine):
+        return RolloutService(engine, take, policy).start()
+    return Calls(engine, take, policy)

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
 
 from learning.actors import Threads
+from learning.engines.load import make_engine
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.torch import Engine
-from learning.policy import load_policy
-from learning.replica_worker import Calls
 from learning.replicas import TRIES, Replicas
 from learning.weight_sync import Receipt
 from schemas.errors import StepError
+from schemas.use import EngineUse
 
 HEAT = Sampling(1.3, 16)
 
@@ -204,18 +205,55 @@ def test_suspend_gives_everything_back():
     assert replicas.collect() == []
 
 
-def test_two_replicas_of_the_torch_engine_give_the_tokens_of_one(tiny_policy_folder, tiny_policy):
+WHOLE = """
+from learning.engines.torch import Engine as Torch
+
+
+class Engine:
+    def __init__(self, policy):
+        self.generate, self.sync = Torch(policy).generate, Torch(policy).sync
+"""
+
+
+@pytest.fixture(params=["torch", "all_in_one_call:Engine"])
+def use(request, tmp_path, monkeypatch):
+    """The torch engine as it is, and as one that cannot go step by step."""
+    (tmp_path / "all_in_one_call.py").write_text(WHOLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return EngineUse.model_validate(request.param)
+
+
+def test_two_replicas_of_the_torch_engine_give_the_tokens_of_one(tiny_policy_folder, tiny_policy, tmp_path, use):
     requests = [Request([5 + n, 6, 7], 3, n) for n in range(8)]
     alone = Engine(tiny_policy).generate(requests, HEAT)
-
-    def worker():
-        return Calls(Engine(load_policy(tiny_policy_folder)))
-
     for size in (1, 2):
         actors = Threads({"rollout": size})
-        made = Replicas(actors, actors.start("rollout", worker), in_flight=6).generate(requests, HEAT)
-        assert [[g.token_ids for g in of] for of in made] == [[g.token_ids for g in of] for of in alone]
+        replicas = make_engine(use, tiny_policy, actors, folder=tiny_policy_folder, scratch=tmp_path / f"w{size}")
+        replicas.in_flight = 6
+        made = replicas.generate(requests, HEAT)
+        assert tokens(made) == tokens(alone)
         for of, by_itself in zip(made, alone, strict=True):
             for one, other in zip(of, by_itself, strict=True):
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-        actors.close()
+        replicas.close()
+
+
+def test_weights_of_the_trainer_reach_replicas_and_those_made_anew(tiny_policy, tiny_policy_folder, tmp_path, use):
+    asked = [Request([5, 6, 7], 4, 3), Request([9, 2], 4, 4)]
+    actors = Threads({"rollout": 2})
+    replicas = make_engine(use, tiny_policy, actors, folder=tiny_policy_folder, scratch=tmp_path / "weights")
+    before = replicas.generate(asked, HEAT)
+    with torch.no_grad():
+        for parameter in tiny_policy.model.parameters():
+            parameter.mul_(0.7)
+    replicas.sync(3)
+    want = Engine(tiny_policy).generate(asked, HEAT)
+    made = replicas.generate(asked, HEAT)
+    assert tokens(made) == tokens(want) != tokens(before)
+    replicas.replicas[0].remote.stop()
+    assert tokens(replicas.generate(asked, HEAT)) == tokens(want)
+    replicas.close()
+
+
+def tokens(found):
+    return [[g.token_ids for g in of] for of in found]
