@@ -22,16 +22,22 @@ from schemas.errors import StepError
 WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen", "rejected"]}
 """Columns of each artifact type that hold what the model is to write, or not to write."""
 
+# Text of ASCII alone takes a way without Unicode: the same result, several times as fast.
 _MACROS = r"""
 create macro contents(messages) as
     array_to_string(list_transform(messages, lambda m: coalesce(m.content, '')), chr(10));
-create macro squeezed(text) as trim(regexp_replace(nfc_normalize(text), '[\s\p{Z}]+', ' ', 'g'), ' ');
+create macro is_ascii(text) as strlen(text) = length(text);
+create macro spaced(text) as
+    replace(replace(replace(replace(text, chr(9), ' '), chr(10), ' '), chr(12), ' '), chr(13), ' ');
+create macro single(text) as case when contains(text, '  ') then regexp_replace(text, ' +', ' ', 'g') else text end;
+create macro squeezed(text) as trim(case when is_ascii(text) then single(spaced(text))
+    else regexp_replace(nfc_normalize(text), '[\s\p{Z}]+', ' ', 'g') end, ' ');
 create macro spoken(messages) as
     array_to_string(list_transform(messages, lambda m:
         coalesce(m.role, '') || chr(31) || squeezed(coalesce(m.content, ''))), chr(30));
 create macro known(messages, roles) as
     coalesce(len(list_filter(messages, lambda m: m.role is null or not list_contains(roles, m.role))), 0) = 0;
-create macro blank(messages) as coalesce(squeezed(contents(messages)), '') = '';
+create macro blank(messages) as not coalesce(regexp_matches(contents(messages), '[^\s\p{Z}]'), false);
 """
 
 

@@ -20,11 +20,13 @@ SHARED_BY = 0.1
 # \p{Han} and the like are written without spaces: each sign is a word. Dashes and signs of arithmetic have many forms,
 # and a dash after a word is punctuation, not a minus.
 _MACROS = r"""
-create macro plain(text) as regexp_replace(
+create macro plain(text) as case when is_ascii(text) then lower(text) else regexp_replace(
     translate(lower(nfc_normalize(text)), '‐‑‒–—−×∗·÷∕', '------***//'),
-    '([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}])', ' \1 ', 'g');
-create macro words(text) as regexp_extract_all(
-    regexp_replace(plain(text), '(\p{L}{2})\s*-+', '\1 ', 'g'), '[\p{L}\p{M}\p{N}]+|[-+*/%^()]|\p{Sm}');
+    '([\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}])', ' \1 ', 'g') end;
+create macro undashed(text) as
+    case when contains(text, '-') then regexp_replace(text, '(\p{L}{2})\s*-+', '\1 ', 'g') else text end;
+create macro words(text) as regexp_extract_all(undashed(plain(text)), '[\p{L}\p{M}\p{N}]+|[-+*/%^()]|\p{Sm}');
+create macro dense(text) as replace(spaced(plain(text)), ' ', '');
 create macro whole(text) as
     array_to_string(regexp_extract_all(plain(text), '[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}\s]'), ' ');
 create macro asked(messages) as contents(list_filter(messages, lambda m: m.role is distinct from 'system'));
@@ -35,9 +37,11 @@ create macro grams(words, n) as list_transform(
 """
 
 _WHOLE = """insert into hits select row, min(problem), 1.0::double from
-    (select row, whole(unnest(list_distinct(list_append(turns(prompt), asked(prompt))))) as whole from block) asked
+    (select row, whole(text) as whole from
+     (select row, unnest(list_distinct(list_append(turns(prompt), asked(prompt)))) as text from block)
+     where dense(text) in (select dense from problems)) asked
     join problems using (whole) where whole <> '' group by row"""
-"""Adds the rows of a block whose prompt, or a turn of it, is a problem."""
+"""Adds the rows of a block whose prompt, or a turn of it, is a problem. `dense` is cheap and rules out nearly all."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
     rows.connection.register("given", table.append_column("problem", pa.array(range(len(flat)), pa.int64())))
     rows.run(
         """create table problems as select problem, name, id, coalesce(family, '') as family,
-           whole(asked(prompt)) as whole, words(asked(prompt)) as words from given"""
+           dense(asked(prompt)) as dense, whole(asked(prompt)) as whole, words(asked(prompt)) as words from given"""
     )
     rows.connection.unregister("given")
     cores = _cores(rows.run("select name || chr(31) || family, whole, problem, words from problems order by problem"))
