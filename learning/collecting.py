@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +110,13 @@ def collect(
     have = {**have, **services(sampler, history)}
     trials: list[Trial] = []
     seen: list[Trial] = []
-    asks: list[Ask] = parts.plan.settled(controls).ask(step, have)
+    plan, rate = partial(_planned, parts, controls, have), partial(_rated, parts, controls, have)
+    # A drive that asks for the plan itself asks it ahead.
+    asks: list[Ask] = [] if "plan" in parts.drive.asks else plan(step)
     for number in range(parts.max_rounds):
         now = {**have, "round": number}
-        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks})
-        score_all(parts, new, controls, now)
+        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks, "plan": plan, "score": rate})
+        score_all(parts, [t for t in new if not t.scores], controls, now)
         trials += new
         seen += new
         asks = []
@@ -129,9 +132,27 @@ def collect(
     return trials
 
 
+def _planned(parts: Collecting, controls: Mapping[str, float], have: Mapping[str, Any], step: int) -> list[Ask]:
+    """What the plan samples in an iteration, asked for now."""
+    return parts.plan.settled(controls).ask(step, {**have, "step": step})
+
+
+def _rated(
+    parts: Collecting,
+    controls: Mapping[str, float],
+    have: Mapping[str, Any],
+    trials: list[Trial],
+    step: int,
+    place: int,
+) -> None:
+    """Score a group by itself; what its rewards draw is its own, whenever it comes."""
+    score_all(parts, trials, controls, {**have, "step": step, "round": place})
+
+
 def services(sampler: Sampler, history: History) -> dict[str, Any]:
     """What parts may ask for beside numbers and rows."""
-    return {"sampler": sampler, "history": history, "policy": sampler.policy, "engine": sampler.engine}
+    engine = sampler.engine
+    return {"sampler": sampler, "history": history, "policy": sampler.policy, "engine": engine, "stream": engine}
 
 
 def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:

@@ -48,6 +48,16 @@ class Pending:
         begun = (*self.given, *self.ids)
         return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.ask.temperature)
 
+    def extend(self, made: Generation, version: int) -> None:
+        """Add what was sampled, under `version` where the engine does not say which weights sampled what."""
+        self.ids += made.token_ids
+        self.logprobs += made.logprobs
+        self.entropies += made.entropies
+        for of, tokens in made.versions or [(version, len(made.token_ids))]:
+            self.versions += [of] * tokens
+        self.finish = made.finish
+        self.calls += 1
+
 
 def start(asks: list[Ask], sampler: Sampler, *, running: int = 0, room: int | None = None) -> list[Pending]:
     """Completions of the asks, group by group, while fewer than `room` run (None: of all asks)."""
@@ -72,23 +82,26 @@ def begin(one: Pending, ids: list[int], *, source: str) -> None:
 def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pending]:
     """Go on with what has not ended, within `limits` (`target`, `window` of a Sampling); returns those."""
     running = [one for one in pool if one.finish == "suspended"]
-    requests: list[Request] = []
-    for one in running:
-        request, last = one.request(), requests[-1] if requests else None
-        if last is not None and not request.begun and replace(last, n=1, first=last.first + last.n) == request:
-            # Siblings at their beginning: their prompt is computed once.
-            requests[-1] = replace(last, n=last.n + 1)
-        else:
-            requests.append(request)
+    requests = [request for request, _ in together(running)]
     generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))
     for one, made in zip(running, generations, strict=True):
-        one.ids += made.token_ids
-        one.logprobs += made.logprobs
-        one.entropies += made.entropies
-        one.versions += [sampler.step] * len(made.token_ids)
-        one.finish = made.finish
-        one.calls += 1
+        one.extend(made, sampler.step)
     return running
+
+
+def together(running: list[Pending]) -> list[tuple[Request, list[Pending]]]:
+    """What the engine is told to go on with some, and whose completions each request gives, in order.
+
+    Siblings at their beginning are one request: their prompt is computed once.
+    """
+    found: list[tuple[Request, list[Pending]]] = []
+    for one in running:
+        request, (last, members) = one.request(), found[-1] if found else (None, [])
+        if last is not None and not request.begun and replace(last, n=1, first=last.first + last.n) == request:
+            found[-1] = (replace(last, n=last.n + 1), [*members, one])
+        else:
+            found.append((request, [one]))
+    return found
 
 
 def ended_groups(pool: list[Pending], sampler: Sampler) -> tuple[list[Trial], list[Pending]]:

@@ -110,7 +110,7 @@ class DriveUse(Use):
     """Turns what is asked for into completions."""
 
     home = "learning.drives"
-    asks = frozenset({"asks", "sampler", "rng", "state", "step"})
+    asks = frozenset({"asks", "sampler", "rng", "state", "step", "stream", "plan", "score", "round", "max_steps"})
 
 
 class ProcessUse(Use):
