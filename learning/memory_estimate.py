@@ -5,9 +5,9 @@ them holds. Sums are of tensors: what Python, the libraries and a CUDA context t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from learning.memory_estimate_forward import FULL, Forward, Pass, Precision
+from learning.memory_estimate_forward import FULL, Forward
 from learning.memory_estimate_shape import Shape
 
 PREFILL_TOKENS = 16384
@@ -100,11 +100,13 @@ def training(model: Trained, forward: Forward, passes: int, *, name: str = "upda
     more = matrix if forward.chunks > 1 else 0
     tied = shape.vocabulary * shape.width * size if whole and shape.tied and forward.chunks else 0
     last = forward.backward + (0 if forward.checkpointing else forward.layer())
-    return (
-        Phase(f"{name}: backward begins", {**held, "gradients": before, "activations": forward.saved,
-                                           "logits": head + more}),
-        Phase(f"{name}: backward ends", {**held, "gradients": model.gradients + tied, "activations": last}),
-    )  # fmt: skip
+    begins = {
+        "gradients": before,
+        "activations": forward.saved,
+        "logits" if forward.chunks else "backward": head + more,
+    }
+    ends = {"gradients": model.gradients + tied, "activations": last}
+    return Phase(f"{name}: backward begins", {**held, **begins}), Phase(f"{name}: backward ends", {**held, **ends})
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,22 @@ class Slots:
 
 
 def sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
-    """What the torch engine holds in a call: the cache, what was prefilled, tables of samples, one step's work."""
+    """What the torch engine holds at the worst moment of a call: cache, tables of samples, and the work of a step.
+
+    The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
+    """
     token = 2 * shape.layers * shape.keys * size
     slab = call.slots * call.columns * (token + FULL)
     table = call.samples * call.completion * (8 + FULL * (1 + call.entropy)) + call.slots * call.completion * 8
     ahead = min(call.prompts, call.slots) * call.prompt
     width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
-    prefill = ahead * token + min(ahead, PREFILL_TOKENS) * width * size
-    rows = call.slots * call.columns
-    step = call.slots * shape.vocabulary * (size + 2 * FULL + 16) + rows * 2 * shape.keys * size
-    return {"cache": slab + table, "sampling": max(prefill, step)}
+    prefill = min(ahead, PREFILL_TOKENS) * width * size
+    step = call.slots * shape.vocabulary * (size + 2 * FULL + 16)
+    moments = [(ahead * token, prefill), (slab + ahead * token, 0), (slab, step)]
+    if call.samples > call.slots:
+        moments.append((slab + ahead * token, prefill))
+    cache, work = max(moments, key=sum)
+    return {"cache": cache + table, "sampling": work}
 
 
 def paged(shape: Shape, size: int, tokens: int) -> int:

@@ -1,6 +1,6 @@
-"""What one forward pass of packed tokens keeps for its backward pass, by the code of `learning.packed` and transformers.
+"""What a forward pass of packed tokens keeps for its backward pass, as `learning.packed` and transformers write it.
 
-Counted are the tensors that autograd saves, each once: equations stand beside the code that they count in comments.
+Counted are the tensors that autograd saves, each once, and the largest that an operation needs beside them.
 Shapes: M packed tokens, C width, I inner width, H query heads, K key-value heads, D head size, V vocabulary, N families
 of G children of L tokens after a chain of P, B tokens that need logits, E attention scores.
 """
@@ -46,6 +46,8 @@ class Precision:
     on_cpu: bool = False
     rank: int = 0
     """Of LoRA's matrices; 0: all weights are trained."""
+    mixed: bool = False
+    """Whether matrices are multiplied in bfloat16 although weights are in float32."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Forward:
     @cached_property
     def attention(self) -> int:
         """Everything between a layer's norms and its feed-forward block."""
-        shape, size = self.shape, self.how.weight
+        shape = self.shape
         normed = shape.head_norms or shape.wide_norms
         heads = (self._norm - self._given) * (shape.queries + shape.keys) if normed else 0
         out = self._given * shape.queries
@@ -131,12 +133,10 @@ class Forward:
     @cached_property
     def saved(self) -> int:
         """All layers and the last norm; with checkpointing a layer's input stands for the layer."""
-        shape, tokens = self.shape, self.tokens
-        ends = (
-            tokens.tokens * shape.width * self._norm + min(tokens.needed, tokens.tokens) * shape.width * self.how.weight
-        )
+        shape, tokens, size = self.shape, self.tokens, self.how.weight
+        ends = shape.width * (tokens.tokens * self._norm + min(tokens.needed, tokens.tokens) * size)
         if self.checkpointing:
-            return ends + shape.layers * tokens.tokens * shape.width * self.how.weight
+            return ends + shape.layers * tokens.tokens * shape.width * size
         some = tokens.needed if 0 < tokens.needed <= 0.9 * tokens.tokens else tokens.tokens
         return ends + (shape.layers - 1) * self.layer() + self.layer(some)
 

@@ -61,6 +61,13 @@ def plan(
     locked: Locked = False,
     dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
     as_json: AsJson = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show what every step needs in memory instead.")] = False,
+    gpu_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --memory: what one GPU has, as 80GB.")
+    ] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; else all there is room for.")
+    ] = None,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
     from flows.authoring import due_words, plan_table
@@ -75,7 +82,11 @@ def plan(
         from lineage.dvcfiles import write_pipeline
 
         write_pipeline(layout, made)
-    if as_json:
+    if memory:
+        from flows.memory import show_memory
+
+        show_memory(made, layout, console, gpu=gpu_memory, prompt=prompt_length, as_json=as_json)
+    elif as_json:
         print(made.model_dump_json(indent=2))
     else:
         console.print(plan_table(made, layout))

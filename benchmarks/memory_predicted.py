@@ -1,0 +1,224 @@
+"""Memory that `posttrain plan --memory` predicts beside what real steps take, on data as long as their settings allow.
+
+    python benchmarks/memory_predicted.py [--cases sft_rows rl_groups ...] [--device cpu|cuda] [--list]
+
+Every case is a process of its own that runs three optimiser steps (two iterations, one evaluation) of the real task.
+One JSON line: for each case the prediction, the most that tensors held (counted op by op on a CPU, the allocator's
+`max_memory_allocated` on a GPU), and on a CPU how far the process's resident memory rose (VmHWM − VmRSS before it).
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+NARROW = {"model_type": "qwen3", "hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 4,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24}  # fmt: skip
+WIDE = {"model_type": "qwen3", "hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 24}  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 5,
+         "num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True}  # fmt: skip
+BILLION = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}  # fmt: skip
+RL = {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "token_mean",
+      "rewards": ["memory_predicted:length"], "process": ["memory_predicted:endless"], "max_steps": 2}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: its kind, its model, the tokens of a row and of its prompt, and its settings."""
+
+    kind: str
+    config: dict[str, Any]
+    length: int
+    prompt: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    vocabulary: int = 68
+    rows: int = 32
+
+
+CASES = {
+    "sft_rows": Case("sft", NARROW, 128, 4, {"per_device_train_batch_size": 16}),
+    "sft_long": Case("sft", LLAMA, 700, 4, {"per_device_train_batch_size": 4}),
+    "sft_logits": Case("sft", NARROW, 64, 4, {"per_device_train_batch_size": 64}, vocabulary=3000, rows=128),
+    "sft_lora": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 4, "use_peft": True}),
+    "sft_accumulated": Case("sft", WIDE, 64, 4, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
+    "sft_bfloat16": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "dtype": "bfloat16"}),
+    "sft_checkpointing": Case(
+        "sft", WIDE, 128, 4, {"per_device_train_batch_size": 8, "gradient_checkpointing": True}
+    ),
+    "rl_groups": Case("rl", NARROW, 128, 64, {**RL, "generation_batch_size": 32, "num_generations": 8,
+                                              "max_completion_length": 64, "max_tokens_per_micro_batch": 1200}),
+    "rl_paths": Case("rl", WIDE, 116, 16, {**RL, "generation_batch_size": 64, "max_completion_length": 100,
+                                           "max_tokens_per_micro_batch": 300}),
+    "rl_sampling": Case("rl", NARROW, 316, 16, {**RL, "generation_batch_size": 64, "max_completion_length": 300,
+                                                "max_tokens_per_micro_batch": 400}),
+    "reward_model": Case("reward_model", NARROW, 128, 64, {"per_device_train_batch_size": 16}, rows=64),
+    "reward_model_long": Case("reward_model", LLAMA, 256, 128, {"per_device_train_batch_size": 4}),
+    "evaluate": Case("evaluate", NARROW, 216, 16, {"max_completion_length": 200, "temperature": 1.0}),
+    "evaluate_prompts": Case("evaluate", WIDE, 216, 200, {"max_completion_length": 16, "temperature": 1.0}),
+}  # fmt: skip
+"""What runs on a CPU in seconds."""
+GPU_CASES = {
+    "sft_1b": Case("sft", BILLION, 2048, 16, {"per_device_train_batch_size": 2, "dtype": "bfloat16"},
+                   vocabulary=32000, rows=8),
+    "sft_1b_checkpointing": Case("sft", BILLION, 2048, 16, {"per_device_train_batch_size": 4, "dtype": "bfloat16",
+                                 "gradient_checkpointing": True}, vocabulary=32000, rows=16),
+    "rl_1b": Case("rl", BILLION, 1024, 512, {**RL, "generation_batch_size": 32, "max_completion_length": 512,
+                  "max_tokens_per_micro_batch": 4608, "dtype": "bfloat16"}, vocabulary=32000),
+}  # fmt: skip
+"""What wants a GPU."""
+
+
+def length(rows: list[dict[str, Any]], completions: list[str]) -> list[float]:
+    """Some reward."""
+    return [float(len(text) % 7) for text in completions]
+
+
+def endless(logits_BV: Any, place_B: Any) -> Any:
+    """Never the end of a sequence, whose id is 1."""
+    logits_BV = logits_BV.clone()
+    logits_BV[:, 1] = float("-inf")
+    return logits_BV
+
+
+def letters(case: Case) -> str:
+    """An alphabet that makes the vocabulary: six special tokens come with it."""
+    return "abcdefghijklmnopqrstuvwxyz"[: case.vocabulary - 6] + "".join(
+        chr(0x4E00 + i) for i in range(case.vocabulary - 32)
+    )
+
+
+def stage_of(case: Case, device: str) -> Any:
+    """The stage of a case."""
+    from pydantic import TypeAdapter
+
+    from schemas.stages.union import Stage
+
+    given = {"kind": case.kind, "model": "m", "data": "d", "prompts": "d", "max_steps": 3, **case.settings}
+    if case.kind == "evaluate":
+        given["num_bootstrap"] = 100
+    wrong = {"sft": ("prompts",), "reward_model": ("prompts",), "rl": ("data",), "evaluate": ("data", "max_steps")}
+    given = {key: value for key, value in given.items() if key not in wrong[case.kind]}
+    if device != "cpu":
+        given["resources"] = {"num_gpus": 1}
+    return TypeAdapter(Stage).validate_python(given)
+
+
+def predicted(case: Case, device: str = "cpu") -> int:
+    """Bytes that the product predicts for a case."""
+    from flows import memory_steps
+    from flows.memory_models import Known
+    from learning.memory_estimate_shape import shape_of
+
+    stage = stage_of(case, device)
+    known = Known(shape_of({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
+    job = memory_steps.Job(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
+    if case.kind == "evaluate":
+        job.settings["limit"] = case.rows
+    return max(place.peak.total for place in getattr(memory_steps, case.kind)(job))
+
+
+def rows_of(case: Case) -> tuple[str, list[dict[str, Any]]]:
+    """The kind of the table, and rows that are as long as they may be."""
+    answer = case.length - case.prompt
+    kind = {"sft": "chat", "reward_model": "preference_pairs"}.get(case.kind, "prompts")
+    found = []
+    for i in range(case.rows):
+        own = "".join("abcdefghij"[int(digit)] for digit in f"{i:03d}")[-max(1, case.prompt - 3) :]
+        text = own.rjust(case.prompt - 3, "a")
+        row: dict[str, Any] = {"id": str(i), "prompt": [{"role": "user", "content": text}], "metadata": "{}"}
+        if kind == "preference_pairs":
+            sides = {side: [{"role": "assistant", "content": c * (answer - 1)}] for side, c in SIDES}
+            found.append({**row, **sides, "margin": 1.0})
+            continue
+        row |= {"answer": "", "family": "letters"}
+        said = [{"role": "assistant", "content": "b" * (answer - 1)}]
+        found.append({**row, "completion": said} if kind == "chat" else row)
+    return kind, found
+
+
+SIDES = (("chosen", "b"), ("rejected", "c"))
+
+
+def measured(case: Case, device: str = "cpu") -> dict[str, int]:
+    """Bytes that tensors and (on a CPU) the process took while the real task ran, in this process."""
+    import importlib
+
+    from memory_peak import peak_of
+
+    from learning.rows import write_rows
+    from schemas.stages.init import Init
+    from tasks import init
+    from tasks.context import Context
+
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def context(name: str, **inputs: Path) -> Context:
+            folders = [Path(scratch, name, part) for part in ("out", "checkpoints")]
+            for folder in folders:
+                folder.mkdir(parents=True)
+            return Context(inputs, *folders, seed=3, num_threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+                           device=device)  # fmt: skip
+
+        made = context("model")
+        tokenizer = {"use": "characters", "alphabet": letters(case)}
+        given = {"kind": "init", "config": case.config, "tokenizer": tokenizer, "max_length": case.length}
+        init.run(Init.model_validate(given), made)
+        data = Path(scratch, "data")
+        data.mkdir()
+        write_rows(data, *rows_of(case))
+        inputs = {"model": made.folder / "outputs" / "model", "data": data, "prompts": data}
+        run, before = importlib.import_module(f"tasks.{case.kind}").run, resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+        with peak_of(device) as peak:
+            run(stage_of(case, device), context("step", **inputs))
+        return {"measured": peak.bytes, "resident": max(0, resident("VmHWM") - before)}
+
+
+def resident(name: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    return 1024 * int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def spawn(name: str, device: str) -> dict[str, Any]:
+    """A case in a process of its own."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "benchmarks")))
+    command = [sys.executable, __file__, "--case", name, "--device", device]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def one(name: str, device: str) -> dict[str, Any]:
+    """Prediction, measurement and their ratio."""
+    case = {**CASES, **GPU_CASES}[name]
+    found = {"predicted": predicted(case, device), **measured(case, device)}
+    return {**found, "ratio": round(found["predicted"] / found["measured"], 3)}
+
+
+def main(say: Callable[[str], None] = print) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, *GPU_CASES])
+    parser.add_argument("--case", choices=[*CASES, *GPU_CASES], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        say(json.dumps(one(options.case, options.device)))
+        return
+    names = options.cases or list(CASES if options.device == "cpu" else GPU_CASES)
+    found = {name: spawn(name, options.device) for name in names}
+    say(json.dumps({"benchmark": "memory_predicted", "device": options.device, "cases": found}))
+
+
+if __name__ == "__main__":
+    main()
