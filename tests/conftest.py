@@ -48,6 +48,40 @@ def tiny_policy():
 
 
 @pytest.fixture
+def wide_policy():
+    """Heads of 32 numbers, which vLLM's attention on a CPU needs, and room for 512 tokens; made anew for every test."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from learning.policy import Policy, set_determinism
+    from learning.tokenizers import characters
+
+    set_determinism(0, 1)
+    tokenizer = characters()
+    tokenizer.model_max_length = 512
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(4)
+    return Policy(model, tokenizer, 512)
+
+
+@pytest.fixture
 def tiny_policy_folder(tiny_policy, tmp_path):
     """The tiny policy as a model folder."""
     from learning.policy import save_policy

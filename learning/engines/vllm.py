@@ -88,7 +88,7 @@ class Engine:
         """
         self.version = version
         self._due = True
-        if self.host.busy is not None and self.host.busy.running and self.host.owner is self:
+        if self.host.owner is self and self.host.flying is not None:
             self.ready()
 
     def ready(self) -> Host:
@@ -97,7 +97,7 @@ class Engine:
         if not host.awake:
             self.wake()
         if self._due or host.owner is not self:
-            if host.owner is not self and host.busy is not None and host.busy.running:
+            if host.owner is not self and host.flying is not None:
                 raise StepError("engine vllm: another policy's completions are in flight here; suspend them first")
             self.deliver(weights_of(self.policy.model).items())
         return host
@@ -128,7 +128,7 @@ class Engine:
 
     def _prove(self, host: Host) -> None:
         """Compare log-probabilities with the policy's, where nothing else is in flight."""
-        if host.busy is not None and host.busy.running:
+        if host.flying is not None:
             return
         vocabulary = self.policy.model.get_input_embeddings().num_embeddings
         prompt = [token % vocabulary for token in PROBE][: self.max_length - 2]

