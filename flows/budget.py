@@ -66,7 +66,8 @@ class Ledger:
     def end(self, step: Step, made: tuple[float, ...] | None = None) -> None:
         """A try has ended; `made` are seconds and tokens by the manifest of an artifact that this run made.
 
-        What servers charged, and for how many tokens, may follow. They count where the try was over before anything was heard of it.
+        What servers charged, and for how many tokens, may follow. They count where the try was over before anything was
+        heard of it.
         """
         with self.lock:
             cost = self._cost(self.tries.pop(step.name)) if step.name in self.tries else Cost()

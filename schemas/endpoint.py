@@ -83,9 +83,19 @@ class _OrWord:
 
 EndpointOption = Annotated[Endpoint, _OrWord()]
 """An option of a function that is an endpoint: in recipes a word under `endpoints:`, or a map of its keys."""
+class Capped(Schema):
+    """Limits of a stage on what it makes models say."""
+
+    max_tokens_total: int | None = Field(default=None, ge=1)
+    """Cap on the tokens of remote models, prompts and answers; null: none. `synthesize` ends with what it has by then,
+    and counts what a model of its own samples as well; other kinds fail, as a part of their result would be none."""
+    max_cost: float | None = Field(default=None, gt=0)
+    """Likewise on money, by the `price` of the endpoint."""
+
+
 FIELDS = frozenset(Endpoint.model_fields)
 IDENTITY = ("name", "model", "version", "extra", "omit")
-CAPS = frozenset({"max_tokens_total", "max_cost"})
+CAPS = frozenset(Capped.model_fields)
 """Keys of a stage that end it: of synthesize with fewer rows, of others with an error, which is no result."""
 
 

@@ -46,7 +46,7 @@ class Use(Schema):
 
 
 TRIALS = frozenset({"trials", "rows", "n", "step", "rng", "state", "history", "sampler"})
-SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine"}
+SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
 PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P"})
 FIXED = frozenset(
     f"{name}_T"

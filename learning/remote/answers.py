@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from learning.remote.question import Answer, load_answer
@@ -19,11 +19,13 @@ PATIENCE = 60.0
 PER_QUERY = 500
 TABLES = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, endpoint TEXT, model TEXT, answer TEXT) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS spent (step TEXT PRIMARY KEY, input INTEGER, output INTEGER, cost REAL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spent (step TEXT PRIMARY KEY, input INTEGER, output INTEGER, cost REAL, charged INTEGER)
+ WITHOUT ROWID;
 """
 ADD = """
-INSERT INTO spent VALUES (?, ?, ?, ?) ON CONFLICT (step) DO UPDATE
-SET input = input + excluded.input, output = output + excluded.output, cost = cost + excluded.cost
+INSERT INTO spent VALUES (?, ?, ?, ?, ?) ON CONFLICT (step) DO UPDATE
+SET input = input + excluded.input, output = output + excluded.output, cost = cost + excluded.cost,
+    charged = charged + excluded.charged
 """
 
 
@@ -34,6 +36,8 @@ class Spent:
     input_tokens: int = 0
     output_tokens: int = 0
     cost: float = 0.0
+    charged: int = 0
+    """Tokens that have a price."""
 
     @property
     def tokens(self) -> int:
@@ -41,9 +45,7 @@ class Spent:
         return self.input_tokens + self.output_tokens
 
     def __sub__(self, other: "Spent") -> "Spent":
-        return Spent(
-            self.input_tokens - other.input_tokens, self.output_tokens - other.output_tokens, self.cost - other.cost
-        )
+        return Spent(*(one - two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,14 @@ class Paid:
     step: str
     endpoint: str
     model: str
-    cost: float
+    cost: float | None
+    """None: the endpoint has no price."""
+
+    @property
+    def line(self) -> tuple[str, int, int, float, int]:
+        """Step, tokens asked and said, cost, tokens charged for."""
+        used = self.answer.input_tokens, self.answer.output_tokens
+        return self.step, *used, self.cost or 0.0, 0 if self.cost is None else sum(used)
 
 
 class Answers:
@@ -89,10 +98,9 @@ class Answers:
     def keep(self, paid: Sequence[Paid]) -> list[Answer]:
         """Keep answers in one commit and note who paid; gives the first one where another process was faster."""
         rows = [(one.key, one.endpoint, one.model, one.answer.dump()) for one in paid]
-        costs = [(one.step, one.answer.input_tokens, one.answer.output_tokens, one.cost) for one in paid]
         with self.lock, self._told(), self.base:
             self.base.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
-            self.base.executemany(ADD, costs)
+            self.base.executemany(ADD, [one.line for one in paid])
             found = [self.base.execute("SELECT answer FROM answers WHERE key = ?", (one.key,)) for one in paid]
             texts = [cursor.fetchone()[0] for cursor in found]
         return [load_answer(text) for text in texts]
@@ -100,7 +108,7 @@ class Answers:
     def spent(self, step: str) -> Spent:
         """What a step has paid for."""
         with self.lock, self._told():
-            row = self.base.execute("SELECT input, output, cost FROM spent WHERE step = ?", (step,)).fetchone()
+            row = self.base.execute("SELECT input, output, cost, charged FROM spent WHERE step = ?", (step,)).fetchone()
         return Spent(*row) if row else Spent()
 
     @contextmanager

@@ -139,7 +139,8 @@ class _Round:
         answer: Answer | None = None
         try:
             answer = await self._tried(question, key)
-            cost = self.endpoint.price.cost(answer.input_tokens, answer.output_tokens) if self.endpoint.price else 0.0
+            price = self.endpoint.price
+            cost = None if price is None else price.cost(answer.input_tokens, answer.output_tokens)
             paid = Paid(key, answer, self.desk.step, self.endpoint.name, self.endpoint.model, cost)
             return await self.keeper.keep(paid)
         except Refused as error:

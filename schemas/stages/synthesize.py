@@ -5,13 +5,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
 from schemas.stages.base import BaseStage
 from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
-class Synthesize(BaseStage):
-    """Write data: problems alone, with a programmatic teacher's completions, or with a model's own samples."""
+class Synthesize(Capped, BaseStage):
+    """Write data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     kind: Literal["synthesize"]
     problems: list[ProblemsUse] = []
@@ -21,7 +22,8 @@ class Synthesize(BaseStage):
     emit: Literal["prompts", "chat", "preference_pairs"] = "chat"
     """What to write. `preference_pairs` pairs the best with the worst of a model's samples; both scores are noted."""
     teacher: TeacherUse | None = None
-    """Programmatic teacher of `chat`."""
+    """Teacher of `chat`: a program, or `endpoint`, a model behind a server, whose replies are sampled and rejected as
+    those of `model`."""
     model: PolicyRef | None = None
     """Model to sample from instead."""
     engine: EngineUse = EngineUse(use="torch")
@@ -53,7 +55,7 @@ class Synthesize(BaseStage):
         if self.emit == "prompts" and (self.teacher or self.model):
             raise ValueError("`emit: prompts` writes no completions: drop `teacher` and `model`, or emit chat")
         if self.emit == "chat" and (self.teacher is None) == (self.model is None):
-            raise ValueError("give exactly one of `teacher` (programmatic) and `model` (sampled)")
+            raise ValueError("give exactly one of `teacher` and `model` (sampled)")
         if self.emit == "preference_pairs" and (self.model is None or self.num_generations < 2 or self.teacher):
             raise ValueError("preference pairs need `model` and `num_generations` of at least 2, and no `teacher`")
         if self.earlier is not None and self.emit != "preference_pairs":

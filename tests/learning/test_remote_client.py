@@ -208,7 +208,7 @@ def test_a_cap_on_money_counts_by_the_price(desk):
         made = endpoint(address, price=price)
         asked = ask(made, desk, questions(9), cap=Cap(max_cost=2 * 12 + (74 + 50)))
     assert [a is not None for a in asked.answers] == [True] * 3 + [False] * 6
-    assert Answers(desk.folder).spent("a-step") == Spent(6, 3, 36.0)
+    assert Answers(desk.folder).spent("a-step") == Spent(6, 3, 36.0, 9)
 
 
 def test_the_cap_of_a_step_counts_what_it_paid_in_earlier_calls(desk):
