@@ -223,6 +223,7 @@ class EngineUse(Use):
 
     home = "learning.engines"
     takes = ("policy",)
+    asks = frozenset({"desk"})
     member = "Engine"
 
 

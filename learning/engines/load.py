@@ -1,6 +1,7 @@
 """The engine of a stage: in this process, or as replicas in workers of their own where the stage's resources say so."""
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,21 +11,23 @@ from typing import Any
 from learning.actors import Actors
 from learning.engines.protocol import EngineProtocol
 from learning.lookup import options_of
+from learning.remote.desk import Desk
 from schemas.errors import StepError
 from schemas.use import EngineUse
 
 
-def engine_of(use: EngineUse, policy: Any) -> EngineProtocol:
+def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
     """An engine over a policy, in this process: `torch` is `learning.engines.torch:Engine`. Raises StepError.
 
-    The keys beside `use` are the options of its constructor.
+    The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
     """
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
     try:
         engine = getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise StepError(f"engine: use: {use.use}: {error}") from error
-    return engine(policy, **options_of(engine.__init__, use.options, use.use))
+    asks = [desk] if "desk" in inspect.signature(engine).parameters else []
+    return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))
 
 
 def make_engine(
@@ -34,6 +37,7 @@ def make_engine(
     *,
     folder: Path | None = None,
     scratch: Path | None = None,
+    desk: Desk | None = None,
 ) -> EngineProtocol:
     """An engine over a policy, here or in workers. Raises StepError.
 
@@ -41,7 +45,7 @@ def make_engine(
     later weights go through files in `scratch` (None: they never change).
     """
     if actors is None or not actors.size("rollout"):
-        return engine_of(use, policy)
+        return engine_of(use, policy, desk)
     from learning.replica_worker import serve
     from learning.replicas import Replicas
     from learning.weight_sync_local import Files
@@ -52,9 +56,11 @@ def make_engine(
 
 
 @contextmanager
-def engine_for(use: EngineUse, policy: Any, actors: Actors | None, folder: Path) -> Iterator[EngineProtocol]:
+def engine_for(
+    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: Desk | None = None
+) -> Iterator[EngineProtocol]:
     """An engine over a policy that does not change, for a while: workers are free again afterwards."""
-    engine = make_engine(use, policy, actors, folder=folder)
+    engine = make_engine(use, policy, actors, folder=folder, desk=desk)
     try:
         yield engine
     finally:
