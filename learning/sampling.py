@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from learning.chat import decode, encode_prompt
-from learning.engines.protocol import EngineProtocol, Request, Sampling
+from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
 from learning.lookup import Bound
+from learning.remote.desk import Desk
+from learning.row_journal import RowJournal, row_key
+from learning.streams import completions
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at
-
-SAMPLES_PER_CALL = 4096
-"""Samples asked of an engine at once; between calls progress is told."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,52 @@ def sample_rows(
     seed: int,
     sampling: Sampling,
     on_progress: Callable[[int, int], None],
+    journal: RowJournal | None = None,
 ) -> list[list[Sample]]:
     """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
 
-    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked.
+    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
+    knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
     """
-    made: list[list[Sample]] = []
-    for some in chunks(rows, max(1, SAMPLES_PER_CALL // n)):
-        requests = [Request(encode_prompt(tokenizer, row["prompt"]), n, row_seed(seed, row)) for row in some]
-        tokens = 0
-        for generations in engine.generate(requests, sampling):
-            made.append([Sample(decode(tokenizer, g.token_ids), g.finish) for g in generations])
-            tokens += sum(len(g.token_ids) for g in generations)
-        on_progress(len(made), tokens)
-    return made
+    names = [row_key(row) for row in rows]
+    known = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
+    missing = {name: row for name, row in zip(names, rows, strict=True) if name not in known}
+    if known:
+        on_progress(len(rows) - len(missing), 0)
+    total = len(known) + len(missing)
+    for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
+        if journal is not None:
+            journal.add({name: [[one.text, one.finish] for one in group] for name, group in done.items()})
+        known |= done
+        on_progress(len(rows) - total + len(known), tokens)
+    return [known[name] for name in names]
+
+
+def _sampled(
+    engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
+) -> Iterator[tuple[dict[str, list[Sample]], int]]:
+    """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
+    names = list(rows)
+    asked = (
+        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name])))
+        for i, name in enumerate(names)
+    )
+    open_: dict[int, dict[int, Generation]] = {}
+    for made in completions(engine, asked, sampling):
+        for ticket, one in made:
+            open_.setdefault(ticket, {})[one.sample] = one
+        whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
+        if whole:
+            done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(whole.items())}
+            yield done, sum(len(one.token_ids) for of in whole.values() for one in of.values())
+
+
+def _sample(tokenizer: Any, one: Generation) -> Sample:
+    return Sample(decode(tokenizer, one.token_ids), one.finish)
+
+
+def _read(value: list[list[str]]) -> list[Sample]:
+    return [Sample(text, finish) for text, finish in value]
 
 
 def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
@@ -68,16 +100,20 @@ def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) 
 
 
 def weighted_scores(
-    rewards: Sequence[Bound], weights: Sequence[Number], rows: list[dict[str, Any]], texts: list[str]
+    rewards: Sequence[Bound],
+    weights: Sequence[Number],
+    rows: list[dict[str, Any]],
+    texts: list[str],
+    desk: Desk | None = None,
 ) -> list[float | None]:
     """Weighted sum of the rewards of each completion, None where one of them could not score it.
 
-    Raises StepError when a reward gives another number of scores.
+    `desk` is for rewards that ask remote models. Raises StepError when a reward gives another number of scores.
     """
     totals = [0.0] * len(texts)
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
-    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}}
+    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
     for bound, weight in zip(rewards, weights, strict=True):
         scores = bound.ask(0, have)
         if len(scores) != len(texts):

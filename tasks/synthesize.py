@@ -1,39 +1,59 @@
-"""kind: synthesize — prompts alone, with a programmatic teacher's completions, or with a model's own samples."""
+"""kind: synthesize — prompts alone, with a teacher's completions, or with a model's own samples."""
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from learning.lookup import bind
-from learning.rows import read_rows, write_rows
+from learning.rows import SCHEMAS, read_rows, row_writer, scan_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context, Result
 
 Row = dict[str, Any]
+PROBLEMS = 1000
+"""Problems that a teacher writes about before what it wrote is put down."""
+SAMPLES = 32_768
+"""Samples of a model that are held in memory; the same on any number of workers, since rewards see them together."""
+SHOWN = ("family", "prompt", "answer", "completion", "chosen", "rejected", "margin")
+EXAMPLES = 8
 
 
 def run(stage: Synthesize, context: Context) -> Result:
     """Gather problems, let the author write, keep what passes, and say how much of it did."""
     problems, repeated = gather(stage, context)
-    if stage.emit == "prompts":
-        generated, made = problems, problems
-    elif stage.teacher:
-        generated = made = taught(stage, context, problems)
-    else:
-        generated, made = sampled(stage, context, problems)
-    if not made:
+    tally = Tally(Counter(row["family"] for row in problems))
+    with row_writer(context.output(stage.emit), stage.emit) as writer:
+        if stage.earlier is not None:
+            for batch in scan_rows(context.input("earlier"), "preference_pairs"):
+                writer.write(pa.Table.from_batches([batch]))
+        for generated, made in written(stage, context, problems):
+            tally.add(generated, made)
+            rows = [noted(row, stage.notes) for row in made]
+            writer.write(pa.Table.from_pylist(rows, schema=SCHEMAS[stage.emit]))
+    if not tally.totals["accepted"]:
         raise StepError(
-            f"synthesize: none of {len(generated)} samples was accepted; lower min_reward or min_margin, raise "
-            "num_generations, or start from a better model"
+            f"synthesize: none of {tally.totals['generated']} samples was accepted; lower min_reward or min_margin, "
+            "raise num_generations, or start from a better model"
         )
-    earlier = read_rows(context.input("earlier"), "preference_pairs") if stage.earlier is not None else []
-    write_rows(context.output(stage.emit), stage.emit, earlier + [noted(row, stage.notes) for row in made])
-    return report(problems, generated, made, repeated)
+    return tally.report(repeated)
+
+
+def written(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
+    """What the author wrote for some of the problems after the others, and the rows made of it."""
+    if stage.emit == "prompts":
+        yield problems, problems
+    elif stage.teacher:
+        yield from ((some, some) for some in taught(stage, context, problems))
+    else:
+        choose = accepted if stage.emit == "chat" else paired
+        yield from ((tried, choose(stage, tried)) for tried in sampled(stage, context, problems))
 
 
 def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
@@ -49,46 +69,44 @@ def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
     return list(reversed(unique.values())), len(found) - len(unique)
 
 
-def taught(stage: Synthesize, context: Context, problems: list[Row]) -> list[Row]:
+def taught(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[list[Row]]:
     """The teacher's completion of every problem; each problem has a random stream of its own."""
     teacher = bind(stage.teacher, "teacher", context.inputs)
-    made = []
-    for index, row in enumerate(problems):
-        made.append(row | {"completion": said(teacher(row, np.random.default_rng([context.seed, index])))})
-        if (index + 1) % 1000 == 0:
-            context.progress(index + 1, len(problems))
-    return made
+    for start in range(0, len(problems), PROBLEMS):
+        some = list(enumerate(problems[start : start + PROBLEMS], start))
+        yield [row | {"completion": said(teacher(row, np.random.default_rng([context.seed, i])))} for i, row in some]
+        context.progress(start + len(some), len(problems))
 
 
-def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> tuple[list[Row], list[Row]]:
-    """A model's samples, one row each, and the rows made of those that pass."""
+def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[list[Row]]:
+    """A model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
-    from learning.engines.load import make_engine
+    from learning.engines.load import engine_for
     from learning.engines.protocol import Sampling
     from learning.policy import load_policy, set_determinism
+    from learning.row_journal import RowJournal
     from learning.sampling import sample_rows, weighted_scores
 
     set_determinism(context.seed, context.num_threads)
     rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     policy = load_policy(context.input("model"), device=context.device)
-
-    def told(done: int, tokens: int) -> None:
-        context.spend(tokens)
-        context.progress(done, len(problems))
-
-    ask = partial(
-        sample_rows,
-        make_engine(stage.engine, policy),
-        policy.tokenizer,
-        n=stage.num_generations,
-        seed=context.seed,
-        sampling=Sampling(stage.temperature, stage.max_completion_length),
-        on_progress=told,
-    )
     score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards])
-    tried = bind(stage.search, "search", context.inputs)(problems, ask, score)
-    choose = accepted if stage.emit == "chat" else paired
-    return tried, choose(stage, tried)
+    search = bind(stage.search, "search", context.inputs)
+    sampling = Sampling(stage.temperature, stage.max_completion_length)
+    size = max(1, SAMPLES // stage.num_generations)
+    with (
+        RowJournal(context.checkpoints / "sampled.jsonl") as journal,
+        engine_for(stage.engine, policy, context.actors, context.input("model")) as engine,
+    ):
+        for start in range(0, len(problems), size):
+
+            def told(done: int, tokens: int, before: int = start) -> None:
+                context.spend(tokens)
+                context.progress(before + done, len(problems))
+
+            how = {"n": stage.num_generations, "seed": context.seed, "sampling": sampling, "journal": journal}
+            ask = partial(sample_rows, engine, policy.tokenizer, on_progress=told, **how)
+            yield search(problems[start : start + size], ask, score)
 
 
 def accepted(stage: Synthesize, tried: list[Row]) -> list[Row]:
@@ -127,18 +145,40 @@ def said(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-def report(problems: list[Row], generated: list[Row], made: list[Row], repeated: int) -> Result:
-    """Counts in all and by family; `unscorable` are samples that a reward could say nothing about."""
-    columns = {"problems": problems, "generated": generated, "accepted": made}
-    counts = {name: Counter(row["family"] for row in rows) for name, rows in columns.items()}
-    table = [
-        {"family": family} | {name: counts[name][family] for name in columns} for family in sorted(counts["problems"])
-    ]
-    for line in table:
-        line["yield"] = line["accepted"] / line["generated"]
-    totals = {name: len(rows) for name, rows in columns.items()}
-    unscorable = sum(row.get("score", 0.0) is None for row in generated)
-    shares = {"yield": len(made) / len(generated), "repeated": repeated, "unscorable": unscorable}
-    shown = ("family", "prompt", "answer", "completion", "chosen", "rejected", "margin")
-    examples = [{key: row[key] for key in shown if key in row} for row in made[:: max(1, len(made) // 8)][:8]]
-    return Result(totals | shares, {"yield": table, "examples": examples})
+@dataclass
+class Tally:
+    """Counts by family, and a few examples from all over; `unscorable` are samples that no reward could judge."""
+
+    problems: Counter[str]
+    generated: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    unscorable: int = 0
+    examples: list[Row] = field(default_factory=list)
+    stride: int = 1
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts in all."""
+        return {name: getattr(self, name).total() for name in ("problems", "generated", "accepted")}
+
+    def add(self, generated: list[Row], made: list[Row]) -> None:
+        """Count some."""
+        before = self.accepted.total()
+        self.generated.update(row["family"] for row in generated)
+        self.accepted.update(row["family"] for row in made)
+        self.unscorable += sum(row.get("score", 0.0) is None for row in generated)
+        for place, row in enumerate(made, before):
+            if place % self.stride == 0:
+                self.examples.append({key: row[key] for key in SHOWN if key in row})
+            if len(self.examples) == 2 * EXAMPLES:
+                self.examples, self.stride = self.examples[::2], 2 * self.stride
+
+    def report(self, repeated: int) -> Result:
+        """What there is to say of a stage that has ended."""
+        counts = {name: getattr(self, name) for name in self.totals}
+        table = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
+        for line in table:
+            line["yield"] = line["accepted"] / line["generated"]
+        shares = {"yield": self.totals["accepted"] / self.totals["generated"], "repeated": repeated}
+        found = self.totals | shares | {"unscorable": self.unscorable}
+        return Result(found, {"yield": table, "examples": self.examples[:EXAMPLES]})
