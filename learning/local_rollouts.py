@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from learning.engines.load import make_engine
+from learning.engines.load import engine_of
 from learning.engines.protocol import FlyingEngine, Request, Sampling
 from learning.policy import Policy
 from learning.rollout_service import Ended, RolloutService
@@ -20,7 +20,7 @@ class LocalRollouts:
         """Raises StepError for an engine that cannot generate step by step."""
         self.policy = policy
         self.copy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.max_length)
-        engine: Any = make_engine(use, self.copy)
+        engine: Any = engine_of(use, self.copy)
         if not isinstance(engine, FlyingEngine):
             raise StepError(
                 f"engine {use.use}: cannot go on while the policy is trained (it has no `flight`); "

@@ -1,10 +1,10 @@
 """Drives that ask ahead: generation goes on beside training, and how old samples may be is settled before they begin.
 
 An iteration's plan is asked `ahead` iterations before it is trained on. Groups submitted up to version v are those of
-the plans 0 … v + ahead, (v + ahead + 1) batches: the admission of AReaL (Fu et al. 2025, section 4.2). A group begun
-at version v is waited for in iteration v + max_staleness at the latest, so that nothing is ever too old, and nothing
-has to be dropped: what takes long is trained on as surely as what does not. What follow-ups ask for is sampled in the
-iteration itself.
+the plans 0 … v + ahead, (v + ahead + 1) batches: the admission of AReaL (Fu et al. 2025, section 4.2). The groups of
+plan p are waited for in iteration p + max_staleness − ahead at the latest, so that nothing is ever too old, and
+nothing has to be dropped: what takes long is trained on as surely as what does not. What follow-ups ask for is sampled
+in the iteration itself.
 """
 
 from collections.abc import Callable
@@ -54,8 +54,7 @@ def streamed(
     for asked in range(stream.planned, min(step + max_staleness - slack + 1, max_steps)):
         stream.ask(asked, plan(asked))
     stream.launch()
-    # Until the first groups reach the limit, all of them began at version 0.
-    return stream.take(step, step - slack if step >= max_staleness else -1)
+    return stream.take(step, step - slack)
 
 
 def one_step_off(
