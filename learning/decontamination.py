@@ -36,12 +36,13 @@ create macro grams(words, n) as list_transform(
     range(1, len(words) - n + 2), lambda i: hash(array_to_string(words[i:i + n - 1], ' ')));
 """
 
-_WHOLE = """insert into hits select row, min(problem), 1.0::double from
-    (select row, whole(text) as whole from
-     (select row, unnest(list_distinct(list_append(turns(prompt), asked(prompt)))) as text from block)
-     where dense(text) in (select dense from problems)) asked
-    join problems using (whole) where whole <> '' group by row"""
-"""Adds the rows of a block whose prompt, or a turn of it, is a problem. `dense` is cheap and rules out nearly all."""
+_ASKED = """create or replace table asked as
+    select row, text from (select row, unnest(list_distinct(list_append(turns(prompt), asked(prompt)))) as text from block)
+    where dense(text) in (select dense from problems)"""
+"""What the rows of a block ask, where it is a problem if no space counts: cheap, and next to nothing is left."""
+_WHOLE = """insert into hits select row, min(problem), 1.0::double
+    from (select row, whole(text) as whole from asked) join problems using (whole) where whole <> '' group by row"""
+"""Adds the rows whose prompt, or a turn of it, is a problem."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ def drop_contaminated(rows: Curation, evaluations: list[Evaluation], ngram: int,
     _load(rows, evaluations, ngram)
     rows.run("create table hits (row bigint, problem bigint, overlap double)")
     for block in rows.blocks(["prompt", *WRITTEN[rows.artifact_type]]):
-        rows.on(block, _WHOLE)
+        rows.on(block, _ASKED)
+        rows.run(_WHOLE)
         rows.on(block, _grams_of(rows.artifact_type), ngram, max_overlap)
     rows.run(
         """insert into dropped select row, 'contaminated',

@@ -63,6 +63,8 @@ def mixed(hashes: np.ndarray) -> np.ndarray:
 def shingle_hashes(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarray, ngram: int) -> np.ndarray:
     """CRC-32 of every shingle, text after text (S); `sizes_N` are the characters of each, `counts_N` its shingles."""
     bytes_B = np.frombuffer("".join(texts).encode(), np.uint8)
+    if len(bytes_B) == sizes_N.sum() and sizes_N.min() >= ngram:
+        return plain_hashes(bytes_B, sizes_N.cumsum(), ngram)
     # Where each character begins: at bytes that do not continue one.
     begins = np.append(np.flatnonzero((bytes_B & 0xC0) != 0x80), len(bytes_B))
     first_N = sizes_N.cumsum() - sizes_N
@@ -76,6 +78,19 @@ def shingle_hashes(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarr
         chosen = np.flatnonzero(width_S == width)
         hashes_S[chosen] = windows_crc(bytes_B, from_S[chosen], width)
     return hashes_S
+
+
+def plain_hashes(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> np.ndarray:
+    """The same where each character is a byte and no text is shorter than a shingle: a window begins at every byte."""
+    tables, constant = crc_tables(ngram)
+    count = len(bytes_B) - ngram + 1
+    hashes = np.full(count, constant, np.uint32)
+    for place in range(ngram):
+        hashes ^= tables[place].take(bytes_B[place : place + count])
+    inside = np.ones(count, bool)
+    for place in range(1, ngram):
+        inside[ends_N[:-1] - place] = False
+    return hashes[inside]
 
 
 def windows_crc(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> np.ndarray:
