@@ -6,6 +6,7 @@ from typing import Any
 
 from learning.engines.protocol import EngineProtocol, Sampling
 from learning.lookup import Bound
+from learning.row_journal import RowJournal
 from learning.sampling import Sample, sample_rows
 from schemas.errors import StepError
 
@@ -22,12 +23,15 @@ class Asking:
     longest: int = 0
     spend: Callable[[int], None] = lambda tokens: None
     """Hears how many tokens were sampled."""
+    journal: RowJournal | None = None
+    """Answers of a step that was killed."""
 
     def __call__(self, rows: list[dict[str, Any]]) -> list[str]:
         """One text per row; its random stream depends on the seed and the row's id."""
         self.calls += len(rows)
         self.longest = max([self.longest, *(len(row["prompt"][-1]["content"]) for row in rows)])
         how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": self._told}
+        how["journal"] = self.journal
         return [group[0].text for group in sample_rows(self.engine, self.tokenizer, rows, **how)]
 
     def _told(self, done: int, tokens: int) -> None:

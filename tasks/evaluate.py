@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from learning.asking import Asking, run_program
-from learning.engines.load import make_engine
+from learning.engines.load import engine_for
 from learning.engines.protocol import Sampling
 from learning.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation_report import write_report
 from learning.gates import check_gates, gate_outcomes
 from learning.lookup import bind
 from learning.policy import load_policy, set_determinism, untied
+from learning.row_journal import RowJournal
 from learning.rows import read_rows
 from learning.sampling import Sample, best_of, sample_rows, weighted_scores
 from learning.weight_geometry import weight_lines
@@ -94,6 +95,8 @@ class Work:
     problems: list[Row]
     total: int
     done: int = 0
+    asked: int = 0
+    """Evaluations so far, in an order that a step always has."""
 
     def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
         """Completions of one model, their scores (P, N), and with a program what it asked.
@@ -106,26 +109,23 @@ class Work:
         return samples, score(self.stage, self.context, self.problems, samples), calls
 
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
-        stage, problems = self.stage, self.problems
-        policy = load_policy(self.context.input(port), device=self.context.device)
-        engine = make_engine(stage.engine, policy)
-        sampling = Sampling(stage.temperature, stage.max_completion_length)
-        if stage.program:
-            asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.context.spend)
-            program = bind(stage.program, "program", self.context.inputs)
-            found = run_program(program, asking, problems, stage.num_generations)
-            self.context.progress(self.done + len(problems), self.total)
-            return found, {"calls": asking.calls, "longest_call": asking.longest}
-        found = sample_rows(
-            engine,
-            policy.tokenizer,
-            problems,
-            n=stage.num_generations,
-            seed=seed,
-            sampling=sampling,
-            on_progress=self._told,
-        )
-        return found, {}
+        """What a killed step had sampled is not sampled again."""
+        stage, context, folder = self.stage, self.context, self.context.input(port)
+        policy = load_policy(folder, device=context.device)
+        self.asked += 1
+        with (
+            RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
+            engine_for(stage.engine, policy, context.actors, folder) as engine,
+        ):
+            sampling = Sampling(stage.temperature, stage.max_completion_length)
+            if stage.program:
+                asking = Asking(engine, policy.tokenizer, sampling, seed, spend=context.spend, journal=journal)
+                program = bind(stage.program, "program", context.inputs)
+                found = run_program(program, asking, self.problems, stage.num_generations)
+                context.progress(self.done + len(self.problems), self.total)
+                return found, {"calls": asking.calls, "longest_call": asking.longest}
+            how = {"n": stage.num_generations, "seed": seed, "sampling": sampling, "journal": journal}
+            return sample_rows(engine, policy.tokenizer, self.problems, on_progress=self._told, **how), {}
 
     def _told(self, here: int, tokens: int) -> None:
         self.context.spend(tokens)

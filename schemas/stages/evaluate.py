@@ -1,7 +1,7 @@
 """kind: evaluate — accuracy on held-out problems, with intervals, comparisons and gates."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,8 @@ from schemas.use import EngineUse, MetricUse, ProblemsUse, ProgramUse, RewardUse
 
 class Evaluate(BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
+
+    can: ClassVar = frozenset({"rollout", "reward"})
 
     kind: Literal["evaluate"]
     model: PolicyRef | None = None

@@ -1,7 +1,7 @@
 """kind: synthesize — prompts, completions or preference pairs."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,8 @@ from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 class Synthesize(Capped, BaseStage):
     """Write data: problems alone, with a teacher's completions, or with a model's own samples."""
+
+    can: ClassVar = frozenset({"rollout", "reward"})
 
     kind: Literal["synthesize"]
     problems: list[ProblemsUse] = []
