@@ -36,8 +36,8 @@ create macro grams(words, n) as list_transform(
     range(1, len(words) - n + 2), lambda i: hash(array_to_string(words[i:i + n - 1], ' ')));
 """
 
-_ASKED = """create or replace table asked as
-    select row, text from (select row, unnest(list_distinct(list_append(turns(prompt), asked(prompt)))) as text from block)
+_ASKED = """create or replace table asked as select row, text from
+    (select row, unnest(list_distinct(list_append(turns(prompt), asked(prompt)))) as text from block)
     where dense(text) in (select dense from problems)"""
 """What the rows of a block ask, where it is a problem if no space counts: cheap, and next to nothing is left."""
 _WHOLE = """insert into hits select row, min(problem), 1.0::double
