@@ -10,6 +10,7 @@ from learning.auxiliary import Auxiliary, Learner
 from learning.batch import Batch
 from learning.checkpoint import below, prefixed
 from learning.critic import Critic
+from learning.group import ALONE, Group
 from learning.policy import Policy
 from schemas.stages.rl import Rl
 
@@ -17,12 +18,12 @@ from schemas.stages.rl import Rl
 class Auxiliaries:
     """What a loop does with each of them, done with all; `parts` are those there are."""
 
-    def __init__(self, stage: Rl, policy: Policy, inputs: Mapping[str, Path], seed: int) -> None:
+    def __init__(self, stage: Rl, policy: Policy, inputs: Mapping[str, Path], seed: int, group: Group = ALONE) -> None:
         self.parts: dict[str, Learner] = {}
         if stage.critic is not None:
-            self.parts["critic"] = Critic(stage.critic, policy, stage, inputs, seed)
+            self.parts["critic"] = Critic(stage.critic, policy, stage, inputs, seed, group)
         for name, block in stage.auxiliaries.items():
-            self.parts[name] = Auxiliary(name, block, policy, stage, inputs, seed)
+            self.parts[name] = Auxiliary(name, block, policy, stage, inputs, seed, group)
 
     def values(self, batch: Batch) -> Batch:
         """Add the columns of all."""

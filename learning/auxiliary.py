@@ -20,6 +20,7 @@ Shapes: T sampled tokens, P paths, X what is valued (T, or P for completions), H
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ from learning.auxiliary_models import make_network, save_network
 from learning.batch import Batch
 from learning.checkpoint import below, load_optimizer_state, load_weights, optimizer_state, prefixed
 from learning.columns import after, place
+from learning.group import ALONE, Group
 from learning.lookup import Bound, bind
 from learning.optimize import clip_gradients, make_optimizer
-from learning.parallel import add_up, add_up_gradients, my_share
 from learning.policy import Policy
 from learning.split import micro_batches
 from learning.supply import AUXILIARY, Columns
+from learning.trained import Trained
 from schemas.auxiliary import NEXT, Network
 from schemas.auxiliary import Auxiliary as Block
 from schemas.schedules import settled, value_at
@@ -49,7 +51,15 @@ class Learner:
     """
 
     def __init__(
-        self, name: str, port: str, block: Network, policy: Policy, stage: Rl, inputs: Mapping[str, Path], seed: int
+        self,
+        name: str,
+        port: str,
+        block: Network,
+        policy: Policy,
+        stage: Rl,
+        inputs: Mapping[str, Path],
+        seed: int,
+        group: Group = ALONE,
     ) -> None:
         self.name, self.block, self.stage = name, block, stage
         self.base, self.aim, self.reads, self.link = f"{AUXILIARY}{name}", f"target:{name}", "state", "identity"
@@ -59,6 +69,9 @@ class Learner:
         self.combine = bind(block.combine, f"{port}.combine", inputs)
         self.select = [bind(use, f"{port}.select.{i}", inputs) for i, use in enumerate(block.select)]
         self.network: Any = make_network(block, self.reads, policy, inputs.get(f"{port}.model"), seed, name)
+        # Every rank holds it whole, also where the policy is in parts.
+        self.group = replace(group, strategy="ddp")
+        self.trained: Trained | None = None
         self.optimizer: torch.optim.Optimizer | None = make_optimizer(self.network, stage)
         self._told: dict[str, list[float]] = {}
 
@@ -88,17 +101,22 @@ class Learner:
         found: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
         num = (len(batch.sampled_T), batch.num_paths)
         placed = batch.with_tokens(place_whole=torch.arange(num[0])).with_paths(place_whole=torch.arange(num[1]))
-        for micro in micro_batches(placed, self.stage.max_tokens_per_micro_batch):
+
+        def parts_of(micro: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             said = network(micro, whole=True)
-            at = (micro.sampled("place_whole"), micro.paths["place_whole"])
             heads = {f".{h}": value_X for h, value_X in enumerate(said.values_XH.unbind(-1))}
             own = {} if self.reads == "likelihood" else {"": self._column(said.values_XH)}
             ends = {f"_end{suffix}": self._column(column) for suffix, column in said.ends.items()}
             told = {suffix: self._column(column) for suffix, column in said.tokens.items()}
             parts = (told, heads | own | ends) if self.of_paths else (heads | own | told, ends)
+            return tuple({suffix: column_X.cpu().double() for suffix, column_X in part.items()} for part in parts)
+
+        micros = micro_batches(placed, self.stage.max_tokens_per_micro_batch)
+        for micro, parts in zip(micros, self.group.each(micros, parts_of), strict=True):
+            at = (micro.sampled("place_whole"), micro.paths["place_whole"])
             for whole, part, places, size in zip(found, parts, at, num, strict=True):
                 for suffix, column_X in part.items():
-                    whole.setdefault(suffix, torch.zeros(size, dtype=torch.float64))[places] = column_X.cpu().double()
+                    whole.setdefault(suffix, torch.zeros(size, dtype=torch.float64))[places] = column_X
         return found
 
     def _column(self, values: Tensor) -> Tensor:
@@ -116,19 +134,16 @@ class Learner:
         weights = {f"w.{self.name}": keep_X.double() / keep_X.sum()}
         mini = mini.with_paths(**weights) if self.of_paths else mini.with_tokens(**weights)
         self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for micro in my_share(micro_batches(mini, self.stage.max_tokens_per_micro_batch)):
-            if bool((self._of(micro, f"w.{self.name}") != 0).any()):
-                loss = self._loss(loss_of, micro, step)
-                loss.backward()
-                total += float(loss.detach())
-        add_up_gradients(self.network)
+        micros = micro_batches(mini, self.stage.max_tokens_per_micro_batch)
+        weighty = [micro for micro in micros if bool((self._of(micro, f"w.{self.name}") != 0).any())]
+        self.trained = self.trained or Trained(self.network, self.group)
+        losses = self.trained.backward(weighty, lambda micro: self._loss(loss_of, micro, step))
         rate = self.stage.learning_rate if self.block.learning_rate is None else self.block.learning_rate
         for group in self.optimizer.param_groups:
             group["lr"] = value_at(settled(rate, controls or {}), step)
         norm = clip_gradients(self.network, self.stage.max_grad_norm)
         self.optimizer.step()
-        self._tell(loss=add_up([total])[0], grad_norm=norm)
+        self._tell(loss=self.group.add_up([sum(losses)])[0], grad_norm=norm)
 
     def points(self, batch: Batch) -> dict[str, float]:
         """Points for the curves since the last call; `explained_variance` is that of the values before the update."""
@@ -171,8 +186,8 @@ class Learner:
         """A column of what is valued (X,)."""
         return batch.paths[column] if self.of_paths else batch.sampled(column)
 
-    def _loss(self, loss: Bound, micro: Batch, step: int) -> Tensor:
-        """Σ w·ℓ over what a micro-batch values, the mean over the heads."""
+    def _loss(self, loss: Bound, micro: Batch, step: int) -> tuple[Tensor, float]:
+        """Σ w·ℓ over what a micro-batch values, the mean over the heads; and its value."""
         value_XH = self.network(micro).values_XH
         aim_X, w_X = (self._of(micro, name).to(value_XH) for name in (self.aim, f"w.{self.name}"))
         aim_X = aim_X.where(w_X != 0, torch.zeros_like(aim_X))
@@ -181,7 +196,8 @@ class Learner:
             old_X = self._of(micro, f"{self.base}.{head}").to(value_XH)
             have = {"value_T": value_X, "value_old_T": old_X, "return_T": aim_X}
             total = total + (loss.ask(step, have) * w_X).sum()
-        return total / self.block.heads
+        mean = total / self.block.heads
+        return mean, float(mean.detach())
 
     def _selected(self, batch: Batch, step: int) -> Tensor:
         """What trains it (X,); of completions those with a selected token."""
@@ -206,11 +222,18 @@ class Auxiliary(Learner):
     """One of a stage's `auxiliaries`: its targets are a function of its own, perhaps of a slow copy's values."""
 
     def __init__(
-        self, name: str, block: Block, policy: Policy, stage: Rl, inputs: Mapping[str, Path], seed: int
+        self,
+        name: str,
+        block: Block,
+        policy: Policy,
+        stage: Rl,
+        inputs: Mapping[str, Path],
+        seed: int,
+        group: Group = ALONE,
     ) -> None:
         """Copy the body of `policy`, or take up what `model` holds; raises StepError for what does not exist."""
         port = f"auxiliaries.{name}"
-        super().__init__(name, port, block, policy, stage, inputs, seed)
+        super().__init__(name, port, block, policy, stage, inputs, seed, group)
         self.follow = block.follow
         self.target = bind(block.target, f"{port}.target", inputs) if block.target else None
         if self.target is None:

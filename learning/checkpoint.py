@@ -1,80 +1,130 @@
 """Checkpoints of a step: safetensors and JSON in a folder made whole by one rename; never a pickle."""
 
-import hashlib
 import json
 import os
-import random
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from learning.checkpoint_shards import Like, as_it_is, digest, read_shards, write_shards
+from learning.group import ALONE, Group
+from learning.random_states import put_random_states_back, random_states
 from schemas.errors import StepError
 
+WHOLE = "tensors.safetensors"
+"""File of a checkpoint that one process wrote."""
 KEPT = 2
 """How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
 
 
-def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], state: Any) -> None:
-    """Write `folder/step-<step>`: it is either whole or not there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f".writing-{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
-    file = fresh / "tensors.safetensors"
-    save_file({name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, file)
-    content = {"step": step, "sha256": _digest(file), "state": state}
-    (fresh / "state.json").write_text(json.dumps(content))
-    for file in fresh.iterdir():
-        _flush(file)
-    final = folder / f"step-{step:08d}"
-    shutil.rmtree(final, ignore_errors=True)
-    fresh.rename(final)
-    for old in sorted(folder.glob("step-*"))[:-KEPT]:
-        shutil.rmtree(old)
+def save_checkpoint(
+    folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Any, group: Group = ALONE
+) -> None:
+    """Write `folder/step-<step>`: it is either whole or not there.
+
+    All ranks of a group call it: rank 0 writes what all hold, and where each holds a part, each writes its own.
+    """
+    fresh = folder / f".writing-{group.broadcast(os.getpid())}"
+    if group.main:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+    group.barrier()
+    if group.shards:
+        told: dict[str, Any] = {"shards": write_shards(fresh, tensors, group)}
+    elif group.main:
+        save_file({name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, fresh / WHOLE)
+        told = {"sha256": digest(fresh / WHOLE)}
+    if group.main:
+        (fresh / "state.json").write_text(json.dumps({"step": step, **told, "state": state}))
+        for file in fresh.iterdir():
+            _flush(file)
+        final = folder / f"step-{step:08d}"
+        shutil.rmtree(final, ignore_errors=True)
+        fresh.rename(final)
+        for old in sorted(folder.glob("step-*"))[:-KEPT]:
+            shutil.rmtree(old)
+    group.barrier()
 
 
-def load_latest(folder: Path, upto: int | None = None) -> tuple[int, dict[str, torch.Tensor], Any] | None:
-    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is passed over."""
+def load_latest(
+    folder: Path, upto: int | None = None, *, like: Like = as_it_is, group: Group = ALONE
+) -> tuple[int, dict[str, torch.Tensor], Any] | None:
+    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is passed over.
+
+    It may come from any number of processes. `like` says which of its tensors are wanted as shards.
+    """
+    found = group.broadcast(_latest_whole(folder, upto) if group.main else None)
+    if found is None:
+        return None
+    chosen, content = found
+    whole = "sha256" in content and not group.shards
+    tensors = load_file(chosen / WHOLE) if whole else read_shards(chosen, like)
+    return content["step"], tensors, content["state"]
+
+
+def _latest_whole(folder: Path, upto: int | None) -> tuple[Path, dict[str, Any]] | None:
+    """The folder of the latest checkpoint whose files are as they were written, and what it says of itself."""
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         try:
             content = json.loads((candidate / "state.json").read_text())
             if upto is not None and content["step"] > upto:
                 continue
-            if content["sha256"] == _digest(candidate / "tensors.safetensors"):
-                return content["step"], load_file(candidate / "tensors.safetensors"), content["state"]
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            written = content["shards"] if "shards" in content else {WHOLE: content["sha256"]}
+            if all(digest(candidate / name) == sha256 for name, sha256 in written.items()):
+                return candidate, content
+        except (OSError, KeyError, TypeError, ValueError):
             continue
     return None
 
 
 def save_training(
-    folder: Path, step: int, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, told: Any
+    folder: Path,
+    step: int,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    told: Any,
+    group: Group = ALONE,
 ) -> None:
     """A checkpoint of a loop that trains one model: parameters, moments, random states, and what it has told."""
     moments, groups = optimizer_state(optimizer)
-    rng_tensors, rng_rest = rng_state()
-    tensors = prefixed("model", parameters) | prefixed("optimizer", moments) | prefixed("rng", rng_tensors)
-    save_checkpoint(folder, step, tensors, {"optimizer": groups, "rng": rng_rest, "told": told})
+    rng_tensors, rng_rest = random_states(group)
+    tensors = prefixed("model", parameters) | prefixed("optimizer", moments) | rng_tensors
+    save_checkpoint(folder, step, tensors, {"optimizer": groups, **rng_rest, "told": told}, group)
 
 
 def load_training(
-    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+    folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, group: Group = ALONE
 ) -> tuple[int, Any] | None:
     """Put back what `save_training` left last; returns its step and what was told. Raises StepError."""
-    found = load_latest(folder)
+    found = load_latest(folder, like=like_trained(parameters, optimizer), group=group)
     if found is None:
         return None
     step, tensors, state = found
     load_weights(parameters, below("model", tensors))
     load_optimizer_state(optimizer, below("optimizer", tensors), state["optimizer"])
-    set_rng_state(below("rng", tensors), state["rng"])
+    put_random_states_back(tensors, state, group)
     return step, state["told"]
+
+
+def like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
+    """A checkpoint's tensors of a model and its optimiser, cut as these are."""
+    trained = [p for g in optimizer.param_groups for p in g["params"]]
+
+    def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        part, _, rest = name.partition("/")
+        if part == "model":
+            return parameters.get(rest)
+        if part == "optimizer" and shape:
+            index = int(rest.partition("/")[0])
+            return trained[index] if index < len(trained) else None
+        return None
+
+    return like
 
 
 def prefixed(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -120,34 +170,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
             raise StepError(f"checkpoint: optimiser state {name} has shape {tuple(tensor.shape)}, here it is {wanted}")
         state.setdefault(int(index), {})[field] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """States of torch's, numpy's and Python's global generators, as tensors and JSON."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
-    version, numbers, gauss = random.getstate()
-    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    rest = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
-    return tensors, rest
-
-
-def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-    """Put back what `rng_state` gave."""
-    torch.set_rng_state(tensors["torch"])
-    if cuda := [tensors[name] for name in sorted(tensors) if name.startswith("cuda")]:
-        torch.cuda.set_rng_state_all(cuda)
-    kind, position, has_gauss, cached = rest["numpy"]
-    keys = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state((kind, keys, position, has_gauss, cached))  # noqa: NPY002
-    version, numbers, gauss = rest["python"]
-    random.setstate((version, tuple(numbers), gauss))
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _flush(file: Path) -> None:

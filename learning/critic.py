@@ -9,6 +9,7 @@ from pathlib import Path
 
 from learning.auxiliary import Learner, explained_variance
 from learning.batch import Batch
+from learning.group import ALONE, Group
 from learning.policy import Policy
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
@@ -22,9 +23,17 @@ POINTS = {"loss": "value_loss", "grad_norm": "value_grad_norm", "mean": "value"}
 class Critic(Learner):
     """V of every state, in the columns `value` and `value.<head>`."""
 
-    def __init__(self, block: Block, policy: Policy, stage: Rl, inputs: Mapping[str, Path], seed: int):
+    def __init__(
+        self,
+        block: Block,
+        policy: Policy,
+        stage: Rl,
+        inputs: Mapping[str, Path],
+        seed: int,
+        group: Group = ALONE,
+    ):
         """Copy the body of `policy`, or take up what `model` holds; raises StepError for what does not exist."""
-        super().__init__("critic", "critic", block, policy, stage, inputs, seed)
+        super().__init__("critic", "critic", block, policy, stage, inputs, seed, group)
         self.base, self.aim = "value", "return"
 
     def learn(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from learning.group import whole
 from schemas.errors import StepError
 from schemas.training import Training
 
@@ -31,13 +32,13 @@ def learning_rate_at(training: Training, step: int, total_steps: int) -> float:
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
-    """Global gradient norm before clipping; gradients are scaled down to `max_norm` where it is exceeded.
+    """Global gradient norm (of shards too) before clipping; gradients are scaled down to `max_norm` where it is more.
 
     Raises StepError when the norm is not finite: such a step would ruin the weights.
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     limit = math.inf if max_norm is None else max_norm
-    norm = float(nn.utils.clip_grad_norm_(parameters, limit))
+    norm = float(whole(nn.utils.clip_grad_norm_(parameters, limit)))
     if not math.isfinite(norm):
         raise StepError(f"the gradient is not finite (norm {norm}); lower learning_rate, or look at the data")
     return norm

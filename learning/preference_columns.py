@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learning.group import ALONE, Each
 from learning.preference_batches import Pair
 from learning.preference_loss import SIDES, fixed_logprobs, strangers
+from learning.trained import Trained
 from schemas.errors import StepError
 
 
@@ -25,12 +27,13 @@ class PairSet:
     strange: list[Pair] = field(default_factory=list)
     strange_ref_N2: Tensor | None = None
 
-    def have(self, model: Any, chosen: Sequence[int], max_tokens: int) -> dict[str, Any]:
+    def have(self, trained: Trained, chosen: Sequence[int], max_tokens: int) -> dict[str, Any]:
         """What losses may ask for of some pairs; `kl` is that of the model as it is now."""
         index_B = torch.tensor(list(chosen), dtype=torch.long)
         found: dict[str, Any] = {f"{name}_B": column_N[index_B] for name, column_N in self.columns.items()}
         if self.strange_ref_N2 is not None:
-            now_B2 = fixed_logprobs(model, [self.strange[i] for i in chosen], max_tokens).double()
+            strange = [self.strange[i] for i in chosen]
+            now_B2 = fixed_logprobs(trained.model, strange, max_tokens, trained.each).double()
             found["kl"] = (now_B2 - self.strange_ref_N2[index_B]).mean().clamp(min=0)
         return found
 
@@ -58,12 +61,23 @@ def _said(values: list[float | None], name: str) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def add_reference(made: PairSet, base: str, model: Any, used: Sequence[int], names: set[str], max_tokens: int) -> None:
-    """Add log-probabilities under a policy, `ref` or `prev`, of the pairs that are used; not a number elsewhere."""
+def add_reference(
+    made: PairSet,
+    base: str,
+    model: Any,
+    used: Sequence[int],
+    names: set[str],
+    max_tokens: int,
+    each: Each = ALONE.each,
+) -> None:
+    """Add log-probabilities under a policy, `ref` or `prev`, of the pairs that are used; not a number elsewhere.
+
+    `each` is how the ranks of a group share the forward passes.
+    """
 
     def spread(pairs: list[Pair]) -> Tensor:
         found_N2 = torch.full((len(pairs), 2), torch.nan, dtype=torch.float64)
-        found_N2[list(used)] = fixed_logprobs(model, [pairs[i] for i in used], max_tokens).double()
+        found_N2[list(used)] = fixed_logprobs(model, [pairs[i] for i in used], max_tokens, each).double()
         return found_N2
 
     lp_N2 = spread(made.pairs)

@@ -8,15 +8,18 @@ tokens.
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learning.group import ALONE, Each
 from learning.lookup import Bound, bind
 from learning.packed import pack, packed_logprobs
 from learning.preference_batches import Pair, by_tokens
+from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at
 from schemas.stages.preference import Preference
@@ -71,47 +74,57 @@ def completion_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
 
 
 @torch.no_grad()
-def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int) -> Tensor:
-    """The same for any number of pairs, without gradient and dropout, on the CPU."""
+def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
+    """The same for any number of pairs, without gradient and dropout, on the CPU.
+
+    `each` is how the ranks of a group share the forward passes.
+    """
     active = [module for module in model.modules() if module.training]
     for module in active:
         module.training = False
-    found = [completion_logprobs(model, micro).cpu() for micro in by_tokens(list(pairs), max_tokens)]
+    found = each(by_tokens(list(pairs), max_tokens), lambda micro: completion_logprobs(model, micro).cpu())
     for module in active:
         module.training = True
     return torch.cat(found) if found else torch.zeros(0, 2)
 
 
 def gradient(
-    terms: Sequence[Term], model: Any, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
+    terms: Sequence[Term], trained: Trained, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
 ) -> tuple[float, Tensor]:
     """Add the gradient of the step's loss to the model; returns the loss and the log-probabilities (B, 2).
 
-    `have` holds the columns of the step's pairs by their names with `_B`, `kl` and `states`.
+    `have` holds the columns of the step's pairs by their names with `_B`, `kl` and `states`. Ranks of a group share the
+    forward passes.
     """
-    micros = by_tokens(pairs, max_tokens)
+    model, group = trained.model, trained.group
+    sizes = [pair.size for pair in pairs]
+    micros = by_tokens(pairs, group.fair(max_tokens, sum(sizes), max(sizes)))
     whole_B2, pull_B2, loss = None, None, 0.0
     comparing = [term for term in terms if term.compares]
+    once = len(micros) == 1 and group.size == 1
     if comparing:
         # Dropout of the second pass must be that of the first.
         devices = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices, len(micros) > 1), torch.set_grad_enabled(len(micros) == 1):
-            parts = [completion_logprobs(model, micro) for micro in micros]
+        with torch.random.fork_rng(devices, not once):
+            known = partial(completion_logprobs, model)
+            parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
         whole_B2 = torch.cat(parts)
         leaf_B2 = whole_B2.detach().requires_grad_()
         total = loss_of(comparing, leaf_B2, have, slice(None), step)
         (pull_B2,) = torch.autograd.grad(total, leaf_B2)
         loss = float(total.detach())
     rest = [term for term in terms if not term.compares]
-    seen = []
-    for micro, part in zip(micros, spans(micros), strict=True):
-        reused = whole_B2 is not None and len(micros) == 1
-        lp_P2 = whole_B2 if reused else completion_logprobs(model, micro)
+
+    def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
+        micro, part = given
+        lp_P2 = whole_B2 if once and whole_B2 is not None else completion_logprobs(model, micro)
         total = loss_of(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
-        loss += float(total.detach())
-        (total if pull_B2 is None else total + (pull_B2[part] * lp_P2).sum()).backward()
-        seen.append(lp_P2.detach())
-    return loss, torch.cat(seen)
+        pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
+        return pulled, (float(total.detach()), lp_P2.detach() if group.size == 1 else lp_P2.detach().cpu())
+
+    mine = trained.backward(list(zip(micros, spans(micros), strict=True)), part_loss)
+    loss += group.add_up([sum(value for value, _ in mine)])[0]
+    return loss, torch.cat(group.together([lp_P2 for _, lp_P2 in mine]))
 
 
 def spans(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:

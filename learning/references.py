@@ -14,10 +14,12 @@ from torch import Tensor
 from learning.algorithm import Algorithm
 from learning.batch import Batch
 from learning.checkpoint import load_weights
+from learning.group import ALONE, Each, whole
 from learning.packed import packed_statistics
 from learning.policy import Policy, load_policy
 from learning.routing import replayed
 from learning.split import micro_batches
+from learning.trained import Trained
 from schemas.stages.rl import ReferenceSpec, Rl
 
 
@@ -25,7 +27,6 @@ class References:
     """Reference policies by name; only those are loaded that some part of the algorithm asks for."""
 
     def __init__(self, stage: Rl, algorithm: Algorithm, policy: Policy, inputs: Mapping[str, Path]) -> None:
-        self.policy = policy
         specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
         self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
         self.models: dict[str, Any] = {}
@@ -36,15 +37,15 @@ class References:
             self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[port], policy)
             self.models[name].requires_grad_(False)
 
-    def add_to(self, batch: Batch, *, max_tokens: int, temperature: float) -> Batch:
+    def add_to(self, batch: Batch, trained: Trained, *, max_tokens: int, temperature: float) -> Batch:
         """Add the token columns `lp_<name>`, at the sampling temperature."""
         how = {"max_tokens": max_tokens, "temperature": temperature}
         for name in self.specs:
             if name in self.models:
-                found = statistics_of(batch, self.models[name], ("lp",), **how)
+                found = statistics_of(batch, self.models[name], ("lp",), **how, each=trained.group.each)
             else:
-                with self.policy.model.disable_adapter():
-                    found = statistics_of(batch, self.policy.model, ("lp",), **how)
+                with trained.model.disable_adapter():
+                    found = statistics_of(batch, trained.model, ("lp",), **how, each=trained.each)
             batch = batch.with_tokens(**{f"lp_{name}": found["lp"]})
         return batch
 
@@ -55,7 +56,7 @@ class References:
             if spec.every is not None and (step + 1) % spec.every == 0:
                 theirs = self.models[name].parameters()
                 for old, new in zip(theirs, policy.model.parameters(), strict=True):
-                    old.lerp_(new.to(old.dtype), spec.mix)
+                    old.lerp_(whole(new).to(old.dtype), spec.mix)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights of those that change, for a checkpoint."""
@@ -85,13 +86,15 @@ def statistics_of(
     max_tokens: int,
     temperature: float,
     replay: bool = False,
+    each: Each = ALONE.each,
 ) -> dict[str, Tensor]:
     """Statistics (T,) in float64 of a batch's sampled tokens under a model, without a gradient.
 
-    With `replay` a mixture of experts uses the experts that the batch has on record, if it has.
+    With `replay` a mixture of experts uses the experts that the batch has on record, if it has. `each` is how the ranks
+    of a group share the forward passes.
     """
-    found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
-    for micro in micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens):
+
+    def forward(micro: Batch) -> dict[str, Tensor]:
         with replayed(model, micro.tokens.get("experts") if replay else None):
             columns = packed_statistics(
                 model,
@@ -100,6 +103,11 @@ def statistics_of(
                 temperature=temperature,
                 needed_M=micro.tokens["learn"],
             )
-        for name, column_M in columns.items():
-            found[name][micro.sampled("place_in_whole")] = column_M.cpu()[micro.sampled_T].double()
+        return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}
+
+    found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
+    micros = micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
+    for micro, columns in zip(micros, each(micros, forward), strict=True):
+        for name, column_T in columns.items():
+            found[name][micro.sampled("place_in_whole")] = column_T
     return {name: column_M[batch.sampled_T] for name, column_M in found.items()}

@@ -10,21 +10,23 @@ from learning.algorithm import Algorithm
 from learning.auxiliaries import Auxiliaries
 from learning.checkpoint import (
     below,
+    like_trained,
     load_latest,
     load_optimizer_state,
     load_weights,
     optimizer_state,
     prefixed,
-    rng_state,
     save_checkpoint,
-    set_rng_state,
 )
 from learning.collecting import Collecting
 from learning.curves import Curves
 from learning.engines.protocol import EngineProtocol
+from learning.group import Group
 from learning.history import History
 from learning.policy import Policy
+from learning.random_states import put_random_states_back, random_states
 from learning.references import References
+from learning.trained import Trained
 from learning.trajectories import Trajectories
 from learning.watchdogs import Watchdogs
 from schemas.errors import StepError
@@ -37,6 +39,10 @@ class Loop:
     """Everything stateful of a stage."""
 
     policy: Policy
+    trained: Trained
+    """The policy in the hands of the group that trains it."""
+    acting: Policy
+    """The policy that samples: the same, or a whole copy where each rank holds a part of what is trained."""
     optimizer: torch.optim.Optimizer
     engine: EngineProtocol
     algorithm: Algorithm
@@ -63,6 +69,11 @@ class Loop:
     """Why the stage ended early."""
 
     @property
+    def group(self) -> Group:
+        """Who trains."""
+        return self.trained.group
+
+    @property
     def memories(self) -> dict[str, Any]:
         """Parts that say themselves what a checkpoint must hold."""
         return {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
@@ -70,41 +81,50 @@ class Loop:
 
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues; it is also the one to step back to while all is well."""
-    loop.trajectories.put_aside(step)
+    if loop.group.main:
+        loop.trajectories.put_aside(step)
     loop.parts.append(step)
     if loop.watchdogs.is_good:
         save_good(loop, step)
-    rng_tensors, rng_rest = rng_state()
+    rng_tensors, rng_rest = random_states(loop.group)
     plain = {name: getattr(loop, name) for name in PLAIN}
     told = {name: part.to_json() for name, part in loop.memories.items()}
     tensors, rest = _trained(loop)
-    tensors |= prefixed("rng", rng_tensors) | prefixed("references", loop.references.tensors())
-    save_checkpoint(loop.checkpoints, step, tensors, {**rest, "rng": rng_rest, "plain": plain, "memories": told})
+    tensors |= rng_tensors | prefixed("references", loop.references.tensors())
+    rest |= {**rng_rest, "plain": plain, "memories": told}
+    save_checkpoint(loop.checkpoints, step, tensors, rest, loop.group)
 
 
 def resume(loop: Loop) -> int:
     """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.checkpoints)
+    found = load_latest(loop.checkpoints, like=like_trained(weights(loop), loop.optimizer), group=loop.group)
     if found is None:
         save_good(loop, 0)
         return 0
     step, tensors, state = found
     _put_back(loop, tensors, state)
     loop.references.load(below("references", tensors))
-    set_rng_state(below("rng", tensors), state["rng"])
+    put_random_states_back(tensors, state, loop.group)
     for name in PLAIN:
         setattr(loop, name, state["plain"][name])
     for name, part in loop.memories.items():
         part.load(state["memories"][name])
-    loop.engine.sync(step)
+    sync(loop, step)
     return step
+
+
+def sync(loop: Loop, version: int) -> None:
+    """Tell who samples that the weights have changed; every rank takes part."""
+    if loop.acting is not loop.policy:
+        loop.trained.copy_to(loop.acting.model)
+    loop.engine.sync(version)
 
 
 def save_good(loop: Loop, step: int) -> None:
     """Keep the weights as ones to step back to, where some watch may ask for that."""
     if any(watch.action != "warn" for watch in loop.watchdogs.watches):
         tensors, rest = _trained(loop)
-        save_checkpoint(loop.checkpoints / "good", step, tensors, rest)
+        save_checkpoint(loop.checkpoints / "good", step, tensors, rest, loop.group)
 
 
 def step_back(loop: Loop, step: int) -> int:
@@ -112,7 +132,8 @@ def step_back(loop: Loop, step: int) -> int:
 
     A killed run may have left one that lies ahead of where it was taken up.
     """
-    found = load_latest(loop.checkpoints / "good", upto=step)
+    like = like_trained(weights(loop), loop.optimizer)
+    found = load_latest(loop.checkpoints / "good", upto=step, like=like, group=loop.group)
     if found is None:
         raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
     _put_back(loop, found[1], found[2])

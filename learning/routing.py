@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from learning.batch import Batch
+from learning.group import ALONE, Each
 from learning.packed import packed_hidden
 from learning.split import micro_batches
 from schemas.errors import StepError
@@ -82,14 +83,22 @@ def _chosen(indices_MK: Tensor) -> Any:
 
 
 @torch.no_grad()
-def with_experts(batch: Batch, model: nn.Module, *, max_tokens: int) -> Batch:
-    """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included."""
+def with_experts(batch: Batch, model: nn.Module, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
+    """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included.
+
+    `each` is how the ranks of a group share the forward passes.
+    """
     routers_of = routers(model)
+
+    def forward(micro: Batch) -> Tensor:
+        with recorded(model) as choices:
+            packed_hidden(model, micro.packed.to(model.device))
+        return torch.stack(choices, 1).cpu()
+
     shape = (len(batch.tokens["learn"]), len(routers_of), int(routers_of[0].top_k))
     experts_MLK = torch.zeros(shape, dtype=torch.long)
     places_M = torch.arange(shape[0])
-    for micro in micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens):
-        with recorded(model) as choices:
-            packed_hidden(model, micro.packed.to(model.device))
-        experts_MLK[micro.tokens["place_in_whole"]] = torch.stack(choices, 1).cpu()
+    micros = micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)
+    for micro, chosen_MLK in zip(micros, each(micros, forward), strict=True):
+        experts_MLK[micro.tokens["place_in_whole"]] = chosen_MLK
     return replace(batch, tokens={**batch.tokens, "experts": experts_MLK})

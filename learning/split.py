@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from learning.batch import Batch
+from learning.group import Group
 
 
 def mini_batches(batch: Batch, count: int) -> list[Batch]:
@@ -34,6 +35,14 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
             held |= _segments(batch, unit)
             size += more
     return [batch.take(part) for part in parts if part]
+
+
+def shared_micro_batches(batch: Batch, max_tokens: int, group: Group) -> list[Batch]:
+    """The same, in parts that leave no rank of a group idle."""
+    if group.size == 1 or not batch.num_paths:
+        return micro_batches(batch, max_tokens)
+    longest = int(batch.packed.position_ids_M.max()) + 1
+    return micro_batches(batch, group.fair(max_tokens, len(batch.packed.input_ids_M), longest))
 
 
 def _paths_by_group(batch: Batch) -> dict[int, list[int]]:

@@ -1,10 +1,13 @@
 """One RL update: passes over a batch, one optimiser step per mini-batch, gradients summed over micro-batches.
 
+Every rank of a group holds the batch; they share its micro-batches.
+
 Shapes: T sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +15,14 @@ from torch import Tensor
 
 from learning.algorithm import Algorithm
 from learning.batch import Batch
+from learning.group import Group
 from learning.optimize import clip_gradients
-from learning.parallel import add_up_gradients, my_share
 from learning.policy_loss import columns_of, micro_loss, with_weights
 from learning.references import statistics_of
 from learning.rollout import names
-from learning.split import micro_batches, mini_batches
+from learning.split import mini_batches, shared_micro_batches
 from learning.supply import Columns
+from learning.trained import Trained
 from schemas.stages.rl import Rl
 
 if TYPE_CHECKING:
@@ -61,6 +65,17 @@ class Sums:
         if first and bool(fresh_T.any()):
             self.gap = max(self.gap, float((lp_T - behav_T)[fresh_T].abs().max()))
 
+    def of_all(self, group: Group) -> "Sums":
+        """The same over the micro-batches of all ranks."""
+        names = ("tokens", "clipped", "entropy", "kl", "kl_to_sampler")
+        numbers = [float(getattr(self, name)) for name in names]
+        for name in self.names:
+            numbers += self.parts.get(name, (0.0, 0.0))
+        summed = iter(group.add_up(numbers))
+        found = {name: next(summed) for name in names}
+        parts = {name: (next(summed), next(summed)) for name in self.names}
+        return replace(self, **found, parts=parts, gap=max(group.gather(self.gap)))
+
     def means(self, has_reference: bool) -> dict[str, float]:
         """Points for the curves."""
         n = max(self.tokens, 1)
@@ -79,18 +94,23 @@ def _k3(lp_T: Tensor, other_T: Tensor) -> Tensor:
     return r_T.expm1() - r_T
 
 
-def with_proximal(algorithm: Algorithm, batch: Batch, model: Any, stage: Rl) -> Batch:
+def with_proximal(algorithm: Algorithm, batch: Batch, trained: Trained, stage: Rl) -> Batch:
     """Add the token columns `lp_prox`, `lp_mean_prox` … that are asked for: those of the weights now."""
     names = tuple(n for n in CURRENT if algorithm.needs(f"{n}_prox_T"))
     if not names:
         return batch
-    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature, "replay": True}
-    found = statistics_of(batch, model, names, **how)
+    found = statistics_of(batch, trained.model, names, **_how(stage, trained))
     return batch.with_tokens(**{f"{name}_prox": column for name, column in found.items()})
 
 
+def _how(stage: Rl, trained: Trained) -> dict[str, Any]:
+    """How the statistics of the policy as it is now are computed."""
+    limits = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
+    return {**limits, "replay": True, "each": trained.each}
+
+
 def solve(
-    algorithm: Algorithm, batch: Batch, model: Any, stage: Rl, step: int, have: Mapping[str, Any]
+    algorithm: Algorithm, batch: Batch, trained: Trained, stage: Rl, step: int, have: Mapping[str, Any]
 ) -> dict[str, float]:
     """The numbers of those controllers that look at the batch about to be trained on."""
     looking = {name: part for name, part in algorithm.control.items() if _looks(part.asks)}
@@ -98,8 +118,7 @@ def solve(
         return {}
     asked = {name for part in looking.values() for name in part.asks}
     names = ("lp", *(n for n in CURRENT[1:] if f"{n}_T" in asked))
-    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature, "replay": True}
-    columns = columns_of(batch, statistics_of(batch, model, names, **how))
+    columns = columns_of(batch, statistics_of(batch, trained.model, names, **_how(stage, trained)))
     for name, value in have.items():
         columns[name] = value
     return {name: part.ask(step, columns) for name, part in looking.items()}
@@ -120,7 +139,7 @@ def _looks(asks: list[str]) -> bool:
 
 def update(
     algorithm: Algorithm,
-    model: Any,
+    trained: Trained,
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     stage: Rl,
@@ -143,18 +162,18 @@ def update(
                 beside.learn(mini, step, controls)
                 if beside.warming(step):
                     continue
-            solved = solve(algorithm, mini, model, stage, step, have or {})
+            solved = solve(algorithm, mini, trained, stage, step, have or {})
             now = algorithm.settled(solved)
             mini = with_weights(now, mini, step, stage.max_completion_length)
             optimizer.zero_grad(set_to_none=True)
-            for micro in my_share(micro_batches(mini, stage.max_tokens_per_micro_batch)):
-                loss, columns = micro_loss(now, model, micro, step=step, temperature=stage.temperature)
-                loss.backward()
+            parts = shared_micro_batches(mini, stage.max_tokens_per_micro_batch, trained.group)
+            loss_of = partial(micro_loss, now, trained.model, step=step, temperature=stage.temperature)
+            for columns in trained.backward(parts, loss_of):
                 sums.add(columns, first=i == j == 0)
-            add_up_gradients(model)
-            norms.append(clip_gradients(model, stage.max_grad_norm))
+            norms.append(clip_gradients(trained.model, stage.max_grad_norm))
             optimizer.step()
     if not norms:
         return {}
     told = {f"control/{name}": value for name, value in solved.items()}
-    return {**sums.means("lp_ref" in batch.tokens), **told, "grad_norm": sum(norms) / len(norms)}
+    means = sums.of_all(trained.group).means("lp_ref" in batch.tokens)
+    return {**means, **told, "grad_norm": sum(norms) / len(norms)}

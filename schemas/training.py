@@ -32,12 +32,23 @@ class Training(Schema):
     """Optimiser steps between points of the curves."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in training."""
+    bf16: bool = False
+    """Compute in bfloat16 over weights, gradients and optimiser in float32."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of blocks and compute the rest again in the backward pass: less memory, more time."""
 
     @model_validator(mode="after")
     def something_trained(self) -> Self:
         """max_steps of 0 trains nothing."""
         if self.max_steps == 0:
             raise ValueError("max_steps: 0 trains nothing; give a number of steps, or -1 to use num_train_epochs")
+        return self
+
+    @model_validator(mode="after")
+    def one_precision(self) -> Self:
+        """bf16 is about weights in float32."""
+        if self.bf16 and self.dtype != "float32":
+            raise ValueError("bf16: computes in bfloat16 over float32 weights; leave `dtype` out, or bf16")
         return self
 
 

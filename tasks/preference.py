@@ -11,6 +11,8 @@ from torch import Tensor
 
 from learning.checkpoint import load_training, save_training
 from learning.epochs import Epochs
+from learning.forwards import economical
+from learning.group import ALONE
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
@@ -25,7 +27,9 @@ from learning.preference_loss import (
     held_out_loss,
     implicit_rewards,
 )
+from learning.random_states import own_randomness
 from learning.rows import read_rows
+from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result
@@ -43,6 +47,7 @@ class Loop:
     stage: Preference
     context: Context
     policy: Policy
+    model: Trained
     terms: list[Term]
     train: PairSet
     held_out: PairSet
@@ -70,6 +75,7 @@ def prepare(stage: Preference, context: Context) -> Loop:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    economical(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
     train, held_out, too_long = read_pairs(stage, context, policy, asked(terms))
     sizes = [pair.size for pair in train.pairs]
@@ -81,8 +87,10 @@ def prepare(stage: Preference, context: Context) -> Loop:
         from learning.adapters import attach  # peft takes long to import, and few need it
 
         policy = replace(policy, model=attach(policy.model, stage))
+    model = Trained(policy.model, context.group or ALONE)
+    own_randomness(model.group, context.seed)
     optimizer = make_optimizer(policy.model, stage)
-    return Loop(stage, context, policy, terms, train, held_out, order, optimizer, too_long, steps)
+    return Loop(stage, context, policy, model, terms, train, held_out, order, optimizer, too_long, steps)
 
 
 def read_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> tuple[PairSet, PairSet, int]:
@@ -109,7 +117,8 @@ def ask_references(
         if getattr(stage, PORTS[base]) is not None:
             model = load_policy(context.input(PORTS[base]), device=context.device, dtype=stage.dtype).model
         for pairs, used in parts:
-            add_reference(pairs, base, model, used, names, stage.max_tokens_per_micro_batch)
+            each = (context.group or ALONE).each
+            add_reference(pairs, base, model, used, names, stage.max_tokens_per_micro_batch, each)
 
 
 def learn(loop: Loop, step: int) -> None:
@@ -117,14 +126,14 @@ def learn(loop: Loop, step: int) -> None:
     stage, began = loop.stage, time.perf_counter()
     chosen = loop.order.at(step)[0]
     batch = [loop.train.pairs[i] for i in chosen]
-    model, budget = loop.policy.model, stage.max_tokens_per_micro_batch
+    model, budget = loop.model, stage.max_tokens_per_micro_batch
     have = {**loop.train.have(model, chosen, budget), "states": loop.states}
     rate = learning_rate_at(stage, step, loop.steps)
     for group in loop.optimizer.param_groups:
         group["lr"] = rate
     loop.optimizer.zero_grad(set_to_none=True)
     loss, lp_B2 = gradient(loop.terms, model, batch, have, step, budget)
-    norm = clip_gradients(model, stage.max_grad_norm)
+    norm = clip_gradients(model.model, stage.max_grad_norm)
     loop.optimizer.step()
     point = {"loss": loss, **told(loop, lp_B2, have, step), "grad_norm": norm, "learning_rate": rate}
     tokens = sum(pair.size for pair in batch)
@@ -166,8 +175,8 @@ def examine(loop: Loop, step: int) -> dict[str, float]:
     pairs, budget = loop.held_out.pairs, loop.stage.max_tokens_per_micro_batch
     if not pairs:
         return {}
-    model = loop.policy.model
-    lp_B2 = fixed_logprobs(model, pairs, budget)
+    model = loop.model
+    lp_B2 = fixed_logprobs(model.model, pairs, budget, model.each)
     have = {**loop.held_out.have(model, range(len(pairs)), budget), "states": loop.states}
     return {"loss": held_out_loss(loop.terms, lp_B2, have, step), **told(loop, lp_B2, have, step)}
 
@@ -180,12 +189,12 @@ def trained(loop: Loop) -> dict[str, Tensor]:
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues, to the same bits; the pairs' order follows the step."""
     kept = {name: getattr(loop, name) for name in TOLD}
-    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, kept)
+    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, kept, loop.model.group)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer)
+    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer, loop.model.group)
     if found is None:
         return 0
     step, kept = found
@@ -197,7 +206,13 @@ def resume(loop: Loop) -> int:
 
 
 def publish(loop: Loop) -> Result:
-    """Write the trained model; adapters with the base they belong to, so that their folder stands alone."""
+    """Write the trained model; adapters with the base they belong to, so that their folder stands alone.
+
+    Of a group rank 0 writes.
+    """
+    loop.model.gather()
+    if not loop.model.group.main:
+        return Result()
     folder = loop.context.output("model")
     last = loop.curve[-1]
     metrics = {

@@ -11,13 +11,17 @@ import torch
 
 from learning.checkpoint import load_training, save_training
 from learning.epochs import Epochs
+from learning.forwards import economical
+from learning.group import ALONE, Group
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import load_policy, set_determinism
 from learning.preference_batches import Pair, by_tokens, encode_pairs, split_by_prompt
+from learning.random_states import own_randomness
 from learning.reward_model import RewardModel, Scale, make_reward_model
 from learning.reward_modelling import bradley_terry_loss, correct, held_out_quality
 from learning.rows import read_rows
+from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
 from tasks.context import Context, Result
@@ -35,6 +39,7 @@ class Loop:
     stage: Stage
     context: Context
     judge: RewardModel
+    model: Trained
     optimizer: torch.optim.Optimizer
     train: list[Pair]
     held_out: list[Pair]
@@ -69,8 +74,11 @@ def prepare(stage: Stage, context: Context) -> Loop:
     sizes = [pair.size for pair in train]
     order = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     steps = stage.max_steps if stage.max_steps >= 0 else math.ceil(stage.num_train_epochs * order.steps_per_epoch)
+    economical(judge.policy.model, stage)
+    model = Trained(judge.policy.model, context.group or ALONE)
+    own_randomness(model.group, context.seed)
     optimizer = make_optimizer(judge.policy.model, stage)
-    return Loop(stage, context, judge, optimizer, train, held_out, order, len(rows) - len(pairs), steps)
+    return Loop(stage, context, judge, model, optimizer, train, held_out, order, len(rows) - len(pairs), steps)
 
 
 def learn(loop: Loop, step: int) -> None:
@@ -80,14 +88,9 @@ def learn(loop: Loop, step: int) -> None:
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, loop.steps)
     loop.optimizer.zero_grad(set_to_none=True)
-    loss, right = 0.0, 0.0
-    for micro in by_tokens(batch, TOKENS):
-        chosen_P, rejected_P = rewards_of(loop.judge, micro).float().T
-        margin_P = torch.tensor([p.margin for p in micro], device=chosen_P.device) if stage.margin else None
-        loss_P = bradley_terry_loss(chosen_P, rejected_P, margin_P, stage.center_rewards_coefficient)
-        (loss_P.sum() / len(batch)).backward()
-        loss += float(loss_P.detach().sum()) / len(batch)
-        right += float(correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / len(batch)
+    group = loop.model.group
+    told = loop.model.backward(shared(batch, group), lambda micro: mean_loss(loop, micro, len(batch)))
+    loss, right = group.add_up([sum(column) for column in zip(*told, strict=True)] or [0.0, 0.0])
     norm = clip_gradients(loop.judge.policy.model, stage.max_grad_norm)
     loop.optimizer.step()
     tokens = sum(pair.size for pair in batch)
@@ -95,6 +98,22 @@ def learn(loop: Loop, step: int) -> None:
     speed = tokens / (time.perf_counter() - began)
     point = {"loss": loss, "accuracy": right, "grad_norm": norm, "learning_rate": loop.optimizer.param_groups[0]["lr"]}
     remember(loop, step, point, speed)
+
+
+def shared(batch: list[Pair], group: Group) -> list[list[Pair]]:
+    """The pairs of a step in forward passes that leave no rank idle."""
+    sizes = [pair.size for pair in batch]
+    return by_tokens(batch, group.fair(TOKENS, sum(sizes), max(sizes)))
+
+
+def mean_loss(loop: Loop, micro: list[Pair], count: int) -> tuple[torch.Tensor, tuple[float, float]]:
+    """A forward pass's share of the mean over `count` pairs: of the loss, as a value too, and of the accuracy."""
+    stage = loop.stage
+    chosen_P, rejected_P = rewards_of(loop.judge, micro).float().T
+    margin_P = torch.tensor([p.margin for p in micro], device=chosen_P.device) if stage.margin else None
+    loss_P = bradley_terry_loss(chosen_P, rejected_P, margin_P, stage.center_rewards_coefficient)
+    right = float(correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / count
+    return loss_P.sum() / count, (float(loss_P.detach().sum()) / count, right)
 
 
 def rewards_of(judge: RewardModel, pairs: list[Pair]) -> torch.Tensor:
@@ -116,12 +135,12 @@ def remember(loop: Loop, step: int, point: dict[str, float], speed: float) -> No
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint: weights, optimiser and what was told; the order of the data follows from the step."""
     told = {name: getattr(loop, name) for name in TOLD}
-    save_training(loop.context.checkpoints, step, weights(loop), loop.optimizer, told)
+    save_training(loop.context.checkpoints, step, weights(loop), loop.optimizer, told, loop.model.group)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_training(loop.context.checkpoints, weights(loop), loop.optimizer)
+    found = load_training(loop.context.checkpoints, weights(loop), loop.optimizer, loop.model.group)
     if found is None:
         return 0
     step, told = found
@@ -138,9 +157,12 @@ def weights(loop: Loop) -> dict[str, torch.Tensor]:
 
 
 def publish(loop: Loop) -> Result:
-    """Test on the held-out pairs; write the model and the report."""
-    with torch.no_grad():
-        scored = [rewards_of(loop.judge, micro).cpu().double() for micro in by_tokens(loop.held_out, TOKENS)]
+    """Test on the held-out pairs; write the model and the report. Of a group rank 0 writes."""
+    parts = by_tokens(loop.held_out, TOKENS)
+    scored = loop.model.each(parts, lambda micro: rewards_of(loop.judge, micro).cpu().double())
+    loop.model.gather()
+    if not loop.model.group.main:
+        return Result()
     rewards_P2 = torch.cat(scored).numpy()
     tokens_P2 = np.array([[len(p.chosen), len(p.rejected)] for p in loop.held_out])
     quality = held_out_quality(rewards_P2, tokens_P2, seed=loop.context.seed)

@@ -5,6 +5,8 @@ Everything that varies between algorithms is a function bound in `learning.algor
 """
 
 import time
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,25 @@ from learning.algorithm import bind_algorithm
 from learning.auxiliaries import Auxiliaries
 from learning.batch import Batch
 from learning.chat import encode_prompt
-from learning.collecting import bind_collecting, collect, gate, processor_of, score_all, services
+from learning.collecting import bind_collecting, processor_of, score_all, services
 from learning.curves import Curves
 from learning.engines.load import make_engine
 from learning.engines.protocol import Sampling
+from learning.forwards import economical
+from learning.group import ALONE
+from learning.harvest import harvest
 from learning.memory import keep_pages
 from learning.optimize import learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, save_policy, set_determinism
 from learning.policy_loss import with_advantages, with_dropped, with_factors
+from learning.random_states import own_randomness
 from learning.references import References
-from learning.rl_state import Loop, resume, save, step_back
+from learning.rl_state import Loop, resume, save, step_back, sync
 from learning.rollout import Sampler
 from learning.routing import with_experts
 from learning.rows import read_rows
+from learning.shared_engine import by_main, engine_of_rank
+from learning.trained import Trained
 from learning.trajectories import Trajectories, path_advantages
 from learning.trials import Ask, Trial
 from learning.update import regulate, update, with_proximal
@@ -49,24 +57,33 @@ def prepare(stage: Rl, context: Context) -> Loop:
     """Load the policy, its engine, the prompts and the functions that the recipe names."""
     set_determinism(context.seed, context.num_threads)
     keep_pages()
+    group = context.group or ALONE
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
+    economical(policy.model, stage)
     algorithm = bind_algorithm(stage, context.inputs)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
     # Networks beside the policy copy its body as it is without adapters.
-    beside = Auxiliaries(stage, policy, context.inputs, context.seed)
+    beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
     if stage.use_peft:
         from learning.adapters import attach  # peft takes long to import, and few need it
 
         policy.model = attach(policy.model, stage)
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
+    references = References(stage, algorithm, policy, context.inputs)
+    acting = replace(policy, model=deepcopy(policy.model)) if group.shards else policy
+    trained = Trained(policy.model, group)
+    apart = context.actors is not None and context.actors.size("rollout") > 0
+    own_randomness(group, context.seed)
     return Loop(
         policy=policy,
+        trained=trained,
+        acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=make_engine(stage.engine, policy),
+        engine=engine_of_rank(group, apart, lambda: make_engine(stage.engine, acting)),
         algorithm=algorithm,
         collecting=bind_collecting(stage, context.inputs),
-        references=References(stage, algorithm, policy, context.inputs),
+        references=references,
         beside=beside,
         rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
         held_out_rows=held_out,
@@ -95,19 +112,19 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     began = time.perf_counter()
     have = supplied(loop, stage, context, step)
     controls = regulate(loop.algorithm, step, have)
-    trials = collect(loop.collecting, sampler_of(loop, stage, context, step, controls), loop.history, controls, have)
+    trials, trained = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
     sampled_at = time.perf_counter()
     kept = [trial for trial in trials if trial.reward is not None]
-    trained = gate(loop.collecting.filter, kept, step, controls, {**have, "history": loop.history})
     advantages: dict[int, float] = {}
     points = {f"control/{name}": value for name, value in controls.items()}
     if trained.num_paths:
         mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
         trained, more = learn(loop, stage, trained, step, controls, mine)
         advantages, points = path_advantages(trained), points | more
-    loop.engine.sync(step + 1)
+    sync(loop, step + 1)
     places = {id(trial): place for place, trial in enumerate(kept)}
-    loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
+    if loop.group.main:
+        loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
     points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
     tokens = sum(t.versions[t.given :].count(step) for t in trials if t.logprobs is not None)
     loop.sampled += tokens
@@ -118,6 +135,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
         "generation_seconds": sampled_at - began,
         "learning_rate": loop.optimizer.param_groups[0]["lr"],
     }
+    points = loop.group.broadcast(points)
     watch(loop, step, points)
     if loop.stopped is None and stage.max_sampled_tokens and loop.sampled >= stage.max_sampled_tokens:
         loop.stopped = f"{loop.sampled} tokens sampled at iteration {step + 1}"
@@ -143,19 +161,19 @@ def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dic
     wanted = loop.algorithm.needs("entropy_behav_T")
     process = processor_of(loop.collecting, step, controls, loop.curves.last)
     sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
-    return Sampler(loop.engine, loop.policy, sampling, context.seed, step)
+    return Sampler(loop.engine, loop.acting, sampling, context.seed, step)
 
 
 def learn(
     loop: Loop, stage: Rl, batch: Batch, step: int, controls: dict[str, float], have: dict[str, Any]
 ) -> tuple[Batch, dict[str, float]]:
     """Columns that do not change, advantages, then the update; returns the batch with its advantages, and points."""
-    algorithm, model = loop.algorithm.settled(controls), loop.policy.model
+    algorithm, trained = loop.algorithm.settled(controls), loop.trained
     how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
-    batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), **how)
+    batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), trained, **how)
     if stage.routing_replay:
-        batch = with_experts(batch, model, max_tokens=stage.max_tokens_per_micro_batch)
-    batch = loop.beside.values(with_proximal(algorithm, batch, model, stage))
+        batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
+    batch = loop.beside.values(with_proximal(algorithm, batch, trained, stage))
     known = {"states": loop.states, "rows": have["rows"]}
     batch = with_advantages(algorithm, batch, step, **known)
     batch = loop.beside.with_targets(batch, step, controls, **known)
@@ -163,7 +181,7 @@ def learn(
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
     points = update(
-        algorithm, model, loop.optimizer, batch, stage, step, beside=loop.beside, controls=controls, have=have
+        algorithm, trained, loop.optimizer, batch, stage, step, beside=loop.beside, controls=controls, have=have
     )
     points |= loop.beside.points(batch)
     loop.beside.refresh(step)
@@ -199,10 +217,14 @@ def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[
     if not loop.held_out_rows or (step + 1) % stage.eval_steps:
         return {}
     sampler = sampler_of(loop, stage, context, step, {}).at(Sampling(stage.temperature, stage.max_completion_length))
-    trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
     have = {**supplied(loop, stage, context, step), **services(sampler, loop.history), "states": {}}
-    score_all(loop.collecting, trials, controls, have)
-    values = [t.reward for t in trials if t.reward is not None]
+
+    def examine() -> list[float]:
+        trials = sampler.sample([Ask(row) for row in loop.held_out_rows])
+        score_all(loop.collecting, trials, controls, have)
+        return [t.reward for t in trials if t.reward is not None]
+
+    values = by_main(loop.group, loop.engine, None, examine)
     return {"eval_reward": sum(values) / len(values)} if values else {}
 
 
@@ -215,7 +237,7 @@ def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
         if tripped.action == "warn":
             continue
         back = step_back(loop, step)
-        loop.engine.sync(step + 1)
+        sync(loop, step + 1)
         if tripped.action == "stop":
             loop.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
             return
@@ -250,11 +272,13 @@ def save_trained(policy: Policy, stage: Rl, folder: Path) -> None:
 
 
 def publish(loop: Loop, stage: Rl, context: Context) -> Result:
-    """Write the trained policy, the published networks beside it, and the trajectories."""
+    """Write the trained policy, the published networks beside it, and the trajectories; rank 0 writes."""
+    if not loop.group.main:
+        return Result()
     for part in loop.beside.parts.values():
         if part.block.publish:
             part.save(loop.policy, context.output(part.type))
-    save_trained(loop.policy, stage, context.output("model"))
+    save_trained(loop.acting, stage, context.output("model"))
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds")

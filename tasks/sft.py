@@ -12,10 +12,14 @@ from learning.checkpoint import load_training, save_training
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
 from learning.examples import Example, Examples, encode_rows
+from learning.forwards import economical
+from learning.group import ALONE
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, set_determinism
+from learning.random_states import own_randomness
 from learning.rows import read_rows
+from learning.trained import Trained
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
 
@@ -30,6 +34,7 @@ class Loop:
     stage: Sft
     context: Context
     policy: Policy
+    model: Trained
     examples: Examples
     epochs: Epochs
     loss: Loss
@@ -65,10 +70,14 @@ def prepare(stage: Sft, context: Context) -> Loop:
         budget=limit if stage.packing else None,
     )
     total = stage.max_steps if stage.max_steps > 0 else math.ceil(stage.num_train_epochs * epochs.steps_per_epoch)
+    economical(policy.model, stage)
     if stage.use_peft:
         policy = replace(policy, model=attach(policy.model, stage))
     loss = loss_for(policy.model, examples.kept, packing=stage.packing)
-    return Loop(stage, context, policy, examples, epochs, loss, make_optimizer(policy.model, stage), total)
+    group = context.group or ALONE
+    model = Trained(policy.model, group)
+    own_randomness(group, context.seed)
+    return Loop(stage, context, policy, model, examples, epochs, loss, make_optimizer(policy.model, stage), total)
 
 
 def learn(loop: Loop, step: int) -> None:
@@ -90,12 +99,22 @@ def learn(loop: Loop, step: int) -> None:
 def backward(loop: Loop, passes: Sequence[Sequence[Example]]) -> float:
     """Add up the gradient; returns the mean loss. The denominator is that of the whole step, not of each pass."""
     learned = sum(example.num_learned for examples in passes for example in examples)
-    total = 0.0
-    for examples in passes:
+
+    def mean(examples: Sequence[Example]) -> tuple[torch.Tensor, float]:
         loss = loop.loss(loop.policy.model, examples) / max(learned, 1)
-        loss.backward()
-        total += float(loss.detach())
-    return total
+        return loss, float(loss.detach())
+
+    return loop.model.group.add_up([sum(loop.model.backward(shared(passes, loop.model.group.size), mean))])[0]
+
+
+def shared(passes: Sequence[Sequence[Example]], ranks: int) -> list[Sequence[Example]]:
+    """Forward passes of which every rank has as many: the largest are halved until it is so, or none can be."""
+    parts = list(passes)
+    while len(parts) % ranks and any(len(examples) > 1 for examples in parts):
+        largest = max(range(len(parts)), key=lambda i: len(parts[i]))
+        middle = len(parts[largest]) // 2
+        parts[largest : largest + 1] = [parts[largest][:middle], parts[largest][middle:]]
+    return parts
 
 
 def tell(loop: Loop, step: int, point: dict[str, float]) -> None:
@@ -121,12 +140,12 @@ def trained(loop: Loop) -> dict[str, torch.Tensor]:
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues, to the same bits; the data's order follows the step."""
     told = {name: getattr(loop, name) for name in TOLD}
-    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, told)
+    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, told, loop.model.group)
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer)
+    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer, loop.model.group)
     if found is None:
         return 0
     step, told = found
@@ -138,7 +157,13 @@ def resume(loop: Loop) -> int:
 
 
 def publish(loop: Loop) -> Result:
-    """Write the trained model; adapters with the base they belong to, so that their folder stands alone."""
+    """Write the trained model; adapters with the base they belong to, so that their folder stands alone.
+
+    Of a group rank 0 writes.
+    """
+    loop.model.gather()
+    if not loop.model.group.main:
+        return Result()
     folder = loop.context.output("model")
     metrics = {
         "loss": loop.curve[-1]["loss"],

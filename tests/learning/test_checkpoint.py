@@ -10,11 +10,10 @@ from learning.checkpoint import (
     load_optimizer_state,
     load_weights,
     optimizer_state,
-    rng_state,
     save_checkpoint,
-    set_rng_state,
 )
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.random_states import rng_state, set_rng_state
 from schemas.errors import StepError
 from schemas.training import Training
 

@@ -11,6 +11,7 @@ from learning import preferences
 from learning.lookup import bind
 from learning.preference_batches import Pair
 from learning.preference_loss import Term, completion_logprobs, gradient, implicit_rewards, strangers
+from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.signatures import names
 from schemas.use import PairLossUse
@@ -338,7 +339,7 @@ def test_the_gradient_does_not_depend_on_the_forward_passes(tiny_policy, mix):
     for budget in (10_000, 20, 1):
         model.zero_grad()
         states = {}
-        loss, lp_B2 = gradient(terms(*MIXES[mix]), model, PAIRS, {**have(), "states": states}, 0, budget)
+        loss, lp_B2 = gradient(terms(*MIXES[mix]), Trained(model), PAIRS, {**have(), "states": states}, 0, budget)
         found.append((loss, lp_B2, states, [p.grad.clone() for p in model.parameters()]))
     scale = max(float(g.abs().max()) for g in found[0][3])
     assert scale > 1e-3
@@ -355,7 +356,7 @@ def test_the_order_of_pairs_does_not_matter(tiny_policy):
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         model.zero_grad()
         columns_B = {k: v[order] if k.endswith("_B") else v for k, v in have().items()}
-        loss, _ = gradient(terms(*MIXES["both"]), model, [PAIRS[i] for i in order], columns_B, 0, 20)
+        loss, _ = gradient(terms(*MIXES["both"]), Trained(model), [PAIRS[i] for i in order], columns_B, 0, 20)
         found.append((loss, [p.grad.clone() for p in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     for one, other in zip(found[0][1], found[1][1], strict=True):
@@ -387,7 +388,7 @@ def test_a_prompt_never_gets_its_own_completions_as_strange_ones():
 def test_a_loss_must_give_one_number_per_pair(tiny_policy):
     whole = Term(bind(PairLossUse(use="tests.learning.test_preference_losses:scalar")), 1.0)
     with pytest.raises(StepError, match=r"gives \(\) for 4 pairs"):
-        gradient([whole], tiny_policy.model, PAIRS, have(), 0, 1000)
+        gradient([whole], Trained(tiny_policy.model), PAIRS, have(), 0, 1000)
 
 
 def scalar(chosen_P):

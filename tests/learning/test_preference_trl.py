@@ -10,6 +10,7 @@ from learning.chat import encode_completion, encode_prompt
 from learning.lookup import bind
 from learning.preference_batches import Pair
 from learning.preference_loss import Term, completion_logprobs, gradient
+from learning.trained import Trained
 from schemas.use import PairLossUse
 
 ROWS = [
@@ -86,7 +87,8 @@ def test_losses_and_gradients_are_those_of_trl(trl, tiny_policy, tmp_path):
         theirs.backward()
         wanted = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
-        loss, _ = gradient([Term(bind(PairLossUse(**use)), 1.0)], model, pairs, {**have, "states": {}}, 0, 10_000)
+        terms = [Term(bind(PairLossUse(**use)), 1.0)]
+        loss, _ = gradient(terms, Trained(model), pairs, {**have, "states": {}}, 0, 10_000)
         assert loss == pytest.approx(theirs.item(), rel=1e-5, abs=1e-5), name
         for mine, other in zip((p.grad for p in model.parameters()), wanted, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=1e-5 * max(1.0, float(other.abs().max())), msg=name)

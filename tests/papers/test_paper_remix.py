@@ -18,6 +18,7 @@ from learning.lookup import bind
 from learning.policy_loss import with_advantages, with_dropped
 from learning.references import References
 from learning.sources import replay
+from learning.trained import Trained
 from learning.trials import SOURCES, Trial
 from learning.update import update
 from schemas.recipe import load_recipe
@@ -101,7 +102,7 @@ def test_a_batch_is_updated_on_so_often(tiny_policy, name, updates):
     how = bind_algorithm(stage, {})
     batch = with_advantages(how, with_dropped(forest([trial(0, -1.0, 0), trial(1, -1.0, 0)]), False), 0)
     optimizer = Counting(tiny_policy.model.parameters(), lr=0.0)
-    update(how, tiny_policy.model, optimizer, batch, stage, 0)
+    update(how, Trained(tiny_policy.model), optimizer, batch, stage, 0)
     assert optimizer.count == updates
 
 

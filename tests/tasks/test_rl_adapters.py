@@ -10,6 +10,7 @@ from learning.lookup import Bound
 from learning.policy import load_policy
 from learning.references import References, statistics_of
 from learning.rows import write_rows
+from learning.trained import Trained
 from schemas.stages.rl import Rl
 from tasks.rl import run
 
@@ -80,7 +81,7 @@ def test_the_reference_is_the_policy_without_its_adapters(tiny_policy, tiny_poli
 
     references = References(words, Asked(), tiny_policy, {})
     how = {"max_tokens": 99, "temperature": 1.0}
-    got = references.add_to(made, **how).sampled("lp_ref")
+    got = references.add_to(made, Trained(tiny_policy.model), **how).sampled("lp_ref")
     want = statistics_of(made, load_policy(tiny_policy_folder).model, ("lp",), **how)["lp"]
     assert torch.equal(got, want)
     assert references.models == {}
