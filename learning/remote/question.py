@@ -21,6 +21,8 @@ class Question:
     body: Mapping[str, Any]
     """The request as JSON, but for what the endpoint adds and leaves out."""
     index: int = 0
+    about: str = ""
+    """What else the answer hangs on and the server is not told."""
 
     def asked_of(self, endpoint: Endpoint) -> dict[str, Any]:
         """The request as it is sent."""
@@ -31,6 +33,7 @@ class Question:
         """Digest of everything that says what is asked; how the server is reached is no part of it."""
         who = {name: getattr(endpoint, name) for name in IDENTITY}
         said = {"endpoint": who, "path": self.path, "body": self.body, "index": self.index}
+        said |= {"about": self.about} if self.about else {}
         return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def bound(self, endpoint: Endpoint) -> tuple[int, int]:

@@ -1,21 +1,25 @@
 """Rewards from a judge: a language model is shown a completion and says what it is worth.
 
-The judge is a policy that another stage made, or the policy in training itself. A verdict that cannot be read, or a
-question that the judge has no room for, is no verdict: None, or a floor if the recipe says so.
+The judge is a policy that another stage made, the policy in training itself, or a model behind an endpoint. A verdict
+that cannot be read, or a question that the judge has no room for, is no verdict: None, or a floor if the recipe says
+so.
 """
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
 from learning.questions import question
+from learning.remote.desk import Desk
 from learning.rollout import Sampler
 from learning.verdicts import guest, replies, word_logprobs
+from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
@@ -74,6 +78,33 @@ def own(
     return how.verdicts(sampler, rows, completions, rng)
 
 
+def endpoint(
+    rows: list[Row],
+    completions: list[str],
+    desk: Desk,
+    *,
+    endpoint: Endpoint,
+    system: str | None = None,
+    template: str = TEMPLATE,
+    pattern: str = PATTERN,
+    low: float = 0.0,
+    high: float = 10.0,
+    votes: Annotated[int, Field(ge=1)] = 1,
+    verdict: Literal["majority", "mean"] = "majority",
+    temperature: Annotated[float, Field(ge=0)] = 0.0,
+    max_completion_length: Annotated[int, Field(ge=1)] = 256,
+    unparsable: float | None = None,
+) -> list[float | None]:
+    """Verdict of a chat model behind an endpoint, from `low` to `high` brought to 0 to 1.
+
+    It is asked `template` (a rubric) with {prompt}, {completion} and {answer} filled in, after `system`, and read as
+    `judges.model` is. Of several `votes` that can be read, `majority` takes the verdict that is given most often (none
+    where two are), `mean` their mean. Equal questions have one answer, which is kept: judging again costs nothing.
+    """
+    how = _Reading(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
+    return how.asked(endpoint, desk, system, rows, completions)
+
+
 class _Reading:
     """How a judge is asked and its words are read."""
 
@@ -88,6 +119,7 @@ class _Reading:
         temperature: float,
         max_new_tokens: int,
         unparsable: float | None,
+        verdict: str = "mean",
     ) -> None:
         if high <= low:
             raise StepError(f"judge: high ({high}) must exceed low ({low})")
@@ -101,6 +133,7 @@ class _Reading:
             raise StepError(f"judge: pattern {pattern!r}: {error}") from error
         self.template, self.low, self.high, self.words = template, low, high, words
         self.votes, self.sampling, self.unparsable = votes, Sampling(temperature, max_new_tokens), unparsable
+        self.verdict = verdict
 
     def verdicts(
         self, judge: Sampler, rows: Sequence[Row], completions: Sequence[str], rng: np.random.Generator
@@ -113,13 +146,36 @@ class _Reading:
         else:
             said = replies(judge, asked, n=self.votes, sampling=self.sampling, rng=rng)
             found = [None if texts is None else self.read(texts) for texts in said]
+        return self.scaled(found)
+
+    def asked(
+        self, endpoint: Endpoint, desk: Desk, system: str | None, rows: Sequence[Row], completions: Sequence[str]
+    ) -> list[float | None]:
+        """Verdicts of a remote judge. Raises StepError as `learning.remote.client.ask` does."""
+        from learning.remote.client import ask  # it takes a second to import, and most judges are at hand
+        from learning.remote.question import Answer, chat
+
+        before = [{"role": "system", "content": system}] if system is not None else []
+        how = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
+        shown = [[*before, *question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)]
+        questions = [chat(messages, vote, **how) for messages in shown for vote in range(self.votes)]
+        answers = ask(endpoint, desk, questions).answers
+        texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]
+        groups = [texts[start : start + self.votes] for start in range(0, len(texts), self.votes)]
+        return self.scaled([self.read(group) for group in groups])
+
+    def scaled(self, found: Sequence[float | None]) -> list[float | None]:
+        """From the judge's scale to 0 to 1."""
         return [self.unparsable if v is None else (v - self.low) / (self.high - self.low) for v in found]
 
     def read(self, texts: Sequence[str]) -> float | None:
-        """Mean of the verdicts that can be read and lie in range; None where there is none."""
+        """What the verdicts that can be read and lie in range come to; None where there is none, or no majority."""
         values = [v for v in (number(text, self.pattern) for text in texts) if v is not None]
         values = [v for v in values if self.low <= v <= self.high]
-        return sum(values) / len(values) if values else None
+        if self.verdict == "mean":
+            return sum(values) / len(values) if values else None
+        ranked = Counter(values).most_common(2)
+        return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
 
 
 def number(text: str, pattern: re.Pattern[str]) -> float | None:

@@ -1,0 +1,39 @@
+"""What a step that asks remote models needs: its desk, and telling what they cost."""
+
+from learning.remote.answers import FILE, Answers, Spent
+from learning.remote.desk import Desk
+from tasks.context import Context
+
+EVERY = 20
+"""Answers between looks at what was spent."""
+
+
+def desk_of(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:
+    """Where a step's questions go through; the limits are on what it pays."""
+    return Desk(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
+
+
+class Bills:
+    """Tells what a step has paid to servers since it was last asked, whichever of its processes paid."""
+
+    def __init__(self, context: Context, desk: Desk):
+        self.context, self.desk = context, desk
+        self.told = self._spent()
+
+    def tell(self) -> None:
+        """Count what is new against the budget; nothing where nothing was asked."""
+        now = self._spent()
+        new, self.told = now - self.told, now
+        if new.tokens > new.charged:
+            self.context.spend(new.tokens - new.charged)
+        if new.charged:
+            self.context.spend(new.charged, new.cost)
+
+    def _spent(self) -> Spent:
+        if not (self.desk.folder / FILE).is_file():
+            return Spent()
+        answers = Answers(self.desk.folder)
+        try:
+            return answers.spent(self.desk.step)
+        finally:
+            answers.close()
