@@ -1,11 +1,17 @@
-"""The order in which rows are trained on: a function of the seed and the step, so that nothing needs to be kept."""
+"""The order in which rows are trained on: a function of the seed and the step, so that nothing needs to be kept.
+
+In memory: the length of every row and the order of an epoch, some 30 bytes per row and not a list of lists.
+"""
 
 import math
-from bisect import bisect_left, insort
 from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heappop, heappush
 
 import numpy as np
+
+PIECE = 1 << 16
+"""Rows whose lengths are Python numbers at a time."""
 
 
 class Epochs:
@@ -15,44 +21,84 @@ class Epochs:
     may be smaller; no row is dropped or repeated within an epoch.
     """
 
-    def __init__(self, lengths: Sequence[int], *, per_pass: int, passes: int, seed: int, budget: int | None = None):
-        self.lengths, self.per_pass, self.passes, self.seed, self.budget = lengths, per_pass, passes, seed, budget
-        self._sequences = lru_cache(maxsize=2)(self._shuffled)
-        self.steps_per_epoch = math.ceil(len(self._sequences(0)) / (per_pass * passes))
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        *,
+        per_pass: int,
+        passes: int,
+        seed: int,
+        budget: int | None = None,
+    ):
+        self.lengths, self.per_pass, self.passes, self.seed = np.asarray(lengths, np.int64), per_pass, passes, seed
+        # Which rows of an epoch share a sequence depends on the sorted lengths alone: they are the same in every epoch.
+        self._filled = None if budget is None else Filled(-np.sort(-self.lengths), budget)
+        self._shuffled = lru_cache(maxsize=2)(self._shuffle)
+        count = len(self.lengths) if self._filled is None else self._filled.count
+        self.steps_per_epoch = math.ceil(count / (per_pass * passes))
 
     def at(self, step: int) -> list[list[int]]:
         """Row numbers of each forward pass of a step (0-based)."""
         epoch, within = divmod(step, self.steps_per_epoch)
         size = self.per_pass * self.passes
-        sequences = self._sequences(epoch)[within * size : (within + 1) * size]
-        groups = [sequences[i : i + self.per_pass] for i in range(0, len(sequences), self.per_pass)]
-        return [[row for sequence in group for row in sequence] for group in groups]
+        rows, sequences = self._shuffled(epoch)
+        if sequences is None:
+            taken = rows[within * size : (within + 1) * size].tolist()
+            return [taken[i : i + self.per_pass] for i in range(0, len(taken), self.per_pass)]
+        chosen = sequences[within * size : (within + 1) * size].tolist()
+        groups = [chosen[i : i + self.per_pass] for i in range(0, len(chosen), self.per_pass)]
+        return [[row for sequence in group for row in self._filled.members(rows, sequence)] for group in groups]
 
-    def _shuffled(self, epoch: int) -> list[list[int]]:
+    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The rows in their order; with a budget, sorted as `Filled` wants them, and the order of the sequences."""
         source = np.random.default_rng([self.seed, epoch])
-        order = source.permutation(len(self.lengths)).tolist()
-        if self.budget is None:
-            return [[row] for row in order]
-        filled = fill(self.lengths, order, self.budget)
-        return [filled[i] for i in source.permutation(len(filled)).tolist()]
+        order = source.permutation(len(self.lengths))
+        if self._filled is None:
+            return order, None
+        return longest_first(self.lengths, order), source.permutation(self._filled.count)
 
 
-def fill(lengths: Sequence[int], order: Sequence[int], budget: int) -> list[list[int]]:
-    """Put rows into sequences of at most `budget` tokens: longest first, each where it leaves the least room.
+class Filled:
+    """Sequences of at most `budget` tokens made of rows whose `sizes`, longest first, are given.
 
-    Best-fit decreasing (Ding et al. 2024, arXiv 2404.10830). Rows of equal length are taken in `order`, and the number
-    of sequences does not depend on it. A row longer than the budget is a sequence of its own.
+    Best-fit decreasing (Ding et al. 2024, arXiv 2404.10830): each row goes where it leaves the least room, of equals to
+    the first. A row longer than the budget is a sequence of its own.
     """
-    sequences: list[list[int]] = []
-    room: list[tuple[int, int]] = []
-    for row in sorted(order, key=lambda row: -lengths[row]):
-        found = bisect_left(room, (lengths[row], -1))
-        if found < len(room):
-            left, place = room.pop(found)
-            sequences[place].append(row)
-        else:
-            left, place = budget, len(sequences)
-            sequences.append([row])
-        if left > lengths[row]:
-            insort(room, (left - lengths[row], place))
-    return sequences
+
+    def __init__(self, sizes: np.ndarray, budget: int):
+        places = np.empty(len(sizes), np.int32)
+        self.count = 0
+        waiting: list[list[int]] = [[] for _ in range(budget + 1)]
+        rooms = 0  # bit r is set when a sequence with room for r tokens is waiting
+        for start in range(0, len(sizes), PIECE):
+            for i, size in enumerate(sizes[start : start + PIECE].tolist(), start):
+                if fitting := rooms >> size:
+                    left = size + (fitting & -fitting).bit_length() - 1
+                    place = heappop(waiting[left])
+                    rooms ^= 0 if waiting[left] else 1 << left
+                else:
+                    left, place = budget, self.count
+                    self.count += 1
+                places[i] = place
+                if left > size:
+                    heappush(waiting[left - size], place)
+                    rooms |= 1 << (left - size)
+        self._members = np.argsort(places, kind="stable")
+        self._starts = np.searchsorted(places[self._members], np.arange(self.count + 1))
+
+    def members(self, rows: np.ndarray, sequence: int) -> list[int]:
+        """The rows of a sequence; `rows` are all of them, longest first."""
+        return rows[self._members[self._starts[sequence] : self._starts[sequence + 1]]].tolist()
+
+
+def longest_first(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rows by falling length; those of equal length as they stand in `order`."""
+    return order[np.argsort(-lengths[order], kind="stable")]
+
+
+def fill(lengths: Sequence[int] | np.ndarray, order: Sequence[int], budget: int) -> list[list[int]]:
+    """Put rows into sequences of at most `budget` tokens (`Filled`); rows of equal length are taken in `order`."""
+    lengths = np.asarray(lengths, np.int64)
+    rows = longest_first(lengths, np.asarray(order, np.int64))
+    filled = Filled(lengths[rows], budget)
+    return [filled.members(rows, sequence) for sequence in range(filled.count)]
