@@ -56,7 +56,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
         if manifest is None:
             tell({"started": os.getpid()})
             _claim_checkpoints(work / "checkpoints", step)
-            manifest = store.publish(*_make(spec, step, layout, work, tell))
+            manifest = store.publish(*_make(spec, step, layout, work))
             artifact_published(layout, manifest)
         shutil.rmtree(work, ignore_errors=True)
     return manifest.model_dump(mode="json")
@@ -79,9 +79,18 @@ def _teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any
     return tell
 
 
-def _make(
-    spec: dict[str, Any], step: Step, layout: Layout, work: Path, tell: Callable[[dict[str, Any]], None]
-) -> tuple[Path, Manifest]:
+def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[str, Any]], None], Counter[str]]:
+    """Hears what a task says of itself, tells it on, and counts what it spends."""
+    tell, spent = _teller(layout, step, attempt), Counter()
+
+    def hear(event: dict[str, Any]) -> None:
+        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
+        tell(event)
+
+    return hear, spent
+
+
+def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple[Path, Manifest]:
     """Run the task into an unpublished folder; returns it with the manifest that it will have."""
     for leftover in work.glob("tmp-*"):
         shutil.rmtree(leftover)
@@ -89,12 +98,8 @@ def _make(
     folder.mkdir()
     received = _received(spec, step, layout)
     _check_contracts(step, received)
-    spent: Counter[str] = Counter()
-
-    def hear(event: dict[str, Any]) -> None:
-        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
-        tell(event)
-
+    hear, spent = listener(layout, step, spec["attempt"])
+    grouped = spec["whole_process"] and step.resources.train is not None
     context = Context(
         inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
@@ -104,7 +109,13 @@ def _make(
     started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
     hide = secrets_of(step.settings)
     with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
-        result = _run_task(step, context, [Path(f) for f in spec["folders"]])
+        if grouped:
+            from flows.groups import run_group  # Ray Train takes a second to import, and few steps need it
+
+            result, told = run_group(spec, step, context, work)
+            spent.update(told)
+        else:
+            result = run_task(step, context, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))
     (work / "step.log").rename(folder / "step.log")
@@ -120,7 +131,7 @@ def _make(
     )  # fmt: skip
 
 
-def _run_task(step: Step, context: Context, folders: list[Path]) -> Result:
+def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
     """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
     sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
     hide = secrets_of(step.settings)

@@ -33,6 +33,11 @@ def work(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def surroundings(num_cpus: float) -> None:
-    """What libraries of numbers read when they are imported: one thread per core, equal results for equal inputs."""
-    os.environ |= dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
-    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    """Set what libraries of numbers read when they are imported."""
+    os.environ |= environment_of(num_cpus)
+
+
+def environment_of(num_cpus: float) -> dict[str, str]:
+    """Variables for one thread per core, and equal results for equal inputs."""
+    threads = dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
+    return {**threads, "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
