@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from flows.skew import cluster_skew, skew
 from lineage.layout import Layout
 
 REQUIRED = (
@@ -38,6 +39,10 @@ def findings() -> Iterator[tuple[bool, str]]:
             yield True, f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             yield False, f"{name} is missing: run `make demo`, or pip install -c constraints.txt -e ."
+    if problems := [*skew(), *cluster_skew()]:
+        yield from ((False, text) for text in problems)
+    else:
+        yield True, "packages fit each other, and the cluster where RAY_ADDRESS names one"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     yield memory >= 4, f"{os.cpu_count()} cores, {memory:.0f} GiB of memory (the quickstart wants 2 and 4)"
     layout = Layout.find()

@@ -17,6 +17,7 @@ from flows.interrupts import stopped_by_signals
 from flows.leftovers import sweep
 from flows.runlog import RunLog, new_run, write_plan
 from flows.selection import selected
+from flows.skew import check_engines, engine_problems
 from flows.states import EXIT_CANCELLED, StepState, exit_code
 from flows.workers import check_machine
 from lineage.auditlog import anchor
@@ -67,6 +68,8 @@ def plan_recipe(
         from flows.locking import check_locked
 
         check_locked(plan, layout, recipe.folders)
+    for text in engine_problems(plan.steps):
+        warn(text)
     return selected(plan, layout, to=to, start=start, fresh=fresh)
 
 
@@ -116,6 +119,7 @@ def _missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
     """The steps whose artifacts are not there. Raises PlanError when one asks for more than this machine has."""
     store = Store(layout)
     missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
+    check_engines(missing)
     if executor == "ray":
         check_machine(missing)
     return missing
