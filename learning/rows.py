@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from learning.shards import ShardWriter, check_shards, find_shards, scan
+from learning.shards import ShardWriter, bytes_of, check_shards, find_shards, scan
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()
@@ -24,6 +24,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
     "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
 }
+IN_MEMORY = 64 << 20
+"""Bytes of a table, before compression, up to which a loop holds its rows in memory."""
 
 
 def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> None:
@@ -58,6 +60,11 @@ def scan_rows(
 def count_rows(folder: Path, artifact_type: str) -> int:
     """Rows of an artifact; raises StepError as `scan_rows` does."""
     return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
+
+
+def fits(folder: Path) -> bool:
+    """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
+    return bytes_of(find_shards(folder)) <= IN_MEMORY
 
 
 def read_table(folder: Path, artifact_type: str) -> pa.Table:

@@ -90,7 +90,7 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
     return count
 
 
-def text_bytes_of(paths: Iterable[Path]) -> int:
+def bytes_of(paths: Iterable[Path]) -> int:
     """Bytes of the tables before compression."""
     total = 0
     for path in paths:

@@ -11,14 +11,13 @@ from learning.adapters import attach, save_adapted
 from learning.checkpoint import load_training, save_training
 from learning.crossentropy import Loss, loss_for
 from learning.epochs import Epochs
-from learning.examples import Example, Examples, encode_rows
+from learning.examples import Example, Examples, read_examples
 from learning.forwards import economical
 from learning.group import ALONE
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, set_determinism
 from learning.random_states import own_randomness
-from learning.rows import read_rows
 from learning.trained import Trained
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
@@ -61,9 +60,9 @@ def prepare(stage: Sft, context: Context) -> Loop:
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     limit = room(policy, stage.max_length)
-    examples = encode_rows(policy.tokenizer, read_rows(context.input("data"), "chat"), limit)
+    examples = read_examples(policy.tokenizer, context.input("data"), limit, context.checkpoints / "encoded")
     epochs = Epochs(
-        [len(example.ids) for example in examples.kept],
+        examples.lengths,
         per_pass=stage.per_device_train_batch_size,
         passes=stage.gradient_accumulation_steps,
         seed=context.seed,
@@ -73,7 +72,7 @@ def prepare(stage: Sft, context: Context) -> Loop:
     economical(policy.model, stage)
     if stage.use_peft:
         policy = replace(policy, model=attach(policy.model, stage))
-    loss = loss_for(policy.model, examples.kept, packing=stage.packing)
+    loss = loss_for(policy.model, [examples.shortest], packing=stage.packing)
     group = context.group or ALONE
     model = Trained(policy.model, group)
     own_randomness(group, context.seed)
