@@ -5,22 +5,30 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from learning.inquiry import Inquiry
 from learning.lookup import bind
 from learning.rows import SCHEMAS, read_rows, row_writer, scan_rows
+from schemas.endpoint import endpoints_in
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context, Result
+from tasks.remote import Bills, desk_of
+
+if TYPE_CHECKING:
+    from tasks.inquired import Inquired
 
 Row = dict[str, Any]
 PROBLEMS = 1000
 """Problems that a teacher writes about before what it wrote is put down."""
 SAMPLES = 32_768
 """Samples of a model that are held in memory; the same on any number of workers, since rewards see them together."""
+SAMPLES_TO_CAP = 512
+"""Likewise where the stage has a cap on tokens, which is looked at after each such part."""
 SHOWN = ("family", "prompt", "answer", "completion", "chosen", "rejected", "margin")
 EXAMPLES = 8
 
@@ -33,27 +41,29 @@ def run(stage: Synthesize, context: Context) -> Result:
         if stage.earlier is not None:
             for batch in scan_rows(context.input("earlier"), "preference_pairs"):
                 writer.write(pa.Table.from_batches([batch]))
-        for generated, made in written(stage, context, problems):
+        for generated, made in written(stage, context, problems, tally):
             tally.add(generated, made)
             rows = [noted(row, stage.notes) for row in made]
             writer.write(pa.Table.from_pylist(rows, schema=SCHEMAS[stage.emit]))
     if not tally.totals["accepted"]:
         raise StepError(
             f"synthesize: none of {tally.totals['generated']} samples was accepted; lower min_reward or min_margin, "
-            "raise num_generations, or start from a better model"
+            f"raise num_generations, or start from a better model{tally.why}"
         )
     return tally.report(repeated)
 
 
-def written(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[tuple[list[Row], list[Row]]]:
+def written(
+    stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
+) -> Iterator[tuple[list[Row], list[Row]]]:
     """What the author wrote for some of the problems after the others, and the rows made of it."""
     if stage.emit == "prompts":
         yield problems, problems
     elif stage.teacher:
-        yield from ((some, some) for some in taught(stage, context, problems))
+        yield from taught(stage, context, problems, tally)
     else:
         choose = accepted if stage.emit == "chat" else paired
-        yield from ((tried, choose(stage, tried)) for tried in sampled(stage, context, problems))
+        yield from ((tried, choose(stage, tried)) for tried in sampled(stage, context, problems, tally))
 
 
 def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
@@ -69,16 +79,26 @@ def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
     return list(reversed(unique.values())), len(found) - len(unique)
 
 
-def taught(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[list[Row]]:
+def taught(
+    stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
+) -> Iterator[tuple[list[Row], list[Row]]]:
     """The teacher's completion of every problem; each problem has a random stream of its own."""
     teacher = bind(stage.teacher, "teacher", context.inputs)
     for start in range(0, len(problems), PROBLEMS):
-        some = list(enumerate(problems[start : start + PROBLEMS], start))
-        yield [row | {"completion": said(teacher(row, np.random.default_rng([context.seed, i])))} for i, row in some]
-        context.progress(start + len(some), len(problems))
+        rows = problems[start : start + PROBLEMS]
+        texts = [teacher(row, np.random.default_rng([context.seed, i])) for i, row in enumerate(rows, start)]
+        if isinstance(texts[0], Inquiry):
+            from tasks.inquired import Inquired  # its client takes a second to import
+
+            tally.inquired = tally.inquired or Inquired(stage, context, texts, len(problems))
+            yield tally.inquired.some(rows, texts)
+            continue
+        made = [row | {"completion": said(text)} for row, text in zip(rows, texts, strict=True)]
+        yield made, made
+        context.progress(start + len(rows), len(problems))
 
 
-def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> Iterator[list[Row]]:
+def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
     """A model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.engines.load import engine_for
@@ -90,23 +110,33 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row]) -> Iterato
     set_determinism(context.seed, context.num_threads)
     rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     policy = load_policy(context.input("model"), device=context.device)
-    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards])
+    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    bills = Bills(context, desk)
+    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk)
     search = bind(stage.search, "search", context.inputs)
     sampling = Sampling(stage.temperature, stage.max_completion_length)
-    size = max(1, SAMPLES // stage.num_generations)
+    size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
+    spend, used = (lambda tokens: None) if endpoints_in(stage.engine.options) else context.spend, 0
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
-        engine_for(stage.engine, policy, context.actors, context.input("model")) as engine,
+        engine_for(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
     ):
         for start in range(0, len(problems), size):
 
             def told(done: int, tokens: int, before: int = start) -> None:
-                context.spend(tokens)
+                spend(tokens)
                 context.progress(before + done, len(problems))
 
             how = {"n": stage.num_generations, "seed": context.seed, "sampling": sampling, "journal": journal}
             ask = partial(sample_rows, engine, policy.tokenizer, on_progress=told, **how)
-            yield search(problems[start : start + size], ask, score)
+            tried = search(problems[start : start + size], ask, score)
+            bills.tell()
+            yield tried
+            used += sum(len(policy.tokenizer.encode(row["text"], add_special_tokens=False)) for row in tried)
+            left = len(problems) - start - size
+            if stage.max_tokens_total and used >= stage.max_tokens_total and left > 0:
+                tally.capped = {"capped": True, "missing": left * stage.num_generations}
+                return
 
 
 def accepted(stage: Synthesize, tried: list[Row]) -> list[Row]:
@@ -155,6 +185,15 @@ class Tally:
     unscorable: int = 0
     examples: list[Row] = field(default_factory=list)
     stride: int = 1
+    inquired: "Inquired | None" = None
+    """A remote teacher's replies, which know more of themselves than can be counted here."""
+    capped: Row = field(default_factory=dict)
+    """Metrics of a cap that was reached while a model was sampled from."""
+
+    @property
+    def why(self) -> str:
+        """What became of a remote teacher's replies, for an error; empty where there are none."""
+        return f" ({self.inquired.why(self.problems)})" if self.inquired is not None else ""
 
     @property
     def totals(self) -> dict[str, int]:
@@ -178,7 +217,11 @@ class Tally:
         counts = {name: getattr(self, name) for name in self.totals}
         table = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
         for line in table:
-            line["yield"] = line["accepted"] / line["generated"]
+            line["yield"] = line["accepted"] / line["generated"] if line["generated"] else 0.0
         shares = {"yield": self.totals["accepted"] / self.totals["generated"], "repeated": repeated}
-        found = self.totals | shares | {"unscorable": self.unscorable}
-        return Result(found, {"yield": table, "examples": self.examples[:EXAMPLES]})
+        found = self.totals | shares | {"unscorable": self.unscorable} | self.capped
+        details: Row = {"yield": table, "examples": self.examples[:EXAMPLES]}
+        if self.inquired is not None:
+            details["yield"], metrics, more = self.inquired.report(self.problems)
+            found, details = found | metrics, details | more
+        return Result(found, details)

@@ -44,6 +44,9 @@ class Spent:
         """Of prompts and answers."""
         return self.input_tokens + self.output_tokens
 
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
     def __sub__(self, other: "Spent") -> "Spent":
         return Spent(*(one - two for one, two in zip(astuple(self), astuple(other), strict=True)))
 

@@ -4,7 +4,7 @@ Every reply that is wanted ends in exactly one way: not asked (a cap), failed, r
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,37 +86,53 @@ def _judged(row: Row, text: str, score: float | None, min_reward: float | None, 
     return ACCEPTED
 
 
-def yield_table(problems: Sequence[Row], found: Sequence[Reply], endpoint: Endpoint) -> list[dict[str, Any]]:
-    """One line per family and, where there are several, one of all; every line has the same columns."""
-    families = sorted({row["family"] for row in problems})
-    names = sorted({reply.ended for reply in found if ": " in reply.ended})
-    lines = []
-    for family in families:
-        of = [reply for reply in found if reply.row["family"] == family]
-        lines.append(_line(family, sum(row["family"] == family for row in problems), of, names, endpoint))
-    return lines if len(lines) == 1 else [*lines, _line("all", len(problems), found, names, endpoint)]
+class Yield:
+    """How replies ended, family by family; every line of its table adds up."""
 
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.ends: dict[str, Counter[str]] = {}
+        self.took: dict[str, Counter[str]] = {}
 
-def _line(family: str, problems: int, found: Sequence[Reply], names: list[str], endpoint: Endpoint) -> dict[str, Any]:
-    ends = Counter(reply.ended for reply in found)
-    answered = [reply for reply in found if reply.answer is not None]
-    tokens = [sum(getattr(r.answer, f"{which}_tokens") for r in answered) for which in ("input", "output")]
-    line: dict[str, Any] = {
-        "family": family,
-        "problems": problems,
-        "wanted": len(found),
-        "missing": ends[MISSING],
-        "asked": len(found) - ends[MISSING],
-        "answered": len(answered),
-        "cached": sum(reply.cached for reply in answered),
-        **{name: ends[name] for name in names},
-        "accepted": ends[ACCEPTED],
-        "yield": ends[ACCEPTED] / len(answered) if answered else 0.0,
-        "input_tokens": tokens[0],
-        "output_tokens": tokens[1],
-        "cost": endpoint.price.cost(*tokens) if endpoint.price else None,
-    }
-    failed, rejected = (sum(n for name, n in ends.items() if name.startswith(word)) for word in (FAILED, REJECTED))
-    assert line["asked"] == line["answered"] + failed
-    assert line["answered"] == line["accepted"] + rejected
-    return line
+    def add(self, found: Sequence[Reply]) -> None:
+        """Count some."""
+        for reply in found:
+            family = reply.row["family"]
+            self.ends.setdefault(family, Counter())[reply.ended] += 1
+            took = self.took.setdefault(family, Counter())
+            if reply.answer is not None:
+                tokens = {"input": reply.answer.input_tokens, "output": reply.answer.output_tokens}
+                took.update({"answered": 1, "cached": int(reply.cached), **tokens})
+
+    def table(self, problems: Mapping[str, int]) -> list[dict[str, Any]]:
+        """One line per family of the problems and, where there are several, one of all, with the same columns."""
+        names = sorted({name for ends in self.ends.values() for name in ends if ": " in name})
+        lines = [self._line(f, problems[f], self.ends[f], self.took[f], names) for f in sorted(problems)]
+        if len(lines) == 1:
+            return lines
+        ends, took = (sum(of.values(), Counter()) for of in (self.ends, self.took))
+        return [*lines, self._line("all", sum(problems.values()), ends, took, names)]
+
+    def _line(
+        self, family: str, problems: int, ends: Counter[str], took: Counter[str], names: list[str]
+    ) -> dict[str, Any]:
+        tokens, price = (took["input"], took["output"]), self.endpoint.price
+        line: dict[str, Any] = {
+            "family": family,
+            "problems": problems,
+            "wanted": ends.total(),
+            "missing": ends[MISSING],
+            "asked": ends.total() - ends[MISSING],
+            "answered": took["answered"],
+            "cached": took["cached"],
+            **{name: ends[name] for name in names},
+            "accepted": ends[ACCEPTED],
+            "yield": ends[ACCEPTED] / took["answered"] if took["answered"] else 0.0,
+            "input_tokens": tokens[0],
+            "output_tokens": tokens[1],
+            "cost": price.cost(*tokens) if price else None,
+        }
+        failed, rejected = (sum(n for name, n in ends.items() if name.startswith(word)) for word in (FAILED, REJECTED))
+        assert line["asked"] == line["answered"] + failed
+        assert line["answered"] == line["accepted"] + rejected
+        return line

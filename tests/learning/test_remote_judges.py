@@ -44,7 +44,7 @@ def test_verdicts_are_read_and_a_bad_answer_is_none(desk):
 
 
 def test_a_refused_question_has_no_verdict_and_others_have(desk):
-    teacher = Teacher(judge, {f"Problem: 2 + 2\nAnswer: {c}\nRate the answer from 0 to 10:": ["refuse"] * 9 for c in ("better",)})  # fmt: skip
+    teacher = Teacher(judge, {"Problem: 2 + 2\nAnswer: better\nRate the answer from 0 to 10:": ["refuse"] * 9})
     with serving(teacher) as address:
         found = reward(address).ask(0, {"rows": rows(2), "completions": ["good", "better"], "desk": desk})
     assert found == [0.8, None]
