@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.contradictions import contradictions
+from schemas.endpoint_checks import endpoint_problems
 from schemas.errors import Problem
 from schemas.gate_checks import gate_problems
 from schemas.graph import StepInfo
@@ -21,6 +22,7 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     warned: list[Problem] = []
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
     for info in steps.values():
+        refused += endpoint_problems(info)
         if isinstance(info.stage, Rl):
             wrong, odd = contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd

@@ -13,13 +13,16 @@ from learning.evaluation_report import write_report
 from learning.gates import check_gates, gate_outcomes
 from learning.lookup import bind
 from learning.policy import load_policy, set_determinism, untied
+from learning.remote.desk import Desk
 from learning.row_journal import RowJournal
 from learning.rows import read_rows
 from learning.sampling import Sample, best_of, sample_rows, weighted_scores
 from learning.weight_geometry import weight_lines
+from schemas.endpoint import endpoints_in
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
+from tasks.remote import Bills, desk_of
 
 Row = dict[str, Any]
 SHOWN_PER_FAMILY = 4
@@ -98,15 +101,25 @@ class Work:
     asked: int = 0
     """Evaluations so far, in an order that a step always has."""
 
+    def __post_init__(self) -> None:
+        stage, context = self.stage, self.context
+        self.desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+        self.bills = Bills(context, self.desk)
+        # What a server samples it charges for: its bills tell.
+        self.spend = (lambda tokens: None) if endpoints_in(stage.engine.options) else context.spend
+
     def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
         """Completions of one model, their scores (P, N), and with a program what it asked.
 
         All models draw the same random numbers from a seed.
         """
-        samples, calls = self._sampled(port, seed)
-        samples = selected(self.stage, self.context, self.problems, samples)
-        self.done += len(self.problems)
-        return samples, score(self.stage, self.context, self.problems, samples), calls
+        try:
+            samples, calls = self._sampled(port, seed)
+            samples = selected(self.stage, self.context, self.problems, samples, self.desk)
+            self.done += len(self.problems)
+            return samples, score(self.stage, self.context, self.problems, samples, self.desk), calls
+        finally:
+            self.bills.tell()
 
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
         """What a killed step had sampled is not sampled again."""
@@ -115,11 +128,11 @@ class Work:
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
-            engine_for(stage.engine, policy, context.actors, folder) as engine,
+            engine_for(stage.engine, policy, context.actors, folder, self.desk) as engine,
         ):
             sampling = Sampling(stage.temperature, stage.max_completion_length)
             if stage.program:
-                asking = Asking(engine, policy.tokenizer, sampling, seed, spend=context.spend, journal=journal)
+                asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 program = bind(stage.program, "program", context.inputs)
                 found = run_program(program, asking, self.problems, stage.num_generations)
                 context.progress(self.done + len(self.problems), self.total)
@@ -128,7 +141,8 @@ class Work:
             return sample_rows(engine, policy.tokenizer, self.problems, on_progress=self._told, **how), {}
 
     def _told(self, here: int, tokens: int) -> None:
-        self.context.spend(tokens)
+        self.spend(tokens)
+        self.bills.tell()
         self.context.progress(self.done + here, self.total)
 
 
@@ -150,22 +164,26 @@ def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Ro
     return lines
 
 
-def selected(stage: Evaluate, context: Context, problems: list[Row], groups: list[list[Sample]]) -> list[list[Sample]]:
+def selected(
+    stage: Evaluate, context: Context, problems: list[Row], groups: list[list[Sample]], desk: Desk
+) -> list[list[Sample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
     if stage.selector is None:
         return groups
     selector = bind(stage.selector, "selector", context.inputs)
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     texts = [one.text for group in groups for one in group]
-    return best_of(groups, weighted_scores([selector], [1.0], rows, texts))
+    return best_of(groups, weighted_scores([selector], [1.0], rows, texts, desk))
 
 
-def score(stage: Evaluate, context: Context, problems: list[Row], samples: list[list[Sample]]) -> np.ndarray:
+def score(
+    stage: Evaluate, context: Context, problems: list[Row], samples: list[list[Sample]], desk: Desk
+) -> np.ndarray:
     """Scores (P, N), NaN where a reward could say nothing."""
     rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     texts = [one.text for group in samples for one in group]
-    found = weighted_scores(rewards, [use.weight for use in stage.rewards], rows, texts)
+    found = weighted_scores(rewards, [use.weight for use in stage.rewards], rows, texts, desk)
     return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
 
 

@@ -20,8 +20,10 @@ class Bills:
         self.context, self.desk = context, desk
         self.told = self._spent()
 
-    def tell(self) -> None:
-        """Count what is new against the budget; nothing where nothing was asked."""
+    def tell(self, speaks: bool = True) -> None:
+        """Count what is new against the budget; only one of several processes `speaks` for the step."""
+        if not speaks:
+            return
         now = self._spent()
         new, self.told = now - self.told, now
         if new.tokens > new.charged:

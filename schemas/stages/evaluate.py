@@ -5,13 +5,14 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.endpoint import Capped
 from schemas.gates import Gate
 from schemas.references import PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
 from schemas.use import EngineUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
 
 
-class Evaluate(BaseStage):
+class Evaluate(Capped, BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
 
     can: ClassVar = frozenset({"rollout", "reward"})

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from schemas.auxiliary import Auxiliary
 from schemas.base import Schema
 from schemas.critic import Critic
+from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PromptsRef
 from schemas.schedules import Number
 from schemas.stages.base import BaseStage
@@ -57,7 +58,7 @@ class ReferenceSpec(Schema):
     """Share of the trained policy's weights in a refresh; 1 is a copy."""
 
 
-class Rl(Training, LoRA, BaseStage):
+class Rl(Capped, Training, LoRA, BaseStage):
     """Sample groups of completions, score them, and follow the policy gradient.
 
     The algorithm is a composition of slots, from `plan` to `control`; `algorithm: grpo` fills them from
