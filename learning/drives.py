@@ -19,12 +19,12 @@ from learning.chat import encode_completion
 from learning.pending import Pending, advance, begin, ended_groups, group_ids, start, trial_of
 from learning.rollout import Sampler
 from learning.rows import read_rows
-from learning.streaming_drives import one_step_off, streamed
+from learning.streaming_drives import one_step_off, periodic, streamed
 from learning.trials import Ask, Trial
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
 
-__all__ = ["one_step_off", "overprovisioned", "resets", "streamed", "whole", "windowed"]
+__all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", "whole", "windowed"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 

@@ -76,7 +76,13 @@ class Loop:
     @property
     def memories(self) -> dict[str, Any]:
         """Parts that say themselves what a checkpoint must hold."""
-        return {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
+        parts = {"history": self.history, "curves": self.curves, "watchdogs": self.watchdogs}
+        return parts | ({"engine": self.engine} if hasattr(self.engine, "to_json") else {})
+
+    def close(self) -> None:
+        """End what goes on beside the loop."""
+        if hasattr(self.engine, "close"):
+            self.engine.close()
 
 
 def save(loop: Loop, step: int) -> None:

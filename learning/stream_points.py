@@ -7,7 +7,10 @@ from typing import Any
 from learning.trials import Trial
 from learning.underway import Group
 
-TIMED = ("trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "sampled_length")
+TIMED = (
+    "trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "groups_overlapped",
+    "sampled_length",
+)  # fmt: skip
 """Points that depend on how fast things are: no two runs agree on them."""
 
 
@@ -23,6 +26,7 @@ class Told:
     wait_s: float = 0.0
     ready: int = 0
     under_way: int = 0
+    overlapped: float = 0.0
     seen: dict[str, float] = field(default_factory=dict)
 
     def ended(self, group: Group) -> None:
@@ -30,13 +34,13 @@ class Told:
         self.completions += len(group.members)
         self.tokens += sum(len(one.ids) for one in group.members)
 
-    def took(self, seconds: float, chosen: Sequence[Group], left: Sequence[Group]) -> None:
-        """The trainer took some, after it had waited."""
+    def took(self, seconds: float, chosen: Sequence[Group], of: Sequence[Group], overlapped: float = 0.0) -> None:
+        """The trainer took some of the groups under way, after it had waited; a share of them before the last came."""
         self.trained_completions += sum(len(group.members) for group in chosen)
         self.trained_tokens += sum(len(one.ids) for group in chosen for one in group.members)
-        self.wait_s = seconds
-        self.ready = sum(group.judged is not None for group in left)
-        self.under_way = len(left) - self.ready
+        self.wait_s, self.overlapped = seconds, overlapped
+        self.ready = sum(group.judged is not None for group in of) - len(chosen)
+        self.under_way = len(of) - len(chosen) - self.ready
 
     def points(self, stats: Sequence[dict[str, float]]) -> dict[str, float]:
         """For the curves: of the last iteration, lengths since the beginning."""
@@ -48,6 +52,7 @@ class Told:
             "generator_idle_share": more["idle_s"] / max(sum(more.values()), 1e-9),
             "groups_ready": float(self.ready),
             "groups_under_way": float(self.under_way),
+            "groups_overlapped": self.overlapped,
             "sampled_length": self.tokens / max(self.completions, 1),
             "trained_length": self.trained_tokens / max(self.trained_completions, 1),
         }

@@ -8,16 +8,16 @@ in the iteration itself.
 """
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.rollout import Sampler
-from learning.stream import Score, Stream
+from learning.stream import Consume, Score, Stream
 from learning.trials import Ask, Trial
 from schemas.errors import StepError
 
-__all__ = ["one_step_off", "streamed"]
+__all__ = ["one_step_off", "periodic", "streamed"]
 
 Plan = Callable[[int], list[Ask]]
 
@@ -78,3 +78,26 @@ def one_step_off(
         stream.ask(asked, plan(asked))
     stream.launch()
     return stream.take(step, step)
+
+
+def periodic(
+    asks: list[Ask],
+    sampler: Sampler,
+    stream: Stream,
+    score: Score,
+    consume: Consume,
+    step: int,
+    *,
+    order: Literal["asked", "arrived"] = "asked",
+) -> list[Trial]:
+    """Generation and training overlap within an iteration, and samples are never stale (Periodic Asynchrony, 2025).
+
+    All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it has been
+    scored, while others still run; one optimiser step ends the iteration. The gradient is the synchronous one.
+    `order`: groups are trained on as they were asked for, which makes runs equal to the bit, or as they arrive, which
+    leaves the trainer nothing to wait for but rounds sums otherwise.
+    """
+    stream.open(sampler, score, interrupt=False, steps_per_update=None)
+    stream.ask(step, asks)
+    stream.launch()
+    return stream.each(step, consume, in_order=order == "asked")

@@ -110,7 +110,9 @@ class DriveUse(Use):
     """Turns what is asked for into completions."""
 
     home = "learning.drives"
-    asks = frozenset({"asks", "sampler", "rng", "state", "step", "stream", "plan", "score", "round", "max_steps"})
+    asks = frozenset({"asks", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
+        "stream", "plan", "score", "consume",
+    }  # fmt: skip
 
 
 class ProcessUse(Use):

@@ -14,43 +14,50 @@ from learning.algorithm import bind_algorithm
 from learning.auxiliaries import Auxiliaries
 from learning.batch import Batch
 from learning.chat import encode_prompt
-from learning.collecting import bind_collecting, processor_of, score_all, services
+from learning.collecting import Collecting, bind_collecting, processor_of, score_all, services
 from learning.curves import Curves
 from learning.engines.load import make_engine
-from learning.engines.protocol import Sampling
+from learning.engines.protocol import EngineProtocol, Sampling
 from learning.forwards import economical
 from learning.group import ALONE
 from learning.harvest import harvest
+from learning.learn import in_pieces, learn
+from learning.local_rollouts import LocalRollouts
 from learning.memory import keep_pages
-from learning.optimize import learning_rate_at, make_optimizer
+from learning.optimize import make_optimizer
 from learning.policy import Policy, load_policy, save_policy, set_determinism
-from learning.policy_loss import with_advantages, with_dropped, with_factors
 from learning.random_states import own_randomness
 from learning.references import References
 from learning.rl_state import Loop, resume, save, step_back, sync
 from learning.rollout import Sampler
-from learning.routing import with_experts
 from learning.rows import read_rows
 from learning.shared_engine import by_main, engine_of_rank
+from learning.stream import Stream
+from learning.stream_points import TIMED, staleness
 from learning.trained import Trained
 from learning.trajectories import Trajectories, path_advantages
 from learning.trials import Ask, Trial
-from learning.update import regulate, update, with_proximal
+from learning.update import regulate
 from learning.watchdogs import Watchdogs
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
+from tasks.remote import Bills, desk_of
 
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
-    loop = prepare(stage, context)
-    for step in range(resume(loop), stage.max_steps):
-        if loop.stopped is None:
-            iterate(loop, stage, context, step)
-        if loop.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
-            save(loop, step + 1)
-    return publish(loop, stage, context)
+    loop, bills = prepare(stage, context), Bills(context, desk_of(context))
+    try:
+        for step in range(resume(loop), stage.max_steps):
+            if loop.stopped is None:
+                iterate(loop, stage, context, step)
+                bills.tell(loop.group.main)
+            if loop.stopped is None and (step + 1) % stage.save_steps == 0 and step + 1 < stage.max_steps:
+                save(loop, step + 1)
+        return publish(loop, stage, context)
+    finally:
+        loop.close()
 
 
 def prepare(stage: Rl, context: Context) -> Loop:
@@ -60,7 +67,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     group = context.group or ALONE
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     economical(policy.model, stage)
-    algorithm = bind_algorithm(stage, context.inputs)
+    algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
@@ -80,9 +87,9 @@ def prepare(stage: Rl, context: Context) -> Loop:
         trained=trained,
         acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=engine_of_rank(group, apart, lambda: make_engine(stage.engine, acting)),
+        engine=engine_of_rank(group, apart or collecting.needs("stream"), lambda: sampling(collecting, stage, acting)),
         algorithm=algorithm,
-        collecting=bind_collecting(stage, context.inputs),
+        collecting=collecting,
         references=references,
         beside=beside,
         rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
@@ -92,6 +99,13 @@ def prepare(stage: Rl, context: Context) -> Loop:
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
     )
+
+
+def sampling(collecting: Collecting, stage: Rl, acting: Policy) -> EngineProtocol:
+    """What samples: with a drive that asks ahead, something that goes on beside the trainer."""
+    if collecting.needs("stream"):
+        return Stream(LocalRollouts(stage.engine, acting))
+    return make_engine(stage.engine, acting)
 
 
 def checked(rows: list[dict[str, Any]], policy: Policy, stage: Rl) -> list[dict[str, Any]]:
@@ -112,6 +126,8 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     began = time.perf_counter()
     have = supplied(loop, stage, context, step)
     controls = regulate(loop.algorithm, step, have)
+    pieces = in_pieces(loop, stage, step, controls, have) if loop.collecting.needs("consume") else None
+    have |= {"consume": pieces.add} if pieces else {}
     trials, trained = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
     sampled_at = time.perf_counter()
     kept = [trial for trial in trials if trial.reward is not None]
@@ -119,14 +135,19 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     points = {f"control/{name}": value for name, value in controls.items()}
     if trained.num_paths:
         mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
-        trained, more = learn(loop, stage, trained, step, controls, mine)
+        trained, more = learn(loop, stage, trained, step, controls, mine, pieces)
         advantages, points = path_advantages(trained), points | more
     sync(loop, step + 1)
     places = {id(trial): place for place, trial in enumerate(kept)}
     if loop.group.main:
         loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
     points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
-    tokens = sum(t.versions[t.given :].count(step) for t in trials if t.logprobs is not None)
+    points |= staleness(trials, step)
+    ahead: set[int] = set()
+    if isinstance(loop.engine, Stream):
+        points, ahead = points | loop.engine.points(), loop.engine.handed
+    own = [t for t in trials if t.logprobs is not None]
+    tokens = sum(len(t.versions) - t.given if id(t) in ahead else t.versions[t.given :].count(step) for t in own)
     loop.sampled += tokens
     context.spend(tokens)
     points |= {
@@ -153,6 +174,8 @@ def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, An
         "step": step,
         "states": loop.states,
         "metrics": loop.curves.last,
+        "max_steps": stage.max_steps,
+        "desk": desk_of(context, stage.max_tokens_total, stage.max_cost),
     }
 
 
@@ -162,31 +185,6 @@ def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dic
     process = processor_of(loop.collecting, step, controls, loop.curves.last)
     sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
     return Sampler(loop.engine, loop.acting, sampling, context.seed, step)
-
-
-def learn(
-    loop: Loop, stage: Rl, batch: Batch, step: int, controls: dict[str, float], have: dict[str, Any]
-) -> tuple[Batch, dict[str, float]]:
-    """Columns that do not change, advantages, then the update; returns the batch with its advantages, and points."""
-    algorithm, trained = loop.algorithm.settled(controls), loop.trained
-    how = {"max_tokens": stage.max_tokens_per_micro_batch, "temperature": stage.temperature}
-    batch = loop.references.add_to(with_dropped(batch, stage.mask_truncated_completions), trained, **how)
-    if stage.routing_replay:
-        batch = with_experts(batch, trained.model, max_tokens=stage.max_tokens_per_micro_batch, each=trained.each)
-    batch = loop.beside.values(with_proximal(algorithm, batch, trained, stage))
-    known = {"states": loop.states, "rows": have["rows"]}
-    batch = with_advantages(algorithm, batch, step, **known)
-    batch = loop.beside.with_targets(batch, step, controls, **known)
-    batch = with_factors(algorithm, batch, step, seed=have["seed"])
-    for group in loop.optimizer.param_groups:
-        group["lr"] = learning_rate_at(stage, step, stage.max_steps) * loop.rate
-    points = update(
-        algorithm, trained, loop.optimizer, batch, stage, step, beside=loop.beside, controls=controls, have=have
-    )
-    points |= loop.beside.points(batch)
-    loop.beside.refresh(step)
-    loop.references.refresh(loop.policy, step)
-    return batch, points
 
 
 def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
@@ -281,7 +279,7 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     save_trained(loop.acting, stage, context.output("model"))
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
     last = loop.curves.lines[-1]
-    timed = ("step", "tokens_per_second", "generation_seconds")
+    timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
     told = {"stopped": loop.stopped} if loop.stopped else {}
     return Result({"steps": int(last["step"]), "tokens": loop.sampled, **final}, {"samples": loop.samples, **told})
