@@ -11,7 +11,6 @@ from flows.closure import uses
 from flows.memory_models import Known
 from learning.memory_estimate import (
     BYTES,
-    SAMPLES_PER_CALL,
     Phase,
     Place,
     Slots,
@@ -29,6 +28,8 @@ from schemas.stages.rl import Rl
 
 TOKENS = 16_384
 """Tokens of a forward pass of a reward model, as in `tasks.reward_model`."""
+UNDER_WAY = 512
+"""Completions under way at a time in an evaluation, as in `learning.streams`."""
 UTILIZATION = 0.5
 """Share of a GPU that vLLM takes unless told otherwise, as in `learning.engines.vllm`."""
 
@@ -217,8 +218,8 @@ def _networks(job: Job, known: Known) -> int:
     return body * (4 * len(learnt) + len(blocks) - len(learnt) + copies)
 
 
-def _sampler(job: Job, known: Known, samples: int) -> dict[str, int]:
-    """What the engine holds beside the weights of the policy."""
+def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> dict[str, int]:
+    """What the engine holds beside the weights of the policy; a `flight` gives its results away as they end."""
     engine, answer = job.settings["engine"], job.settings["max_completion_length"]
     samples, prompt = max(1, samples), job.prompts(known)
     if engine["use"] == "vllm":
@@ -227,8 +228,9 @@ def _sampler(job: Job, known: Known, samples: int) -> dict[str, int]:
         return {}
     n = job.settings["num_generations"]
     entropy = "entropy_behav_T" in str(job.settings)
-    slots = min(engine.get("max_slots", 256), samples)
-    return sampling(known.shape, job.size, Slots(slots, prompt + answer, answer, samples, -(-samples // n), entropy))
+    most = engine.get("max_slots", 256)
+    call = Slots(min(most, samples), prompt + answer, answer, samples, -(-samples // n), entropy, most * flight)
+    return sampling(known.shape, job.size, call)
 
 
 def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
@@ -250,28 +252,27 @@ def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
 
 
 def evaluate(job: Job) -> list[Place]:
-    """One model after the other, in float32."""
+    """One model after the other, in float32; workers of `rollout` hold each of them in turn."""
+    samples, limit = UNDER_WAY, job.settings.get("limit")
+    if limit:
+        samples = min(samples, limit * job.settings["num_generations"])
     ports = [port for port in job.models if port == "model" or port.startswith(("models.", "against."))]
-    phases = []
-    for port in ports:
-        known = job.model(port)
-        samples = SAMPLES_PER_CALL if job.settings["num_generations"] < SAMPLES_PER_CALL else 1
-        limit = job.settings.get("limit")
-        samples = min(samples, limit * job.settings["num_generations"]) if limit else samples
-        parts = _sampler(job, known, samples)
-        weights = known.parameters * job.size
-        phases.append(Phase(f"sampling {port}", {"weights": weights, **parts}))
-    return [Place("step", tuple(phases))]
+    return _sampled(job, {f"sampling {port}": job.model(port) for port in ports}, samples)
 
 
 def synthesize(job: Job) -> list[Place]:
     """A model that samples; a programmatic teacher holds nothing."""
-    if "model" not in job.models:
-        return []
-    known = job.model()
-    parts = _sampler(job, known, SAMPLES_PER_CALL)
-    weights = {"weights": known.parameters * job.size}
-    return [Place(job.role, (Phase("sampling", {**weights, **parts}),), job.workers)]
+    return _sampled(job, {"sampling": job.model()}, UNDER_WAY) if "model" in job.models else []
+
+
+def _sampled(job: Job, models: Mapping[str, Known], samples: int) -> list[Place]:
+    apart = job.resources.rollout
+    held = {name: {"weights": known.parameters * job.size} for name, known in models.items()}
+    both = {n: {**parts, **_sampler(job, models[n], samples, flight=True)} for n, parts in held.items()}
+    places = [Place("step", tuple(Phase(name, parts) for name, parts in (held if apart else both).items()))]
+    if apart:
+        places.append(Place("rollout", tuple(Phase(name, parts) for name, parts in both.items()), apart.workers))
+    return places
 
 
 def init(job: Job) -> list[Place]:

@@ -12,8 +12,6 @@ from learning.memory_estimate_shape import Shape
 
 PREFILL_TOKENS = 16384
 """As in `learning.engines.running`."""
-SAMPLES_PER_CALL = 4096
-"""As in `learning.sampling`."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOMENTS = 2
 """Numbers that AdamW keeps for each that it trains, in the precision of the weights."""
@@ -79,11 +77,14 @@ class Trained:
 
     @property
     def gathered(self) -> int:
-        """Bytes of what is whole for a moment although it is spread: two layers and the embedding, with a gradient."""
+        """Bytes of what is whole for a moment although it is spread: two layers and both ends, with gradients.
+
+        Replicas hold gradients a second time, in the buckets of their exchange.
+        """
         if self.shards == 1:
             return self.gradients if self.copies else 0
-        embedding = self.shape.vocabulary * self.shape.width
-        return (3 * self.shape.layer_parameters + 2 * embedding) * self.size
+        ends = self.shape.vocabulary * self.shape.width * (1 if self.shape.tied else 2)
+        return (3 * self.shape.layer_parameters + 2 * ends) * self.size
 
 
 def training(model: Trained, forward: Forward, passes: int, *, name: str = "update") -> tuple[Phase, ...]:
@@ -99,7 +100,7 @@ def training(model: Trained, forward: Forward, passes: int, *, name: str = "upda
     head = max(forward.logits, matrix + forward.backward) if forward.chunks else forward.backward
     more = matrix if forward.chunks > 1 else 0
     tied = shape.vocabulary * shape.width * size if whole and shape.tied and forward.chunks else 0
-    last = forward.backward + (0 if forward.checkpointing else forward.layer())
+    last = forward.backward + forward.layer()
     begins = {
         "gradients": before,
         "activations": forward.saved,
@@ -111,7 +112,7 @@ def training(model: Trained, forward: Forward, passes: int, *, name: str = "upda
 
 @dataclass(frozen=True)
 class Slots:
-    """One call of the torch engine: samples at once, columns of their cache, prompts, and samples of the call."""
+    """What the torch engine is asked for: samples at once, columns of their cache, all samples, and their prompts."""
 
     slots: int
     columns: int
@@ -119,6 +120,8 @@ class Slots:
     samples: int
     prompts: int
     entropy: bool = False
+    seats: int = 0
+    """Places for samples of a flight, whose results are taken out as they end; 0: a call, which keeps all of them."""
 
     @property
     def prompt(self) -> int:
@@ -133,7 +136,8 @@ def sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     """
     token = 2 * shape.layers * shape.keys * size
     slab = call.slots * call.columns * (token + FULL)
-    table = call.samples * call.completion * (8 + FULL * (1 + call.entropy)) + call.slots * call.completion * 8
+    kept, drawn = call.seats or call.samples, call.seats or call.slots
+    table = call.completion * (kept * (8 + FULL * (1 + call.entropy)) + drawn * 8)
     ahead = min(call.prompts, call.slots) * call.prompt
     width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
     prefill = min(ahead, PREFILL_TOKENS) * width * size

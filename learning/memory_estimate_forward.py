@@ -132,22 +132,21 @@ class Forward:
 
     @cached_property
     def saved(self) -> int:
-        """All layers and the last norm; with checkpointing a layer's input stands for the layer."""
+        """All layers and the last norm; with checkpointing only the input of every layer but the last."""
         shape, tokens, size = self.shape, self.tokens, self.how.weight
         ends = shape.width * (tokens.tokens * self._norm + min(tokens.needed, tokens.tokens) * size)
-        if self.checkpointing:
-            return ends + shape.layers * tokens.tokens * shape.width * size
         some = tokens.needed if 0 < tokens.needed <= 0.9 * tokens.tokens else tokens.tokens
-        return ends + (shape.layers - 1) * self.layer() + self.layer(some)
+        kept = tokens.tokens * shape.width * size if self.checkpointing else self.layer()
+        return ends + (shape.layers - 1) * kept + self.layer(some)
 
     @cached_property
     def backward(self) -> int:
-        """Beside what was saved, while a layer's gradients are computed; with checkpointing its saved tensors too."""
+        """Beside what was saved, while a layer's gradients are computed."""
         shape, size, tokens = self.shape, self.how.weight, self.tokens.tokens
         inner = shape.inner * max(shape.active, 1)
         block = 3 * tokens * inner * size
         attention = max(0, 3 * self.scores * FULL - self._block(tokens))
-        return max(block, attention) + 2 * tokens * shape.width * size + (self.layer() if self.checkpointing else 0)
+        return max(block, attention) + 2 * tokens * shape.width * size
 
     @cached_property
     def chunks(self) -> int:
