@@ -6,6 +6,7 @@ policy afterwards; adapters are added to the weights they belong to on the way.
 
 import math
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,7 +76,7 @@ class Engine:
         self._due = True
         self._probing = False
 
-    @property
+    @cached_property
     def host(self) -> Host:
         """vLLM, started at the first use."""
         return host_for(self.policy, self.options)
