@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
+from learning.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
 from schemas.errors import StepError
 
 PART = 65_536
@@ -130,3 +131,15 @@ def one_by_one(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
             yield from batch.slice(start, BATCH).to_pylist()
+
+
+def rows_at_hand(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
+    """The rows of an artifact by number: in memory, or in `folder` where they do not fit."""
+    if fits(data):
+        return read_rows(data, artifact_type)
+    count = count_rows(data, artifact_type)
+
+    def source(start: int) -> Iterator[Row]:
+        return one_by_one(scan_rows(data, artifact_type, start=start))
+
+    return store(folder, SCHEMAS[artifact_type], count, source, lambda row: row, lambda row: row)
