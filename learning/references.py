@@ -3,7 +3,7 @@
 Shapes: T sampled tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learning.actors import Actors
 from learning.algorithm import Algorithm
 from learning.batch import Batch
 from learning.checkpoint import load_weights
-from learning.group import ALONE, Each, whole
+from learning.group import ALONE, Each, Group, whole
 from learning.packed import packed_statistics
 from learning.policy import Policy, load_policy
+from learning.pool import Pool
 from learning.routing import replayed
 from learning.split import micro_batches
 from learning.trained import Trained
@@ -26,28 +28,66 @@ from schemas.stages.rl import ReferenceSpec, Rl
 class References:
     """Reference policies by name; only those are loaded that some part of the algorithm asks for."""
 
-    def __init__(self, stage: Rl, algorithm: Algorithm, policy: Policy, inputs: Mapping[str, Path]) -> None:
+    def __init__(
+        self,
+        stage: Rl,
+        algorithm: Algorithm,
+        policy: Policy,
+        inputs: Mapping[str, Path],
+        actors: Actors | None = None,
+        group: Group = ALONE,
+    ) -> None:
+        """Those that stay as they are live in workers where the role `reference` has any; rank 0 asks them."""
         specs = {"ref": ReferenceSpec(model=stage.reference), **stage.references}
         self.specs = {name: spec for name, spec in specs.items() if algorithm.needs(f"lp_{name}_T")}
         self.models: dict[str, Any] = {}
+        self.placed: set[str] = set()
+        self.pool: Pool | None = None
+        if actors is not None and actors.size("reference"):
+            self.placed = {name for name, spec in self.specs.items() if spec.every is None}
+            if group.main and self.placed:
+                self.pool = self._pool(actors, stage, policy, inputs)
         for name, spec in self.specs.items():
-            port = "reference" if name == "ref" else f"references.{name}.model"
+            if name in self.placed:
+                continue
             if spec.model is None and spec.every is None and hasattr(policy.model, "disable_adapter"):
                 continue  # the policy itself without its adapters
-            self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[port], policy)
+            self.models[name] = deepcopy(policy.model) if spec.model is None else _load(inputs[_port(name)], policy)
             self.models[name].requires_grad_(False)
 
     def add_to(self, batch: Batch, trained: Trained, *, max_tokens: int, temperature: float) -> Batch:
         """Add the token columns `lp_<name>`, at the sampling temperature."""
         how = {"max_tokens": max_tokens, "temperature": temperature}
         for name in self.specs:
-            if name in self.models:
+            if name in self.placed:
+                found = statistics_of(batch, None, ("lp",), **how, each=self._asked(name, trained.group, temperature))
+            elif name in self.models:
                 found = statistics_of(batch, self.models[name], ("lp",), **how, each=trained.group.each)
             else:
                 with trained.model.disable_adapter():
                     found = statistics_of(batch, trained.model, ("lp",), **how, each=trained.each)
             batch = batch.with_tokens(**{f"lp_{name}": found["lp"]})
         return batch
+
+    def _pool(self, actors: Actors, stage: Rl, policy: Policy, inputs: Mapping[str, Path]) -> Pool:
+        from learning.placed_references import Kept, ReferenceWorker
+
+        dtype = str(policy.model.dtype).removeprefix("torch.")
+        kept = {}
+        for name in sorted(self.placed):
+            own = self.specs[name].model is None
+            folder = inputs["model"] if own else inputs[_port(name)]
+            kept[name] = Kept(folder, dtype, stage if own else None)
+        return Pool(actors, "reference", ReferenceWorker, kept)
+
+    def _asked(self, name: str, group: Group, temperature: float) -> Each:
+        """Forward passes of a reference in the workers, told to every rank."""
+
+        def each(micros: Sequence[Batch], _: Any) -> list[Any]:
+            asked = [(name, micro, temperature) for micro in micros]
+            return group.broadcast(self.pool.map("logprobs", asked) if self.pool is not None else None)
+
+        return each
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
@@ -70,6 +110,10 @@ class References:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what `tensors` gave; raises StepError for those of another model."""
         load_weights(self.tensors(), tensors)
+
+
+def _port(name: str) -> str:
+    return "reference" if name == "ref" else f"references.{name}.model"
 
 
 def _load(folder: Path, like: Policy) -> Any:
@@ -95,15 +139,7 @@ def statistics_of(
     """
 
     def forward(micro: Batch) -> dict[str, Tensor]:
-        with replayed(model, micro.tokens.get("experts") if replay else None):
-            columns = packed_statistics(
-                model,
-                micro.packed.to(model.device),
-                followed=names,
-                temperature=temperature,
-                needed_M=micro.tokens["learn"],
-            )
-        return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}
+        return forward_of(model, micro, names, temperature=temperature, replay=replay)
 
     found = {name: torch.zeros(len(batch.tokens["learn"]), dtype=torch.float64) for name in names}
     micros = micro_batches(batch.with_tokens(place_in_whole=batch.sampled_T), max_tokens)
@@ -111,3 +147,19 @@ def statistics_of(
         for name, column_T in columns.items():
             found[name][micro.sampled("place_in_whole")] = column_T
     return {name: column_M[batch.sampled_T] for name, column_M in found.items()}
+
+
+@torch.no_grad()
+def forward_of(
+    model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
+) -> dict[str, Tensor]:
+    """Statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
+    with replayed(model, micro.tokens.get("experts") if replay else None):
+        columns = packed_statistics(
+            model,
+            micro.packed.to(model.device),
+            followed=names,
+            temperature=temperature,
+            needed_M=micro.tokens["learn"],
+        )
+    return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}

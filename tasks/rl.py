@@ -25,6 +25,7 @@ from learning.learn import in_pieces, learn
 from learning.local_rollouts import LocalRollouts
 from learning.memory import keep_pages
 from learning.optimize import make_optimizer
+from learning.placed_rewards import placed
 from learning.policy import Policy, load_policy, save_policy, set_determinism
 from learning.random_states import own_randomness
 from learning.references import References
@@ -77,17 +78,18 @@ def prepare(stage: Rl, context: Context) -> Loop:
         policy.model = attach(policy.model, stage)
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
-    references = References(stage, algorithm, policy, context.inputs)
+    collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
+    references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     acting = replace(policy, model=deepcopy(policy.model)) if group.shards else policy
     trained = Trained(policy.model, group)
-    apart = context.actors is not None and context.actors.size("rollout") > 0
+    apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
     own_randomness(group, context.seed)
     return Loop(
         policy=policy,
         trained=trained,
         acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=engine_of_rank(group, apart or collecting.needs("stream"), lambda: sampling(collecting, stage, acting)),
+        engine=engine_of_rank(group, apart, lambda: sampling(collecting, stage, context, acting)),
         algorithm=algorithm,
         collecting=collecting,
         references=references,
@@ -101,11 +103,14 @@ def prepare(stage: Rl, context: Context) -> Loop:
     )
 
 
-def sampling(collecting: Collecting, stage: Rl, acting: Policy) -> EngineProtocol:
-    """What samples: with a drive that asks ahead, something that goes on beside the trainer."""
-    if collecting.needs("stream"):
+def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
+    """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
+    apart = context.actors is not None and context.actors.size("rollout") > 0
+    if collecting.needs("stream") and not apart:
         return Stream(LocalRollouts(stage.engine, acting))
-    return make_engine(stage.engine, acting)
+    places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights"}
+    engine = make_engine(stage.engine, acting, context.actors, **places)
+    return Stream(engine) if collecting.needs("stream") else engine
 
 
 def checked(rows: list[dict[str, Any]], policy: Policy, stage: Rl) -> list[dict[str, Any]]:
