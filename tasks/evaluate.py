@@ -1,5 +1,6 @@
 """kind: evaluate — several models on the same held-out problems: a table with intervals, paired differences, gates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ from learning.engines.protocol import Sampling
 from learning.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation_report import write_report
 from learning.gates import check_gates, gate_outcomes
-from learning.lookup import bind
+from learning.lookup import Bound, bind
+from learning.placed_rewards import placed
 from learning.policy import load_policy, set_determinism, untied
 from learning.remote.desk import Desk
 from learning.row_journal import RowJournal
@@ -20,6 +22,7 @@ from learning.sampling import Sample, best_of, sample_rows, weighted_scores
 from learning.weight_geometry import weight_lines
 from schemas.endpoint import endpoints_in
 from schemas.errors import StepError
+from schemas.schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of
@@ -105,6 +108,10 @@ class Work:
         stage, context = self.stage, self.context
         self.desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
         self.bills = Bills(context, self.desk)
+        rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
+        selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
+        found = placed([*rewards, *selector], context.actors)
+        self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
         # What a server samples it charges for: its bills tell.
         self.spend = (lambda tokens: None) if endpoints_in(stage.engine.options) else context.spend
 
@@ -115,9 +122,10 @@ class Work:
         """
         try:
             samples, calls = self._sampled(port, seed)
-            samples = selected(self.stage, self.context, self.problems, samples, self.desk)
+            samples = selected(self.selector, self.problems, samples, self.desk)
             self.done += len(self.problems)
-            return samples, score(self.stage, self.context, self.problems, samples, self.desk), calls
+            weights = [use.weight for use in self.stage.rewards]
+            return samples, score(self.rewards, weights, self.problems, samples, self.desk), calls
         finally:
             self.bills.tell()
 
@@ -165,25 +173,27 @@ def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Ro
 
 
 def selected(
-    stage: Evaluate, context: Context, problems: list[Row], groups: list[list[Sample]], desk: Desk
+    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk
 ) -> list[list[Sample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
-    if stage.selector is None:
+    if not selector:
         return groups
-    selector = bind(stage.selector, "selector", context.inputs)
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     texts = [one.text for group in groups for one in group]
-    return best_of(groups, weighted_scores([selector], [1.0], rows, texts, desk))
+    return best_of(groups, weighted_scores(selector, [1.0], rows, texts, desk))
 
 
 def score(
-    stage: Evaluate, context: Context, problems: list[Row], samples: list[list[Sample]], desk: Desk
+    rewards: Sequence[Bound],
+    weights: Sequence[Number],
+    problems: list[Row],
+    samples: list[list[Sample]],
+    desk: Desk,
 ) -> np.ndarray:
     """Scores (P, N), NaN where a reward could say nothing."""
-    rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     texts = [one.text for group in samples for one in group]
-    found = weighted_scores(rewards, [use.weight for use in stage.rewards], rows, texts, desk)
+    found = weighted_scores(rewards, weights, rows, texts, desk)
     return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
 
 

@@ -103,12 +103,14 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.engines.load import engine_for
     from learning.engines.protocol import Sampling
+    from learning.placed_rewards import placed
     from learning.policy import load_policy, set_determinism
     from learning.row_journal import RowJournal
     from learning.sampling import sample_rows, weighted_scores
 
     set_determinism(context.seed, context.num_threads)
-    rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
+    bound = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
+    rewards = placed(bound, context.actors)
     policy = load_policy(context.input("model"), device=context.device)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
