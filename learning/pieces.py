@@ -36,7 +36,7 @@ AGREES = 1e-9
 
 @dataclass(frozen=True)
 class Piece:
-    """Groups that came together: the trials that are trained on, with their columns and their weights alone."""
+    """A group, or neighbours, that came together: what is trained on, with its columns and its weights alone."""
 
     trials: list[Trial]
     batch: Batch
@@ -79,6 +79,9 @@ class Pieces:
             return loss * piece.share, columns
 
         for columns in self.trained.backward(micro_batches(alone, self.stage.max_tokens_per_micro_batch), loss_of):
+            columns["parts"] = [piece.share * part for part in columns["parts"]]
+            for name in self._weights:
+                columns[f"{name}_T"] = piece.share * columns[f"{name}_T"]
             self.sums.add(columns, first=True)
 
     def whole(self, batch: Batch) -> Batch:

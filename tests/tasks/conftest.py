@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from learning.stream_points import TIMED as OF_STREAMS
 from tasks.context import Context
 
-TIMED = {"time", "tokens_per_second", "generation_seconds"}
+TIMED = {"time", "tokens_per_second", "generation_seconds", *OF_STREAMS}
 
 
 class Stopped(Exception):
