@@ -122,7 +122,7 @@ def _replicated(model: nn.Module, group: Group) -> nn.Module:
     return wrapped
 
 
-def _summed(_: None, bucket: Any) -> Any:
+def _summed(_: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
     """DistributedDataParallel's own way is the mean over the ranks."""
     return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
