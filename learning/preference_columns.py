@@ -14,6 +14,7 @@ from torch import Tensor
 from learning.group import ALONE, Each
 from learning.preference_batches import Pair
 from learning.preference_loss import SIDES, fixed_logprobs, strangers
+from learning.stored import Some
 from learning.trained import Trained
 from schemas.errors import StepError
 
@@ -22,7 +23,7 @@ from schemas.errors import StepError
 class PairSet:
     """Pairs, their columns (N,), and each prompt with the completions of another where the loss has a baseline."""
 
-    pairs: list[Pair]
+    pairs: Sequence[Pair]
     columns: dict[str, Tensor]
     strange: list[Pair] = field(default_factory=list)
     strange_ref_N2: Tensor | None = None
@@ -38,7 +39,7 @@ class PairSet:
         return found
 
 
-def pair_set(pairs: list[Pair], names: set[str], max_length: int) -> PairSet:
+def pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> PairSet:
     """Pairs with what they say of themselves, as far as it is asked for.
 
     Raises StepError when a pair does not say it, and where a baseline finds no other prompt.
@@ -75,9 +76,9 @@ def add_reference(
     `each` is how the ranks of a group share the forward passes.
     """
 
-    def spread(pairs: list[Pair]) -> Tensor:
+    def spread(pairs: Sequence[Pair]) -> Tensor:
         found_N2 = torch.full((len(pairs), 2), torch.nan, dtype=torch.float64)
-        found_N2[list(used)] = fixed_logprobs(model, [pairs[i] for i in used], max_tokens, each).double()
+        found_N2[list(used)] = fixed_logprobs(model, Some(pairs, used), max_tokens, each).double()
         return found_N2
 
     lp_N2 = spread(made.pairs)

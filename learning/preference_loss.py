@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from torch import Tensor
 from learning.group import ALONE, Each
 from learning.lookup import Bound, bind
 from learning.packed import pack, packed_logprobs
-from learning.preference_batches import Pair, by_tokens
+from learning.preference_batches import Pair, by_tokens, micro_batches
 from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at
 from schemas.stages.preference import Preference
 
 SIDES = ("chosen", "rejected")
+AT_A_TIME = 256
+"""Forward passes whose pairs are in memory together, where there are many."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,9 @@ def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Eac
     active = [module for module in model.modules() if module.training]
     for module in active:
         module.training = False
-    found = each(by_tokens(list(pairs), max_tokens), lambda micro: completion_logprobs(model, micro).cpu())
+    micros, found = micro_batches(pairs, max_tokens), []
+    while some := list(islice(micros, AT_A_TIME)):
+        found += each(some, lambda micro: completion_logprobs(model, micro).cpu())
     for module in active:
         module.training = True
     return torch.cat(found) if found else torch.zeros(0, 2)

@@ -62,6 +62,11 @@ def count_rows(folder: Path, artifact_type: str) -> int:
     return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
 
 
+def without_value(folder: Path, artifact_type: str, column: str) -> int:
+    """Rows of an artifact that have nothing in a column."""
+    return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
+
+
 def fits(folder: Path) -> bool:
     """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
     return bytes_of(find_shards(folder)) <= IN_MEMORY

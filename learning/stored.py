@@ -89,6 +89,27 @@ class Stored(Sequence[T], Generic[T]):
         return self._open[part]
 
 
+class Some(Sequence[T], Generic[T]):
+    """Some of the rows of a sequence, by their numbers, read when they are asked for."""
+
+    def __init__(self, rows: Sequence[T], numbers: Sequence[int]):
+        self.rows, self.numbers = rows, np.asarray(numbers, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        if isinstance(index, slice):
+            return [self.rows[i] for i in self.numbers[index].tolist()]
+        return self.rows[int(self.numbers[index])]
+
+
 def part_of(folder: Path, number: int) -> Path:
     """The file of a part."""
     return folder / f"part-{number:05d}.arrow"

@@ -16,7 +16,7 @@ from learning.group import ALONE
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
-from learning.preference_batches import encode_pairs, split_by_prompt
+from learning.preference_batches import read_pairs, sizes_of, split_by_prompt
 from learning.preference_columns import PairSet, add_reference, bases, pair_set
 from learning.preference_loss import (
     Term,
@@ -28,7 +28,6 @@ from learning.preference_loss import (
     implicit_rewards,
 )
 from learning.random_states import own_randomness
-from learning.rows import read_rows
 from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
@@ -77,9 +76,8 @@ def prepare(stage: Preference, context: Context) -> Loop:
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     economical(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
-    train, held_out, too_long = read_pairs(stage, context, policy, asked(terms))
-    sizes = [pair.size for pair in train.pairs]
-    order = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
+    train, held_out, too_long = sets_of_pairs(stage, context, policy, asked(terms))
+    order = Epochs(sizes_of(train.pairs), per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     steps = stage.max_steps if stage.max_steps >= 0 else math.ceil(stage.num_train_epochs * order.steps_per_epoch)
     used = sorted({i for step in range(min(steps, order.steps_per_epoch)) for i in order.at(step)[0]})
     ask_references(stage, context, policy, asked(terms), [(train, used), (held_out, range(len(held_out.pairs)))])
@@ -93,15 +91,14 @@ def prepare(stage: Preference, context: Context) -> Loop:
     return Loop(stage, context, policy, model, terms, train, held_out, order, optimizer, too_long, steps)
 
 
-def read_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> tuple[PairSet, PairSet, int]:
+def sets_of_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> tuple[PairSet, PairSet, int]:
     """Pairs to train on, held-out pairs, and how many were too long. Raises StepError when there are too few."""
-    rows = read_rows(context.input("data"), "preference_pairs")
     length = room(policy, stage.max_length)
-    pairs = encode_pairs(policy.tokenizer, rows, length)
+    pairs, too_long = read_pairs(policy.tokenizer, context.input("data"), length, context.checkpoints / "encoded")
     if not pairs:
-        raise StepError(f"preference: none of {len(rows)} pairs fits into {length} tokens; raise max_length")
+        raise StepError(f"preference: none of {too_long} pairs fits into {length} tokens; raise max_length")
     train, held_out = split_by_prompt(pairs, stage.validation_fraction) if stage.validation_fraction else (pairs, [])
-    return pair_set(train, names, length), pair_set(held_out, names, length), len(rows) - len(pairs)
+    return pair_set(train, names, length), pair_set(held_out, names, length), too_long
 
 
 def ask_references(

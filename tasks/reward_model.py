@@ -16,11 +16,11 @@ from learning.group import ALONE, Group
 from learning.memory import keep_pages
 from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.policy import load_policy, set_determinism
-from learning.preference_batches import Pair, by_tokens, encode_pairs, split_by_prompt
+from learning.preference_batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
 from learning.random_states import own_randomness
 from learning.reward_model import RewardModel, Scale, make_reward_model
 from learning.reward_modelling import bradley_terry_loss, correct, held_out_quality
-from learning.rows import read_rows
+from learning.rows import count_rows, without_value
 from learning.trained import Trained
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
@@ -66,19 +66,19 @@ def prepare(stage: Stage, context: Context) -> Loop:
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     judge = make_reward_model(policy, stage.max_length)
-    rows = read_rows(context.input("data"), "preference_pairs")
-    if stage.margin and (without := sum(row["margin"] is None for row in rows)):
-        raise StepError(f"reward_model: margin is on, but {without} of {len(rows)} pairs have no margin")
-    pairs = encode_pairs(policy.tokenizer, rows, judge.policy.max_length)
+    data = context.input("data")
+    if stage.margin and (without := without_value(data, "preference_pairs", "margin")):
+        count = count_rows(data, "preference_pairs")
+        raise StepError(f"reward_model: margin is on, but {without} of {count} pairs have no margin")
+    pairs, too_long = read_pairs(policy.tokenizer, data, judge.policy.max_length, context.checkpoints / "encoded")
     train, held_out = split_by_prompt(pairs, stage.validation_fraction)
-    sizes = [pair.size for pair in train]
-    order = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
+    order = Epochs(sizes_of(train), per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     steps = stage.max_steps if stage.max_steps >= 0 else math.ceil(stage.num_train_epochs * order.steps_per_epoch)
     economical(judge.policy.model, stage)
     model = Trained(judge.policy.model, context.group or ALONE)
     own_randomness(model.group, context.seed)
     optimizer = make_optimizer(judge.policy.model, stage)
-    return Loop(stage, context, judge, model, optimizer, train, held_out, order, len(rows) - len(pairs), steps)
+    return Loop(stage, context, judge, model, optimizer, train, held_out, order, too_long, steps)
 
 
 def learn(loop: Loop, step: int) -> None:
