@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from learning.packed import pack, packed_hidden
-from learning.policy import Policy, room, save_policy
+from learning.policy import LOADING, Policy, room, save_policy
 from schemas.errors import StepError
 
 FILE = "reward_model.json"
@@ -90,14 +90,15 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
             f"{folder.name}: no reward model here, {FILE} is missing; give the output of a reward_model stage"
         )
     told = json.loads((folder / FILE).read_text())
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        dtype=getattr(torch, dtype),
-        use_safetensors=True,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        trust_remote_code=False,
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with LOADING:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     policy = Policy(model.to(device).eval(), tokenizer, told["max_length"])
     return RewardModel(policy, Scale(told["mean"], told["std"]))
