@@ -1,0 +1,163 @@
+"""The RL loop with drives that ask ahead: the same loop, the same files, and what is different is said."""
+
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learning.rows import write_rows
+from learning.stream_points import TIMED
+from schemas.errors import StepError
+from schemas.stages.rl import Rl
+from tasks.rl import run
+
+PROMPTS = ["ab", "abc", "b", "cab", "ba"]
+HERE = __name__
+
+
+def stage(**more):
+    base = {
+        "kind": "rl",
+        "model": "m",
+        "prompts": "p",
+        "rewards": [f"{HERE}:short"],
+        "generation_batch_size": 12,
+        "num_generations": 3,
+        "max_completion_length": 8,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "advantage": ["center", "scale"],
+        "ratio": "decoupled",
+        "correct": [{"use": "token", "high": 5.0}],
+        "surrogate": "clipped",
+        "weigh": "token_mean",
+    }
+    return Rl.model_validate({**base, **more})
+
+
+def short(completions):
+    """The shorter, the better; an answer with an e in it cannot be judged."""
+    return [None if "e" in text else -len(text) / 8 for text in completions]
+
+
+def breaks(completions):
+    """A server that is not there."""
+    raise StepError("judge: nobody answers at 127.0.0.1:9")
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    rest = {"answer": "", "family": "letters", "metadata": "{}"}
+    rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
+    folder = tmp_path / "prompts"
+    folder.mkdir()
+    write_rows(folder, "prompts", rows)
+    return {"model": tiny_policy_folder, "prompts": folder}
+
+
+def rows_of(context):
+    return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
+
+
+def weights_of(context):
+    return load_file(context.folder / "outputs" / "model" / "model.safetensors")
+
+
+EXACT = {
+    "one_step_off": {"use": "one_step_off"},
+    "periodic": {"use": "periodic"},
+    "paced": {"use": "streamed", "max_staleness": 2, "steps_per_update": 3},
+    "slack": {"use": "streamed", "max_staleness": 3, "ahead": 1, "steps_per_update": 2},
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_trap_24_what_is_under_way_resumes_to_the_same_bits(same_when_interrupted, name):
+    points = same_when_interrupted(run, stage(drive=EXACT[name]), (1, 3, 5))
+    assert len(points) == 6
+
+
+def test_in_real_time_a_killed_stage_trains_on_every_group_once(at, training):
+    asynchronous = stage(drive={"use": "streamed", "max_staleness": 3})
+    with pytest.raises(training.Stopped):
+        run(asynchronous, at("real", 0, training.stop_at(3)))
+    last = at("real", 1)
+    run(asynchronous, last)
+    plain = at("plain")
+    run(stage(), plain)
+    rows = rows_of(last)
+    assert Counter(r["prompt_id"] for r in rows) == Counter(r["prompt_id"] for r in rows_of(plain))
+    assert len(rows) == 72
+    assert all(0 <= r["step"] - r["version"] <= 3 for r in rows)
+
+
+def test_all_drives_sample_the_same_problems_with_the_same_numbers(at):
+    """The first iteration's weights are those of all: its completions are the same, and so are all problems."""
+    found = {}
+    for name, drive in {"whole": "whole", **EXACT}.items():
+        context = at(name)
+        run(stage(drive=drive, max_steps=3, learning_rate=1e-12), context)
+        found[name] = Counter((r["prompt_id"], tuple(r["token_ids"])) for r in rows_of(context))
+    assert all(counted == found["whole"] for counted in found.values())
+
+
+def test_periodic_asynchrony_trains_as_the_synchronous_loop_does(at):
+    contexts = {}
+    for name, drive in {
+        "sync": "whole",
+        "asked": "periodic",
+        "arrived": {"use": "periodic", "order": "arrived"},
+    }.items():
+        contexts[name] = at(name)
+        # The first step of Adam is ±rate whatever the size of a gradient: rounding would show; later ones average.
+        run(stage(drive=drive, max_steps=3, ratio="token", correct=[]), contexts[name])
+    rows = {name: rows_of(context) for name, context in contexts.items()}
+    for name in ("asked", "arrived"):
+        assert [r["token_ids"] for r in rows[name] if r["step"] == 0] == [
+            r["token_ids"] for r in rows["sync"] if r["step"] == 0
+        ]
+        assert [r["advantage"] for r in rows[name]] == pytest.approx(
+            [r["advantage"] for r in rows["sync"]], abs=1e-6, nan_ok=True
+        )
+        assert all(r["version"] == r["step"] for r in rows[name])
+        for key, value in weights_of(contexts["sync"]).items():
+            torch.testing.assert_close(weights_of(contexts[name])[key], value, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_curves_say_how_old_tokens_are_and_who_waited(at, training, name):
+    context = at(name)
+    result = run(stage(drive=EXACT[name]), context)
+    points = training.curve(context)
+    assert set(TIMED).isdisjoint(result.metrics)
+    ages = [p.get("staleness_max", 0.0) for p in points]
+    limit = {"one_step_off": 1, "periodic": 0, "paced": 2, "slack": 3}[name]
+    assert max(ages) <= limit
+    assert (max(ages) > 0) == (limit > 0)
+    rows = rows_of(context)
+    for step, point in enumerate(points):
+        assert point.get("staleness_max", 0.0) == max(r["step"] - r["version"] for r in rows if r["step"] == step)
+        assert (point.get("older_tokens", 0.0) > 0) == (point.get("staleness_max", 0.0) > 0)
+    if name == "one_step_off":
+        assert [p.get("staleness", 0.0) for p in points] == [0.0, *[1.0] * 5]
+    # Every sampled token counts, however old it was when it was trained on.
+    assert result.metrics["tokens"] == sum(len(r["token_ids"]) for r in rows)
+
+
+def test_what_cannot_be_judged_is_unscorable_and_no_reward_of_zero(at):
+    context = at("real")
+    run(stage(drive={"use": "streamed", "max_staleness": 2}), context)
+    rows = rows_of(context)
+    unknown = [r for r in rows if "e" in r["completion"]]
+    assert unknown
+    assert all(r["status"] == "unscorable" and r["reward"] is None and not r["trained"] for r in unknown)
+    assert all(r["reward"] is not None for r in rows if "e" not in r["completion"])
+
+
+def test_a_reward_that_breaks_ends_the_stage_with_its_own_words(at):
+    with pytest.raises(StepError, match=r"nobody answers at 127\.0\.0\.1:9"):
+        run(stage(drive={"use": "streamed"}, rewards=[f"{HERE}:breaks"]), at("broken"))
