@@ -9,7 +9,8 @@ import pytest
 def scripted(tiny_policy):
     """Make a policy that answers a prompt of one letter with that letter, and ends after as many tokens as told.
 
-    Its `model.calls` counts forward passes over new tokens; `model.sharpness` changes how sure it is, not what it says.
+    Its `model.calls` counts forward passes over new tokens; `model.sharpness`, its only weight, changes how sure it is,
+    not what it says.
     """
     import torch
     from transformers.modeling_outputs import CausalLMOutput
@@ -19,10 +20,19 @@ def scripted(tiny_policy):
     class Scripted(torch.nn.Module):
         def __init__(self, lengths, eos, size):
             super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.weight = torch.nn.Parameter(torch.tensor([2.0]))
             self.config = copy.copy(tiny_policy.model.config)
             self.lengths, self.eos, self.size = lengths, eos, size
-            self.calls, self.sharpness = 0, 2.0
+            self.calls = 0
+
+        @property
+        def sharpness(self):
+            return float(self.weight)
+
+        @sharpness.setter
+        def sharpness(self, value):
+            with torch.no_grad():
+                self.weight.fill_(value)
 
         @property
         def device(self):

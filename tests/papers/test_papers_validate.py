@@ -24,7 +24,12 @@ def test_a_recipe_of_a_paper_compiles_into_a_plan(path, profile, tmp_path):
     assert "evaluate" in {step.kind for step in plan.steps}
     trained = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, Training)}
     wanted = (1.0, "bfloat16") if profile == "full" else (0.0, "float32")
-    assert {n: (s.resources.num_gpus, s.dtype) for n, s in trained.items()} == dict.fromkeys(trained, wanted)
+    assert {n: (gpus(s.resources), s.dtype) for n, s in trained.items()} == dict.fromkeys(trained, wanted)
+
+
+def gpus(resources):
+    """GPUs of each process that trains."""
+    return resources.num_gpus if resources.train is None else resources.train.num_gpus
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
