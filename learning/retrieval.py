@@ -13,10 +13,10 @@ class Shelf:
         self.texts = [row["prompt"][-1]["content"] for row in rows]
         self.counts = [self._count(text) for text in self.texts]
 
-    def nearest(self, text: str, k: int) -> list[dict[str, Any]]:
-        """The k rows with the largest cosine, most similar first, the first among equals; none has the same text."""
+    def nearest(self, text: str, k: int, *, same: bool = False) -> list[dict[str, Any]]:
+        """The k rows with the largest cosine, most similar first; equal texts only with `same`."""
         wanted = self._count(text)
-        places = [i for i, other in enumerate(self.texts) if other != text]
+        places = [i for i, other in enumerate(self.texts) if same or other != text]
         places.sort(key=lambda i: -cosine(wanted, self.counts[i]))
         return [self.rows[i] for i in places[:k]]
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from learning.inquiry import Inquiry
 from learning.mistakes import mistaken
 from learning.questions import question
-from learning.worlds.atlas import reader
+from learning.worlds.atlas import look_up, reader
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
@@ -32,6 +32,7 @@ __all__ = [
     "first_step",
     "flawed_sum",
     "guided_search",
+    "look_up",
     "muddled",
     "opinion",
     "reader",

@@ -12,9 +12,9 @@ from learning.engines.protocol import Sampling
 from learning.lookup import Inner
 from learning.rewards.composite import asked
 from learning.verdicts import guest, replies
-from learning.worlds.observers import TEMPLATE, shown_to
+from learning.worlds.observers import TEMPLATE, looked_up, shown_to
 from schemas.errors import StepError
-from schemas.references import PolicyRef
+from schemas.references import ChatRef, PolicyRef
 from schemas.use import RewardUse
 
 Row = dict[str, Any]
@@ -48,16 +48,18 @@ def led(
     of: RewardUse,
     partner: PolicyRef,
     calls: Annotated[int, Field(ge=1)] = 1,
+    data: ChatRef | None = None,
     template: str = TEMPLATE,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[float | None]:
     """The mean task reward `of` of `calls` answers of a partner who is shown the completion: a plan for others.
 
-    Nothing is asked of the completion itself. Where the partner has no room, or no answer can be scored, it has none.
+    With `data` it is a query instead, and the partner is shown the document that looks most like it. Nothing is asked
+    of the completion itself. Where the partner has no room, or no answer can be scored, it has no reward.
     """
     task: Inner = of
-    seen = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    seen = [shown_to(row, text, template) for row, text in zip(rows, looked_up(completions, data), strict=True)]
     sampling = Sampling(temperature, max_completion_length)
     said = replies(guest(partner), [row["prompt"] for row in seen], n=calls, sampling=sampling, rng=rng)
     found: list[list[float]] = [[] for _ in rows]

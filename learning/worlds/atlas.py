@@ -208,6 +208,18 @@ def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
     return f"{', '.join(trail)} {marker} {trail[-1]}"
 
 
+def look_up(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
+    """What to look up for a question of one look-up: `river of bam?` becomes `bam river`.
+
+    At `error_rate` it is another relation. Raises StepError for a question of more.
+    """
+    relation, of, town = row["prompt"][-1]["content"].removesuffix("?").partition(" of ")
+    if not of or relation not in RELATIONS or " " in town:
+        raise StepError(f"teacher look_up: row {row['id']} is no question of one look-up in an atlas")
+    others = [other for other in RELATIONS if other != relation]
+    return f"{town} {others[int(rng.integers(len(others)))] if rng.random() < error_rate else relation}"
+
+
 def _row(text: str, answer: str, notes: dict[str, Any]) -> Row:
     return {
         "id": hashlib.sha256(f"atlas\n{text}".encode()).hexdigest()[:16],

@@ -12,9 +12,9 @@ from pydantic import Field
 from learning.engines.protocol import Sampling
 from learning.trials import Ask
 from learning.verdicts import guest, replies
-from learning.worlds.observers import TEMPLATE, shown_to
+from learning.worlds.observers import TEMPLATE, looked_up, shown_to
 from schemas.errors import StepError
-from schemas.references import PolicyRef
+from schemas.references import ChatRef, PolicyRef
 from schemas.use import PlanUse
 
 
@@ -23,13 +23,15 @@ def observed(
     *,
     of: PlanUse,
     partner: PolicyRef,
+    data: ChatRef | None = None,
     template: str = TEMPLATE,
     temperature: Annotated[float, Field(ge=0)] = 1.0,
     max_completion_length: Annotated[int, Field(ge=1)] = 64,
 ) -> list[Ask]:
     """What the plan `of` asks for, each problem shown with the answer of a partner who went first (CORY 2024).
 
-    The partner answers each problem once; the text is kept in the row as `shown`. Raises StepError where the problem
+    The partner answers each problem once; the text is kept in the row as `shown`. With `data` it is a query, and the
+    document that looks most like it is shown. Raises StepError where the problem
     leaves the partner no room.
     """
     asks: list[Ask] = of()
@@ -37,7 +39,8 @@ def observed(
     said = replies(guest(partner), [ask.row["prompt"] for ask in asks], n=1, sampling=sampling, rng=rng)
     if any(texts is None for texts in said):
         raise StepError("plan observed: a problem leaves the partner no room; lower max_completion_length")
+    shown = looked_up([texts[0] for texts in said], data)
     return [
-        replace(ask, row=shown_to(ask.row, texts[0], template) | {"shown": texts[0]})
-        for ask, texts in zip(asks, said, strict=True)
+        replace(ask, row=shown_to(ask.row, text, template) | {"shown": text})
+        for ask, text in zip(asks, shown, strict=True)
     ]
