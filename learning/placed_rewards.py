@@ -5,6 +5,7 @@ each completion for itself: the completions are shared among the workers. One th
 asked in one piece. What asks for the policy, a sampler or a memory stays in the step's process.
 """
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +18,9 @@ from learning.pool import Pool
 PLAIN = frozenset({"rows", "completions", "groups", "sources", "trials", "step", "rng"})
 """What can be sent; `rng` is made over there from the seed."""
 EACH = frozenset({"rows", "completions"})
-SENT = (*sorted(PLAIN - {"rng"}), "seed", "round")
+ALWAYS = ("step", "seed", "round")
+SCORING = threading.Lock()
+"""Workers that are threads of one process share the models that rewards keep."""
 
 
 class Scorer:
@@ -25,7 +28,8 @@ class Scorer:
 
     def score(self, bound: Bound, step: int, have: Mapping[str, Any]) -> list[float | None]:
         """What a reward says."""
-        return list(bound.ask(step, have))
+        with SCORING:
+            return list(bound.ask(step, have))
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ class Placed:
 
     def ask(self, step: int, have: Mapping[str, Any]) -> list[float | None]:
         """What it says of the completions. Raises StepError."""
-        sent = {name: have[name] for name in SENT if name in have}
+        sent = {name: have[name] for name in ALWAYS if name in have}
         if not self.each:
+            sent |= {name: have[name] for name in PLAIN if name in have}
             return self.pool.map("score", [(self.bound, step, sent)])[0]
         total, workers = len(have["completions"]), len(self.pool.remotes)
         borders = [total * part // workers for part in range(workers + 1)]
