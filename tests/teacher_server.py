@@ -26,7 +26,7 @@ class Teacher:
         self.lock, self.over, self.gate = threading.Lock(), threading.Event(), threading.Event()
         self.gate.set()
         self.tries, self.made, self.paid, self.met = defaultdict(int), {}, [], Counter()
-        self.bodies, self.headers, self.under_way, self.most_under_way = [], [], 0, 0
+        self.bodies, self.headers, self.under_way, self.most_under_way, self.held = [], [], 0, 0, 0
 
     @property
     def paid_questions(self):
@@ -85,6 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             teacher.headers.append({name.lower(): value for name, value in self.headers.items()})
             teacher.under_way += 1
             teacher.most_under_way = max(teacher.most_under_way, teacher.under_way)
+            teacher.held += not teacher.gate.is_set()
         try:
             teacher.gate.wait(LIMIT)
             self.meet(teacher.next_word(body), body)

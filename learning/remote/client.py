@@ -18,6 +18,8 @@ from learning.remote.transport import Passing, Refused, attempt, connection, nam
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
+BEAT = 0.5
+"""Seconds between two looks at whether the step goes on."""
 BYTES_PER_TOKEN = 4
 """Of ordinary text, where tokens per minute are reckoned before they are known."""
 
@@ -49,6 +51,23 @@ def paces(base_url: str, requests: float | None, tokens: float | None) -> tuple[
     return Pace(requests), Pace(tokens)
 
 
+async def _beating(work: "asyncio.Future[list[None]]") -> None:
+    """Wait for work, awake now and then: a step that is stopped hears of it only between two lines of Python."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+
+    pulse = asyncio.ensure_future(beat())
+    try:
+        await asyncio.wait((work, pulse), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (pulse, work):
+            if ended.done():
+                ended.result()
+    finally:
+        pulse.cancel()
+
+
 class _Round:
     """One call of `ask`."""
 
@@ -78,7 +97,7 @@ class _Round:
             # Where everything is known, no connection is made, and none of the waits of making one.
             missing = any(key not in self.known for key in self.keys)
             self.client = await stack.enter_async_context(connection(self.endpoint)) if missing else None
-            await asyncio.gather(*(self._work(places, turn) for _ in range(workers)))
+            await _beating(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
         if self.wrong is not None:
             raise self.wrong
         return self.asked
