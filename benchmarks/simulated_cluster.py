@@ -1,0 +1,341 @@
+"""A cluster in virtual time: replicas that generate with continuous batching, a trainer, weights on their way.
+
+The loop that trains is ordinary code that lets time pass (`Clock.sleep`, `Clock.until`); replicas and environments are
+events of simpy behind it. Which iteration is asked for when, what is waited for and which groups are handed out is not
+simulated: `SimulatedStream` is the product's own `Stream`, with a virtual clock in the place of threads and completions
+that are lengths instead of tokens.
+"""
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from learning.stream import Stream
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that things take."""
+
+    decode_base: float
+    """A decode step of a replica, whatever runs."""
+    decode_each: float
+    """More of it for every sequence that runs."""
+    prefill_token: float
+    """A token of a prompt, or of a completion that goes on, computed on a replica."""
+    train_token: float
+    """A token of the update, on one GPU."""
+    train_step: float = 0.0
+    """An optimiser step beside that."""
+    sync: float = 0.0
+    """From the trainer's new weights to all replicas having them; the trainer waits for it."""
+    load: float = 0.0
+    """How long a replica stands still to take new weights."""
+    swap: float = 0.0
+    """From generating to training and back where both take turns on the same GPUs."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an iteration asks for: groups, their size, tokens, seconds in the environment."""
+
+    groups: int
+    size: int
+    prompt: int
+    lengths: Callable[[np.random.Generator, int], np.ndarray]
+    """Tokens of completions."""
+    latencies: Callable[[np.random.Generator, int], np.ndarray]
+    """Seconds in the environment after a completion has ended, before it can be scored."""
+    longest: int = 2**31
+    """Tokens that no completion exceeds."""
+
+
+class Clock:
+    """Virtual time."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.news = 0
+        """Counts what waiting code might wait for."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self.env.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; what happens meanwhile happens."""
+        if seconds > 0:
+            self.env.run(until=self.env.now + seconds)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Let time pass until something is so. Raises RuntimeError when nothing is left that could happen."""
+        while not condition():
+            seen = self.news
+            while seen == self.news:
+                if self.env.peek() == float("inf"):
+                    raise RuntimeError("nothing is under way that could end")
+                self.env.step()
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something later."""
+        self.env.timeout(seconds).callbacks.append(lambda _: what())
+
+
+@dataclass(eq=False)
+class Completion:
+    """One completion: its tokens in all, and those that were sampled by each version."""
+
+    group: "Group"
+    length: int
+    latency: float
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    done: int = 0
+    finish: str = "suspended"
+
+    @property
+    def ids(self) -> range:
+        """As many as tokens."""
+        return range(self.done)
+
+
+@dataclass(eq=False)
+class Group:
+    """As `learning.underway.Group`, with completions that are lengths."""
+
+    plan: int
+    place: int
+    members: list[Completion] = field(default_factory=list)
+    sent: bool = False
+    trials: list[Completion] = field(default_factory=list)
+    judged: int | None = None
+    scored: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """That of being asked for."""
+        return self.plan, self.place
+
+    @property
+    def tokens(self) -> int:
+        """Of its completions."""
+        return sum(one.length for one in self.members)
+
+
+class Replica:
+    """Continuous batching: every sequence that runs gets one token per step, which takes longer the more there are.
+
+    `progress` counts steps; a sequence ends when it has grown by what it lacked.
+    """
+
+    def __init__(self, pool: "Pool", slots: int):
+        self.pool, self.clock, self.slots = pool, pool.clock, slots
+        self.running: list[tuple[float, int, Completion]] = []
+        self.progress = self.last = self.tokens = self.busy = 0.0
+        self.still_until = 0.0
+        self.version = 0
+        self._timer = self._count = 0
+
+    @property
+    def step(self) -> float:
+        """Seconds of a decode step now."""
+        costs = self.pool.costs
+        return costs.decode_base + costs.decode_each * len(self.running)
+
+    def settle(self) -> None:
+        """Bring `progress` up to now."""
+        passed = self.clock.now - max(self.last, min(self.still_until, self.clock.now))
+        self.last = self.clock.now
+        if self.running and passed > 0:
+            self.progress += passed / self.step
+            self.tokens += passed / self.step * len(self.running)
+            self.busy += passed
+
+    def start(self, ones: Sequence[Completion]) -> None:
+        """Prefill, then decode with what runs."""
+        self.settle()
+        for one in ones:
+            self._count += 1
+            heapq.heappush(self.running, (self.progress + one.length - one.done, self._count, one))
+        self.stand_still(sum(self.pool.work.prompt + one.done for one in ones) * self.pool.costs.prefill_token)
+
+    def stand_still(self, seconds: float) -> None:
+        """Decode nothing for so long."""
+        self.settle()
+        self.still_until = max(self.still_until, self.clock.now) + seconds
+        self.plan()
+
+    def plan(self) -> None:
+        """Be woken when the next sequence ends."""
+        self._timer += 1
+        if self.running:
+            wait = (
+                max(0.0, self.still_until - self.clock.now) + max(0.0, self.running[0][0] - self.progress) * self.step
+            )
+            self.clock.after(wait, lambda mine=self._timer: self.due(mine))
+
+    def due(self, timer: int) -> None:
+        """Sequences end, others take their places."""
+        if timer != self._timer:
+            return
+        self.settle()
+        ended = []
+        while self.running and self.running[0][0] <= self.progress + 1e-6:
+            ended.append(heapq.heappop(self.running)[2])
+        for one in ended:
+            self.grown(one, one.length)
+            one.finish = "stop"
+        taken = self.pool.take(self.slots - len(self.running))
+        self.start(taken) if taken else self.plan()
+        for one in ended:
+            self.pool.ended(one)
+
+    def grown(self, one: Completion, to: int) -> None:
+        """Write down which version sampled the tokens since the last time."""
+        if to > one.done:
+            one.spans.append((self.version, to - one.done))
+            one.done = to
+
+    def account(self) -> None:
+        """Bring every completion that runs up to now."""
+        self.settle()
+        for end, _, one in self.running:
+            self.grown(one, min(one.length, one.length - round(end - self.progress)))
+
+    def load(self, version: int, costs: Costs, recompute: bool) -> None:
+        """New weights: what runs has its prefixes computed again."""
+        self.account()
+        self.version = version
+        again = sum(self.pool.work.prompt + one.done for _, _, one in self.running) if recompute else 0
+        self.stand_still(costs.load + again * costs.prefill_token)
+
+    def clear(self) -> list[Completion]:
+        """Take everything out."""
+        self.account()
+        taken, self.running = [one for *_, one in self.running], []
+        self.plan()
+        return taken
+
+
+class Pool:
+    """Replicas with one queue before them, from which each takes when it has room."""
+
+    def __init__(self, clock: Clock, costs: Costs, work: Work, replicas: int, slots: int):
+        self.clock, self.costs, self.work = clock, costs, work
+        self.queue: deque[Completion] = deque()
+        self.replicas = [Replica(self, slots) for _ in range(replicas)]
+        self.heard: Callable[[Completion], None] = lambda one: None
+        self.count = 0
+        self.counted = False
+        """Whether somebody waits for single completions."""
+
+    def submit(self, ones: Sequence[Completion]) -> None:
+        """Queue completions; the least loaded replicas take them first."""
+        self.queue.extend(ones)
+        room = [(len(r.running), i, []) for i, r in enumerate(self.replicas) if len(r.running) < r.slots]
+        heapq.heapify(room)
+        given: dict[int, list[Completion]] = {}
+        while self.queue and room:
+            load, i, mine = heapq.heappop(room)
+            mine.append(self.queue.popleft())
+            given[i] = mine
+            if load + 1 < self.replicas[i].slots:
+                heapq.heappush(room, (load + 1, i, mine))
+        for i, mine in given.items():
+            self.replicas[i].start(mine)
+
+    def take(self, room: int) -> list[Completion]:
+        """The next in the queue."""
+        return [self.queue.popleft() for _ in range(min(room, len(self.queue)))]
+
+    def ended(self, one: Completion) -> None:
+        """Tell who waits for it."""
+        self.count += 1
+        self.clock.news += self.counted
+        self.heard(one)
+
+    def load(self, version: int, *, recompute: bool) -> None:
+        """New weights for all."""
+        for replica in self.replicas:
+            replica.load(version, self.costs, recompute)
+
+    def drain(self) -> None:
+        """Return when nothing runs."""
+        self.counted = True
+        self.clock.until(lambda: not self.queue and not any(replica.running for replica in self.replicas))
+        self.counted = False
+
+    def suspend(self) -> list[Completion]:
+        """Take everything out."""
+        left = [one for replica in self.replicas for one in replica.clear()] + list(self.queue)
+        self.queue.clear()
+        return left
+
+    def told(self) -> tuple[float, float]:
+        """Seconds that replicas were decoding, and tokens, summed."""
+        for replica in self.replicas:
+            replica.settle()
+        return sum(r.busy for r in self.replicas), sum(r.tokens for r in self.replicas)
+
+
+class SimulatedStream(Stream):
+    """The product's stream in virtual time: `take` and `each` are its own."""
+
+    def __init__(self, pool: Pool, seed: int):
+        self.pool, self.clock, self.rng = pool, pool.clock, np.random.default_rng(seed)
+        self.groups, self.planned, self.sizes, self.judged = [], 0, {}, 0
+        self.changed, self.interrupt, self.told = threading.RLock(), True, self
+        self.waited = 0.0
+        self._began = 0.0
+        pool.heard = self.heard
+
+    def open(self, sampler: Any, score: Any, *, interrupt: bool, steps_per_update: int | None) -> None:
+        """Say how it goes in this iteration."""
+        self.interrupt, self._began = interrupt, self.clock.now
+
+    def ask(self, plan: int, asks: Any) -> None:
+        """Draw the groups of an iteration."""
+        work = self.pool.work
+        count = work.groups * work.size
+        drawn = zip(work.lengths(self.rng, count), work.latencies(self.rng, count), strict=True)
+        for place in range(work.groups):
+            group = Group(plan, place)
+            group.members = [Completion(group, int(n), float(s)) for _, (n, s) in zip(range(work.size), drawn)]
+            self.groups.append(group)
+        self.sizes[plan], self.planned = work.groups, plan + 1
+
+    def launch(self) -> None:
+        """Send off what has not been sent."""
+        new = [group for group in self.groups if not group.sent]
+        for group in new:
+            group.sent = True
+        self.pool.submit([one for group in new for one in group.members])
+
+    def heard(self, one: Completion) -> None:
+        """A completion has ended; after its time in the environment it is scored."""
+        self.clock.after(one.latency, lambda: self._landed(one.group))
+
+    def _landed(self, group: Group) -> None:
+        group.scored += 1
+        if group.scored == len(group.members):
+            group.trials, group.judged, self.judged = group.members, self.judged, self.judged + 1
+            self.clock.news += 1
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Let virtual time pass."""
+        self.clock.until(condition)
+
+    def took(self, *told: Any) -> None:
+        """The trainer had to wait since the iteration began."""
+        self.waited += self.clock.now - self._began
+
+    def _handed_out(self, chosen: Sequence[Any]) -> list[Any]:
+        gone = {id(group) for group in chosen}
+        self.groups = [group for group in self.groups if id(group) not in gone]
+        return [one for group in chosen for one in group.trials]
