@@ -11,7 +11,7 @@ class Watch(Schema):
     """A point of the curves that must stay between two bounds.
 
     Points are those of `metrics.jsonl`: `kl_to_sampler`, `kl`, `entropy`, `completion_length`, `truncated`, `reward`,
-    `grad_norm`, `eval_reward`, and `reward_gap` (training reward minus held-out reward).
+    `grad_norm`, `logprob_gap`, `eval_reward`, and `reward_gap` (training reward minus held-out reward).
     """
 
     metric: str = Field(min_length=1)
