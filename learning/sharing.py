@@ -6,18 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 from pydantic import Field
 
 from learning.chat import encode_completion
 from learning.lookup import Inner
 from learning.rollout import Sampler, scoring
-from learning.trajectories import FILE
+from learning.shards import find_shards, scan
+from learning.trajectories import SCHEMA
 from learning.trials import Trial, by_group
 from schemas.errors import StepError
 from schemas.references import TrajectoriesRef
 from schemas.use import RewardUse
 
+STEM = "trajectories"
 READ = ("step", "group", "prompt_id", "source", "completion", "status")
 """All that is read of a peer: no token, log-probability, score or advantage of its own."""
 Texts = tuple[str, tuple[str, ...]]
@@ -64,15 +66,17 @@ def shared(
 
 def groups_of(folder: str) -> list[Texts]:
     """What a peer sampled itself, group by group, whole completions only; nothing where it has not shared anything."""
-    return _groups_of(folder) if (Path(folder) / FILE).is_file() else []
+    return _groups_of(folder) if any(Path(folder).glob(f"{STEM}*.parquet")) else []
 
 
 @lru_cache(maxsize=16)
 def _groups_of(folder: str) -> list[Texts]:
     found: dict[tuple[int, int, str], list[str]] = {}
-    for line in pq.read_table(Path(folder) / FILE, columns=list(READ)).to_pylist():
-        if line["source"] == "policy" and line["status"] == "done":
-            found.setdefault((line["step"], line["group"], line["prompt_id"]), []).append(line["completion"])
+    wanted = pa.schema([SCHEMA.field(name) for name in READ])
+    for batch in scan(find_shards(Path(folder), STEM), wanted, STEM):
+        for line in batch.to_pylist():
+            if line["source"] == "policy" and line["status"] == "done":
+                found.setdefault((line["step"], line["group"], line["prompt_id"]), []).append(line["completion"])
     return [(prompt, tuple(texts)) for (_, _, prompt), texts in found.items()]
 
 

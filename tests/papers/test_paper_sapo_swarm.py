@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flows.compile import compile_recipe
+from learning import sharing
 from learning.algorithm import bind_algorithm
 from learning.chat import encode_completion
 from learning.collecting import bind_collecting, collect, gate
@@ -111,15 +112,13 @@ def test_rewards_tokens_and_log_probs_are_the_receivers(answering, tmp_path, tin
 
 
 def test_of_a_peer_nothing_but_text_is_read(answering, tmp_path, monkeypatch):
-    import pyarrow.parquet as pq
+    asked, real = [], sharing.scan
 
-    asked, real = [], pq.read_table
+    def scan(paths, wanted, what):
+        asked.append(wanted.names)
+        return real(paths, wanted, what)
 
-    def read(*args, **kwargs):
-        asked.append(kwargs["columns"])
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(pq, "read_table", read)
+    monkeypatch.setattr(sharing, "scan", scan)
     iteration(answering, "rounds-1-wide", [peer(tmp_path / "b", WORDS[:8])] * 2, half)
     assert asked
     assert {c for columns in asked for c in columns} == {"step", "group", "prompt_id", "source", "completion", "status"}
