@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.store import Store
+from lineage.tables import table_files
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 
@@ -70,13 +71,13 @@ def _rows(before: Path, after: Path) -> dict[str, Any]:
     """Counts, and for tables with ids that are not too large the ids of rows that came, went or changed."""
     import pyarrow.parquet as pq
 
-    paths = [folder / "rows.parquet" for folder in (before, after)]
-    if not all(path.is_file() for path in paths):
+    sides = [table_files(folder, "rows.parquet") for folder in (before, after)]
+    if not all(sides):
         return {}
-    sizes = tuple(pq.read_metadata(path).num_rows for path in paths)
-    if max(sizes) > LARGEST or any("id" not in pq.read_schema(path).names for path in paths):
+    sizes = tuple(sum(pq.read_metadata(path).num_rows for path in paths) for paths in sides)
+    if max(sizes) > LARGEST or any("id" not in pq.read_schema(paths[0]).names for paths in sides):
         return {"rows": sizes}
-    old, new = (_by_id(pq.read_table(path).to_pylist()) for path in paths)
+    old, new = (_by_id([row for path in paths for row in pq.read_table(path).to_pylist()]) for paths in sides)
     count = [Counter({name: len(rows) for name, rows in side.items()}) for side in (old, new)]
     return {
         "rows": sizes,

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from learning.batch import Batch
+from learning.shards import ShardWriter, scan
 from learning.trials import Trial
 
 FILE = "trajectories.parquet"
+"""The name of a small table; a large one is several files."""
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
@@ -61,10 +63,11 @@ class Trajectories:
         self.waiting = []
 
     def publish(self, output: Path, parts: list[int]) -> None:
-        """Write the rows put aside at `parts` and the waiting ones as one file; equal rows give equal bytes."""
-        tables = [pq.read_table(self._part(step)).cast(SCHEMA) for step in parts]
-        tables.append(pa.Table.from_pylist(self.waiting, schema=SCHEMA))
-        pq.write_table(pa.concat_tables(tables).combine_chunks(), output / FILE, compression="zstd")
+        """Write the rows put aside at `parts` and the waiting ones as one table; equal rows give equal bytes."""
+        with ShardWriter(output, SCHEMA, "trajectories") as writer:
+            for batch in scan([self._part(step) for step in parts], SCHEMA, "trajectories"):
+                writer.write(batch)
+            writer.write(pa.Table.from_pylist(self.waiting, schema=SCHEMA))
 
     def _part(self, step: int) -> Path:
         return self.folder / f"rows-{step:08d}.parquet"

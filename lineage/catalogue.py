@@ -26,6 +26,7 @@ from lineage.index import ask
 from lineage.layout import Layout
 from lineage.projection import MANIFEST_TABLES, events_table
 from lineage.records import Record
+from lineage.tables import table_name
 from schemas.errors import PosttrainError
 
 PARQUET_TABLES = {
@@ -83,13 +84,13 @@ def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: 
 
 
 def _parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str, str]]:
-    """(path, key, step, output) of every file of that name among the outputs."""
+    """(path, key, step, output) of every file of that table among the outputs."""
     return [
         (f"{record['folder']}/outputs/{name}/{entry['path']}", record["key"], record["step"], name)
         for record in records
         for name, output in record["outputs"].items()
         for entry in output["files"]
-        if entry["path"].rsplit("/", 1)[-1] == file
+        if table_name(entry["path"]) == file
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from lineage.layout import Layout
 from lineage.records import Record, read_record, slim
+from lineage.tables import table_name
 
 VERSION = 1
 PATIENCE = 20.0
@@ -209,6 +210,6 @@ def _tables(record: Record) -> Iterable[tuple[str, str, str, int]]:
     """(rows or dropped, path in the artifact, sha256, bytes) of the tables among the outputs."""
     for name, output in record["outputs"].items():
         for file in output["files"]:
-            what = TABLES.get(file["path"].rsplit("/", 1)[-1])
+            what = TABLES.get(table_name(file["path"]))
             if what:
                 yield what, f"outputs/{name}/{file['path']}", file["sha256"], file["size"]

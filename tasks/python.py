@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from learning.lookup import bind
-from learning.rows import SCHEMAS, read_table
+from learning.rows import SCHEMAS, scan_rows
 from schemas.errors import PosttrainError, StepError
 from schemas.stages.python import Python
 from tasks.context import Context, Result
@@ -35,11 +35,12 @@ def check_output(stage: Python, context: Context, name: str, artifact_type: str)
         advice = f"write files to context.output({name!r})"
         raise StepError(f"function {stage.function.use}: output {name!r} is empty; {advice}")
     if artifact_type in SCHEMAS:
-        if not (folder / "rows.parquet").is_file():
+        if not any(folder.glob("rows*.parquet")):
             raise StepError(
                 f"function {stage.function.use}: output {name!r} has no rows.parquet; use learning.rows.write_rows"
             )
-        read_table(folder, artifact_type)
+        for _ in scan_rows(folder, artifact_type):
+            pass  # what is damaged, or of another type, is an error
     models = {"policy": "config.json", "reward_model": "config.json", "adapter": "adapter_config.json"}
     if artifact_type in models and not (folder / models[artifact_type]).is_file():
         raise StepError(
