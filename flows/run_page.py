@@ -71,9 +71,25 @@ def result_page(run: str, states: Mapping[str, StepState], again: Mapping[str, s
         lines.append("### Held-out problems\n\n| model | metric | family | value | interval |\n|---|---|---|---|---|")
         for row in rows:
             lines[-1] += "\n" + _row(row["model"], row["metric"], row["family"], number(row["value"]), row["interval"])
+    lines += yield_tables(states)
     if links:
         lines.append("### More\n\n" + "\n".join(f"- {what}: {where}" for what, where in links.items()))
     return "\n\n".join(lines)
+
+
+def yield_tables(states: Mapping[str, StepState]) -> list[str]:
+    """What became of everything that stages tried to write, family by family."""
+    found = []
+    for name, state in states.items():
+        table = state.manifest.details.get("yield") if state.manifest and state.manifest.kind == "synthesize" else None
+        if not table:
+            continue
+        heads = [column.replace("_", " ") for column in table[0]]
+        rows = [_row(*(number(value) for value in line.values())) for line in table]
+        found.append("\n".join([f"### Yield of {name}\n", _row(*heads), "|" + "---|" * len(heads), *rows]))
+        if capped := state.manifest.details.get("capped"):
+            found.append(f"**{capped}**")
+    return found
 
 
 def outcome(states: Mapping[str, StepState]) -> str:

@@ -60,6 +60,7 @@ def content(
         "curves": {name: charts for name, charts in drawn.items() if charts},
         "evaluations": {name: d for name, d in details.items() if made[name].kind == "evaluate"},
         "gates": list(gate_rows(plan, made, layout)),
+        "yields": {name: d for name, d in details.items() if made[name].kind == "synthesize" and d.get("yield")},
         "curations": {name: d for name, d in details.items() if made[name].kind == "curate"},
         "manifests": made,
         "costs": costs(plan, made, state, layout, run),
