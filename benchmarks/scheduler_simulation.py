@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from simulated_cluster import Clock, Completion, Costs, Group, Pool, SimulatedStream, Work
+from simulated_cluster import Clock, Completion, Costs, Pool, SimulatedStream, Work
 
 from learning.streaming_drives import one_step_off, periodic, streamed
 

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -306,7 +307,7 @@ class SimulatedStream(Stream):
         drawn = zip(work.lengths(self.rng, count), work.latencies(self.rng, count), strict=True)
         for place in range(work.groups):
             group = Group(plan, place)
-            group.members = [Completion(group, int(n), float(s)) for _, (n, s) in zip(range(work.size), drawn)]
+            group.members = [Completion(group, int(n), float(s)) for n, s in islice(drawn, work.size)]
             self.groups.append(group)
         self.sizes[plan], self.planned = work.groups, plan + 1
 
