@@ -52,4 +52,9 @@ def _checked(node: Node, path: str) -> Node:
     if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
         said = "a key that is written out would be stored with every plan"
         raise refuse(key.mark, join(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
+    for word in ("name", "model", "version"):
+        child = node.get(word)
+        if child is not None and _REFERENCE.search(str(child.plain())):
+            said = f"another value of the variable would be another {word}, and nobody would notice"
+            raise refuse(child.mark, join(path, word), said, "write it out, or use `${vars.x}` and `--set vars.x=...`")
     return node
