@@ -3,11 +3,11 @@
     python benchmarks/async_rollout.py [--quick] [--seeds 5] [--steps 24] [--scale 0.06]
 
 Every completion is judged by an environment that answers late: after (0.5 + length / longest) · X seconds, with X from
-a Pareto distribution of shape 1.5 that begins at `--scale` seconds and is cut at 60 times that. Its variance is infinite
-but for the cut, and long answers are slower. Waits go on at the same time, in the synchronous loop too: it waits for
-the slowest of a batch, never for their sum. All modes run the loop that `posttrain run` runs, from the same weights,
-with the same algorithm (`async_grpo`), problems, random streams and waits, and train on as many completions; modes take
-turns within a seed. The final reward is that of 512 completions of the trained model on the problems.
+a Pareto distribution of shape 1.5 that begins at `--scale` seconds and is cut at 60 times that. Its variance is
+infinite but for the cut, and long answers are slower. Waits go on at the same time, in the synchronous loop too: it
+waits for the slowest of a batch, never for their sum. All modes run the loop that `posttrain run` runs, from the same
+weights, with the same algorithm (`async_grpo`), problems, random streams and waits, and train on as many completions;
+modes take turns within a seed. The final reward is that of 512 completions of the trained model on the problems.
 
 One line of JSON: completions trained per second and how often that is the synchronous loop's, final rewards with 95 %
 intervals, ages of tokens, quantiles of sampled and of trained lengths, and how much of the synchronous loop's time the
