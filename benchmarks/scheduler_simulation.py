@@ -286,9 +286,9 @@ def best_share(
 
 
 def rate(mode: str, cluster: Cluster, costs: Costs, work: Work, iterations: int) -> float:
-    """Tokens a second in one run."""
+    """Completions a second in one run."""
     found = MODES[mode](cluster, costs, work, iterations, 0)
-    return sum(found.tokens) / sum(found.seconds)
+    return sum(tokens / length for tokens, length in zip(found.tokens, found.lengths, strict=True)) / sum(found.seconds)
 
 
 HALVED = {
