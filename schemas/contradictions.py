@@ -6,6 +6,7 @@ No rule knows a function by its name: what a function asks for and which options
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.asynchrony_rules import asynchrony_problems, keeps_older
 from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.auxiliary_rules import auxiliary_problems
 from schemas.errors import Problem
@@ -38,7 +39,7 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     """What must not run, and what is only worth a word."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references, auxiliary_problems, point_problems]
+    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, point_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
 
@@ -131,7 +132,7 @@ def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _trusts_samples(info, ("lp_behav_T",)):
         return
     for slot in _slots(info, DriveUse, SourceUse):
-        if "state" in slot.signature.supplied:
+        if keeps_older(slot):
             said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
             yield _at(info, slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
 

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from schemas.asynchrony_rules import keeps_older
 from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.nearest import suggest
 from schemas.stages.rl import Rl
 from schemas.tree import join, problem
-from schemas.use import ControlUse, Use
+from schemas.use import ControlUse, DriveUse, Use
 from schemas.validation import follow
 
 ALWAYS = (
@@ -18,6 +19,11 @@ ALWAYS = (
 )  # fmt: skip
 OF_CRITIC = ("value", "value_loss", "value_grad_norm", "explained_variance")
 OF_NETWORK = ("loss", "grad_norm", "mean", "explained_variance")
+OF_AGE = ("staleness", "staleness_max", "older_tokens")
+OF_STREAM = (
+    "trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "groups_overlapped",
+    "sampled_length", "trained_length",
+)  # fmt: skip
 OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name points; a map names them by its keys."""
 
@@ -32,6 +38,10 @@ def points_of(info: StepInfo, stage: Rl) -> list[str]:
         found += OF_CRITIC
     if stage.eval_prompts is not None:
         found += ["eval_reward", "reward_gap"]
+    if any(keeps_older(slot) for slot in info.slots):
+        found += OF_AGE
+    if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, DriveUse)):
+        found += OF_STREAM
     if any("lp_ref_T" in slot.signature.supplied for slot in info.slots):
         found.append("kl")
     return found

@@ -19,7 +19,7 @@ stages:
     rewards: [answers.exact, {use: formats.matches, pattern: x}]
     max_steps: 2
 """
-GRPO = {"algorithm": "grpo"}
+GRPO, ASYNC = {"algorithm": "grpo"}, {"algorithm": "async_grpo"}
 
 
 @pytest.fixture
@@ -123,6 +123,38 @@ REFUSED = {
         {**GRPO, "watch": [{"metric": "rewards", "min": 0.0}]},
         "watch.0.metric", "no iteration has a point `rewards`", "`reward`",
     ),
+    "samples asked ahead as own ones": (
+        {"algorithm": "rloo", "drive": "streamed"},
+        "drive", "`streamed` keeps samples of older weights, and `none`", "ratio: token",
+    ),
+    "samples asked one step ahead and nothing between": (
+        {**GRPO, "ratio": "decoupled", "drive": "one_step_off"},
+        "drive", "`one_step_off` keeps samples of older weights, and `decoupled`", "add `correct:`",
+    ),
+    "more ahead than may be stale": (
+        {**ASYNC, "drive": use("streamed", max_staleness=1, ahead=2)},
+        "drive.ahead", "older than max_staleness, 1", "lower `ahead`",
+    ),
+    "steps counted where nobody can": (
+        {**ASYNC, "drive": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
+        "drive.steps_per_update", "`resources.rollout` has processes of its own", "leave out one",
+    ),
+    "two steps of a batch that is not complete": (
+        {**ASYNC, "drive": "periodic", "num_mini_batches": 2},
+        "num_mini_batches", "`periodic` trains on groups before the batch is complete", "num_mini_batches: 1",
+    ),
+    "a whole batch compared in pieces": (
+        {**ASYNC, "drive": "periodic", "advantage": ["center", use("scale", by="batch")]},
+        "advantage.1", "`scale` compares all of it", "by: group",
+    ),
+    "more asked for than is waited for": (
+        {**ASYNC, "drive": "periodic", "follow_up": [use("refill")]},
+        "follow_up", "`follow_up` would come too late", "drive: whole",
+    ),
+    "a group of trainers and pieces": (
+        {**ASYNC, "drive": "periodic", "resources": {"train": {"workers": 2}}},
+        "resources.train", "which one process does by itself", "drive: streamed",
+    ),
     "a reference of no name": (
         {**GRPO, "components": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
         "components.0", "`references` names no `previous`", "previous: {every: 1}",
@@ -141,6 +173,23 @@ def test_a_contradiction_is_refused_at_its_place_with_advice(load, what):
     written = list(settings).index(where.partition(".")[0]) if where.partition(".")[0] in settings else None
     if written is not None:
         assert found[0].line == 12 + written
+
+
+def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(load, tmp_path):
+    with pytest.raises(RecipeError):
+        load(**GRPO, drive="streamd")
+    text = (tmp_path / "tried.yaml").read_text().replace("{use: formats.matches, pattern: x}", "likelihood.answer")
+    for drive, refused in (("whole", False), ("streamed", True), ("periodic", True)):
+        (tmp_path / "tried.yaml").write_text(text.replace("streamd", drive))
+        if not refused:
+            load_recipe(tmp_path / "tried.yaml")
+            continue
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(tmp_path / "tried.yaml")
+        (found,) = caught.value.problems
+        assert found.path == "stages.rl.rewards.1"
+        assert "asks for `sampler`" in found.message
+        assert "`drive: whole`" in found.advice
 
 
 MENTIONED = {
@@ -174,6 +223,13 @@ ALLOWED = {
     "an expert whom the surrogate knows": {"algorithm": "luffy", "source": [use("expert", data="traces")]},
     "an expert whom a component imitates": {"algorithm": "chord", "source": [use("expert", data="traces")]},
     "old samples under their own ratio": {**GRPO, "source": [use("replay")]},
+    "samples asked ahead under their own ratio": {**GRPO, "drive": use("streamed", max_staleness=4)},
+    "samples asked ahead and corrected": {**ASYNC, "drive": "one_step_off"},
+    "pieces of samples that are never old": {"algorithm": "rloo", "drive": "periodic"},
+    "nothing that may be old": {"algorithm": "rloo", "drive": use("streamed", max_staleness=0)},
+    "a watch on ages": {
+        **ASYNC, "drive": "streamed", "watch": [{"metric": "staleness_max", "max": 1.0}],
+    },
     "a critic with gae": {"algorithm": "ppo"},
     "a branch of the second reward": {**GRPO, "branches": [{"of": "formats.matches", "advantage": [use("center")]}]},
 }  # fmt: skip
