@@ -1,12 +1,14 @@
 """The RL loop with drives that ask ahead: the same loop, the same files, and what is different is said."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from learning.actors import Threads
 from learning.rows import write_rows
 from learning.stream_points import TIMED
 from schemas.errors import StepError
@@ -161,3 +163,23 @@ def test_what_cannot_be_judged_is_unscorable_and_no_reward_of_zero(at):
 def test_a_reward_that_breaks_ends_the_stage_with_its_own_words(at):
     with pytest.raises(StepError, match=r"nobody answers at 127\.0\.0\.1:9"):
         run(stage(drive={"use": "streamed"}, rewards=[f"{HERE}:breaks"]), at("broken"))
+
+
+@pytest.mark.parametrize("name", ["one_step_off", "real"])
+def test_workers_of_the_role_rollout_sample_what_one_process_would(at, name):
+    """Two services in threads of their own, given weights through files, the same requests and the same streams."""
+    drive = {**EXACT, "real": {"use": "streamed", "max_staleness": 2}}[name]
+    plain, apart = at("plain"), at("apart")
+    run(stage(drive=drive, max_steps=4), plain)
+    actors = Threads({"rollout": 2})
+    try:
+        run(stage(drive=drive, max_steps=4), replace(apart, actors=actors))
+    finally:
+        actors.close()
+    here, there = rows_of(plain), rows_of(apart)
+    assert Counter(r["prompt_id"] for r in there) == Counter(r["prompt_id"] for r in here)
+    assert max(r["step"] - r["version"] for r in there) <= (2 if name == "real" else 1)
+    if name == "one_step_off":
+        first = [r["token_ids"] for r in here if r["step"] < 2]
+        assert [r["token_ids"] for r in there if r["step"] < 2] == first
+        assert [r["version"] for r in there] == [r["version"] for r in here]
