@@ -1,0 +1,107 @@
+"""Tokens per second of one and of two replicas of the torch engine, each a process of Ray with one thread.
+
+    python benchmarks/replicas.py [--rounds 5] [--requests 64] [--samples 8] [--tokens 96]
+
+The engine in this process, with one thread too, is the third side; all take turns, so that a busy machine hurts all
+alike. First it proves that the three sample the same tokens. The model is the one of `benchmarks/sft_step.py`; a
+completion ends at its end token or at `--tokens`. One JSON line.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+def main() -> None:
+    """Measure, and print one line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({"benchmark": "replicas", **measured(Path(folder), told)}))
+
+
+def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
+    """The three sides in turns."""
+    from benchmarks.sft_step import make_model
+    from flows.actors import RayActors
+    from flows.workers import RayWorkers
+    from learning.engines.load import engine_of
+    from learning.policy import load_policy, set_determinism
+    from learning.replica_worker import serve
+    from learning.replicas import Replicas
+    from lineage.layout import Layout
+    from schemas.stages.base import Resources, Role
+    from schemas.use import EngineUse
+
+    set_determinism(0, 1)
+    model, use = make_model(folder), EngineUse(use="torch")
+    workers = RayWorkers(Layout(folder / "root"))
+    try:
+        home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(folder / "log"), "folders": []}
+        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home | {"secrets": frozenset()})
+        alone, *two = actors.start("rollout", serve, use, str(model), "float32")
+        one = Replicas(actors, [alone])
+        sides = {"embedded": engine_of(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
+        found = in_turns(sides, asked(told), told)
+        actors.close()
+    finally:
+        workers.close()
+    return found
+
+
+def asked(told: argparse.Namespace) -> list[Any]:
+    """Requests with prompts of 16 to 64 tokens."""
+    import random
+
+    from learning.engines.protocol import Request
+
+    source = random.Random(0)
+    prompts = [[source.randrange(8, 90) for _ in range(source.randrange(16, 65))] for _ in range(told.requests)]
+    return [Request(prompt, told.samples, seed) for seed, prompt in enumerate(prompts)]
+
+
+def in_turns(sides: dict[str, Any], requests: list[Any], told: argparse.Namespace) -> dict[str, Any]:
+    """Tokens per second of every side, after a round that also proves that they sample the same."""
+    from learning.engines.protocol import Sampling
+
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    tokens: dict[str, list[list[list[int]]]] = {}
+    for number in range(told.rounds + 1):
+        for name, engine in sides.items():
+            began = time.perf_counter()
+            made = engine.generate(requests, Sampling(1.0, told.tokens))
+            seconds = time.perf_counter() - began
+            tokens[name] = [[one.token_ids for one in of] for of in made]
+            if number:
+                rates[name].append(sum(len(ids) for of in tokens[name] for ids in of) / seconds)
+    if not tokens["embedded"] == tokens["one"] == tokens["two"]:
+        raise SystemExit("the sides sampled different tokens")
+    medians = {name: round(statistics.median(values)) for name, values in rates.items()}
+    ratios = [two / one for one, two in zip(rates["one"], rates["two"], strict=True)]
+    load, cores = round(os.getloadavg()[0], 1), len(os.sched_getaffinity(0))
+    return {
+        "tokens_per_second": medians,
+        "two_over_one": round(statistics.median(ratios), 2),
+        "two_over_one_by_round": [round(ratio, 2) for ratio in ratios],
+        "completions": len(requests) * told.samples,
+        "cores": cores,
+        "load_average": load,
+    }
+
+
+if __name__ == "__main__":
+    main()
