@@ -107,4 +107,7 @@ ALONE = Group()
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of which each rank holds a part, on every rank; others as they are."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    full = tensor.full_tensor()
+    return full.wait() if hasattr(full, "wait") else full

@@ -73,9 +73,12 @@ class Trained:
 
     def each(self, parts: Sequence[Part], function: Callable[[Part], Found]) -> list[Found]:
         """What a function of the model finds for every part, without gradient, in order and on every rank."""
-        apart = self.group.shards
         with torch.no_grad():
-            return self.group.each(parts, lambda part: self(lambda: function(part)) if apart else function(part))
+            if not self.group.shards:
+                return self.group.each(parts, function)
+            found = self.group.each(parts, lambda part: self(lambda: function(part)))
+            self.calls.reshard()  # after a backward pass that would happen by itself
+            return found
 
     @torch.no_grad()
     def copy_to(self, other: nn.Module) -> None:

@@ -39,7 +39,8 @@ def do(job, folder, group):
     checkpoints = folder / f"checkpoints-of-{job['name']}"
     if group.main and job["after"]:
         shutil.copytree(folder / f"checkpoints-of-{job['after']}", checkpoints)
-    checkpoints.mkdir(exist_ok=True)
+    elif group.main:
+        checkpoints.mkdir()
     group.barrier()
     stage = TypeAdapter(Stage).validate_python(job["stage"])
     module = importlib.import_module(f"tasks.{stage.kind}")

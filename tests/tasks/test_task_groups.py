@@ -165,7 +165,7 @@ def test_trap_20_ranks_sample_apart_and_as_one_process_does(place):
 
         folder = place / name / "0" / "outputs" / "trajectories"
         table = pq.read_table(next(folder.glob("*.parquet"))).to_pylist()
-        return [(row["step"], row["text"]) for row in table]
+        return [(row["step"], row["completion"]) for row in table]
 
     alone, both = texts("alone-rl"), texts("ddp-rl")
     assert both == alone == texts("fsdp2-rl")
