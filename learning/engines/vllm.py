@@ -89,7 +89,7 @@ class Engine:
         """
         self.version = version
         self._due = True
-        if self.host.owner is self and self.host.flying is not None:
+        if self.host.owner is self and self.host.flying:
             self.ready()
 
     def ready(self) -> Host:
@@ -98,7 +98,7 @@ class Engine:
         if not host.awake:
             self.wake()
         if self._due or host.owner is not self:
-            if host.owner is not self and host.flying is not None:
+            if host.owner is not self and host.flying:
                 raise StepError("engine vllm: another policy's completions are in flight here; suspend them first")
             self.deliver(weights_of(self.policy.model).items())
         return host
@@ -129,7 +129,7 @@ class Engine:
 
     def _prove(self, host: Host) -> None:
         """Compare log-probabilities with the policy's, where nothing else is in flight."""
-        if host.flying is not None:
+        if host.flying:
             return
         vocabulary = self.policy.model.get_input_embeddings().num_embeddings
         prompt = [token % vocabulary for token in PROBE][: self.max_length - 2]

@@ -1,16 +1,20 @@
 """Completions in vLLM, decode step by decode step.
 
 Every sample is a request of its own to vLLM, with the tokens that it has begun as a part of the prompt; a prompt that
-several share is computed once, by vLLM's prefix cache.
+several share is computed once, by vLLM's prefix cache. Flights of one engine may be in the air together: a step of one
+moves all of them, and what ended waits for the next step of its own flight.
 """
 
+import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.vllm_host import Host, apart
 from schemas.errors import StepError
+
+Finish = Literal["stop", "length", "suspended"]
 
 
 @dataclass
@@ -19,59 +23,51 @@ class Running:
 
     ticket: int
     sample: int
-    id: str
+    name: str
     begun: tuple[int, ...]
-    limit: int
-    """New tokens at most."""
     ids: list[int] = field(default_factory=list)
-    drawn: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Log-probability and entropy by place in the completion."""
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
 
-    def take(self, new: list[int], version: int) -> None:
-        """Add tokens that the weights of a version have sampled."""
-        self.ids += new
-        if new and self.versions and self.versions[-1][0] == version:
-            self.versions[-1] = (version, self.versions[-1][1] + len(new))
-        elif new:
-            self.versions.append((version, len(new)))
+    def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
+        """Add a token that the weights of a version have sampled."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
 
     def ends_with(self, sequence: tuple[int, ...]) -> bool:
         """Whether the completion, what was begun included, ends with a stop sequence."""
         return (*self.begun, *self.ids)[-len(sequence) :] == sequence
 
-    def generation(self, finish: Any, *, entropy: bool) -> Generation:
+    def generation(self, finish: Finish, *, entropy: bool) -> Generation:
         """What there is of it."""
-        drawn = [self.drawn[len(self.begun) + k] for k in range(len(self.ids))]
-        entropies = [e for _, e in drawn] if entropy else []
-        return Generation(self.ids, [lp for lp, _ in drawn], finish, entropies, self.versions, self.sample)
+        entropies = self.entropies if entropy else []
+        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, self.sample)
+
+
+Ended = tuple[Running, Generation]
 
 
 class VllmFlight:
-    """Flight over a host; one at a time, because the weights and the processor are the host's."""
+    """Flight over a host."""
 
     def __init__(self, engine: Any, host: Host, sampling: Sampling) -> None:
         if not all(sampling.stop):
             raise StepError("engine vllm: a stop sequence is empty")
         self.engine, self.host, self.sampling = engine, host, sampling
         self.open: dict[int, Running] = {}
-        self.by_id: dict[str, int] = {}
-        self.count = 0
-        self._claim()
-
-    def _claim(self) -> None:
-        """Make the host's sampling this flight's."""
-        flying = self.host.flying
-        if flying is self:
-            return
-        if flying is not None:
-            raise StepError("engine vllm: another flight has not ended; suspend it first")
-        self.host.lend(self)
+        self.ended: list[Ended] = []
+        self.lent = host.lend(self)
 
     @property
     def running(self) -> int:
-        """Completions that have not ended."""
-        return len(self.open)
+        """Completions that have not ended, or have not been returned."""
+        return len(self.open) + len(self.ended)
 
     def add(self, ticket: int, request: Request) -> None:
         """Begin the `n` completions of a request."""
@@ -79,86 +75,80 @@ class VllmFlight:
         for i in range(request.n):
             self.begin(ticket, request, request.first + i)
 
-    def begin(self, ticket: int, request: Request, sample: int, window: int | None = None) -> int:
-        """Begin one completion, of `window` new tokens at most; returns its number."""
-        self._claim()
-        number, self.count = self.count, self.count + 1
-        left = self.sampling.max_new_tokens - len(request.begun)
-        one = Running(ticket, sample, f"{ticket}-{number}", tuple(request.begun), min(left, window or left))
+    def begin(self, ticket: int, request: Request, sample: int, window: int | None = None) -> None:
+        """Begin one completion, of `window` new tokens at most."""
+        self.engine.ready()
+        number = next(self.host.numbers)
+        one = Running(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
+        left = self.sampling.max_new_tokens - len(one.begun)
+        heat = self.sampling.temperature if request.temperature is None else request.temperature
+        told = {
+            "number": number,
+            "sampling": self.lent,
+            "temperature": float(heat),
+            "begun": len(one.begun),
+            "most": self.sampling.max_new_tokens,
+            "stream": [request.seed, sample],
+        }
+        ids = {"prompt_token_ids": [*request.prompt_ids, *one.begun]}
         with apart():
-            ids = [*request.prompt_ids, *request.begun]
-            self.host.llm.add_request(one.id, {"prompt_token_ids": ids}, self._params(request, one, number))
-        self.open[number], self.by_id[one.id] = one, number
-        self.host.ids.add(one.id)
-        return number
+            self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), told))
+        self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
 
-    def _params(self, request: Request, one: Running, number: int) -> Any:
+    def _params(self, limit: int, told: dict[str, Any]) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        heat = self.sampling.temperature if request.temperature is None else request.temperature
         return SamplingParams(
-            max_tokens=one.limit,
+            max_tokens=limit,
             ignore_eos=True,
             stop_token_ids=[self.engine.policy.tokenizer.eos_token_id],
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            extra_args={
-                "number": number,
-                "temperature": float(heat),
-                "begun": len(request.begun),
-                "most": self.sampling.max_new_tokens,
-                "stream": [request.seed, one.sample],
-            },
+            extra_args=told,
         )
 
     def step(self) -> list[tuple[int, Generation]]:
         """One decode step; what ended."""
         return [(one.ticket, made) for one, made in self.advance()]
 
-    def advance(self) -> list[tuple[Running, Generation]]:
+    def advance(self) -> list[Ended]:
         """One decode step; the completions that ended, with what became of them."""
-        if not self.open:
-            return []
-        self.engine.ready()
-        with apart():
-            outputs = self.host.llm.step()
-            records = self.host.call("posttrain_records")
-        for number, place, logprob, entropy in records:
-            if number in self.open:
-                self.open[number].drawn[place] = (logprob, entropy)
-        ended = []
-        for output in outputs:
-            number = self.by_id.get(output.request_id)
-            if number is not None and (finish := self._taken(self.open[number], output)):
-                ended.append(self._close(number, finish))
+        if self.open:
+            self.engine.ready()
+            self.host.step()
+        ended, self.ended = self.ended, []
         return ended
 
-    def _taken(self, one: Running, output: Any) -> str | None:
-        """Take a step's token; how the completion has ended, if it has."""
-        done = output.outputs[0]
-        one.take(list(done.token_ids), self.engine.version)
-        eos = self.engine.policy.tokenizer.eos_token_id
-        if one.ids[-1:] == [eos] or any(one.ends_with(sequence) for sequence in self.sampling.stop):
-            if not output.finished:
-                self.host.abort([one.id])
-            return "stop"
-        if not output.finished:
-            return None
-        return "length" if len(one.begun) + len(one.ids) >= self.sampling.max_new_tokens else "suspended"
+    def place(self, number: int) -> int:
+        """Place of a completion's next token."""
+        return len(self.open[number].begun) + len(self.open[number].ids)
+
+    def took(self, number: int, token: int, logprob: float, entropy: float, over: bool) -> None:
+        """A completion's next token; `over`: vLLM has ended it."""
+        one = self.open[number]
+        one.take(token, logprob, entropy, self.engine.version)
+        if token == self.engine.policy.tokenizer.eos_token_id or any(map(one.ends_with, self.sampling.stop)):
+            self._close(number, "stop", over)
+        elif over:
+            whole = len(one.begun) + len(one.ids) >= self.sampling.max_new_tokens
+            self._close(number, "length" if whole else "suspended", over)
+
+    def _close(self, number: int, finish: Finish, over: bool) -> None:
+        one = self.open.pop(number)
+        if over:
+            self.host.open.pop(one.name)
+        else:
+            self.host.abort([one.name])
+        self.ended.append((one, one.generation(finish, entropy=self.sampling.entropy)))
 
     def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
-        """Take completions out (None: all), in the order of their beginning."""
+        """Take completions out (None: all), in the order of their beginning; those that ended come along."""
         return [(one.ticket, made) for one, made in self.take_out(tickets)]
 
-    def take_out(self, tickets: Collection[int] | None = None) -> list[tuple[Running, Generation]]:
+    def take_out(self, tickets: Collection[int] | None = None) -> list[Ended]:
         """The same with the completions themselves."""
-        chosen = [number for number, one in self.open.items() if tickets is None or one.ticket in tickets]
-        self.host.abort([self.open[number].id for number in chosen])
-        return [self._close(number, "suspended") for number in chosen]
-
-    def _close(self, number: int, finish: str) -> tuple[Running, Generation]:
-        one = self.open.pop(number)
-        del self.by_id[one.id]
-        self.host.ids.discard(one.id)
-        return one, one.generation(finish, entropy=self.sampling.entropy)
+        for number in [n for n, one in self.open.items() if tickets is None or one.ticket in tickets]:
+            self._close(number, "suspended", over=False)
+        ended, self.ended = self.ended, []
+        return ended

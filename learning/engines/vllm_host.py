@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -43,33 +44,53 @@ class Host:
         self.owner: Any = None
         self.version = -1
         self.awake = True
-        self.ids: set[str] = set()
-        """Names of the requests in vLLM."""
-        self._flight: Callable[[], Any] = lambda: None
+        self.open: dict[str, tuple[Callable[[], Any], int]] = {}
+        """Requests in vLLM by name: whose flight, and the number of the completion."""
+        self.numbers = count()
+        self._flights: dict[int, Callable[[], Any]] = {}
         with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart():
             config.save_pretrained(folder)
             self.llm = _started(folder, options)
             self.call("posttrain_install")
 
     @property
-    def flying(self) -> Any:
-        """The flight that has completions running here, if any; those of one that nobody holds any more are ended."""
-        flight = self._flight()
-        if flight is None:
-            self.abort(self.ids)
-        return flight if flight is not None and flight.running else None
+    def flying(self) -> bool:
+        """Whether completions are running here; those of a flight that nobody holds any more are ended."""
+        self.abort(self._orphans())
+        return bool(self.open)
 
-    def lend(self, flight: Any) -> None:
-        """Make the sampling that of a flight."""
-        self._flight = weakref.ref(flight)
-        self.call("posttrain_sampling", flight.sampling.processor, flight.sampling.entropy)
+    def _orphans(self) -> list[str]:
+        return [name for name, (flight, _) in self.open.items() if flight() is None]
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def lend(self, flight: Any) -> int:
+        """A number for the sampling of a flight."""
+        self.abort(self._orphans())
+        number, over = next(self.numbers), [n for n, known in self._flights.items() if known() is None]
+        for one in over:
+            del self._flights[one]
+        self._flights[number] = weakref.ref(flight)
+        self.call("posttrain_sampling", number, flight.sampling.processor, flight.sampling.entropy, over)
+        return number
+
+    def step(self) -> None:
+        """One decode step of everything that runs here; flights are told what became of their completions."""
+        with apart():
+            outputs = self.llm.step()
+            records = self.call("posttrain_records")
+        drawn = {(number, place): rest for number, place, *rest in records}
+        for output in outputs:
+            flight, number = self.open.get(output.request_id, (lambda: None, -1))
+            if (known := flight()) is not None:
+                for token in output.outputs[0].token_ids:
+                    known.took(number, token, *drawn[number, known.place(number)], output.finished)
+
+    def abort(self, names: Iterable[str]) -> None:
         """End requests in vLLM."""
-        if ended := list(ids):
+        if ended := list(names):
             with apart():
                 self.llm.abort_request(ended)
-            self.ids.difference_update(ended)
+            for name in ended:
+                self.open.pop(name, None)
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of every worker; returns what the first one says."""

@@ -4,7 +4,7 @@ Tokens are drawn as engine `torch` draws them, by `picking.pick` from the stream
 not depend on what runs beside it, goes on from where it was suspended, and reports the log-probabilities of the
 distribution it was drawn from. vLLM's own sampler has neither streams that can go on nor processors of a call.
 
-Shapes: B rows of a decode step, V vocabulary.
+Shapes: B rows of a decode step, X those of them with one sampling, V vocabulary.
 """
 
 from collections.abc import Iterable
@@ -28,9 +28,10 @@ Record = tuple[int, int, float, float]
 
 @dataclass(frozen=True)
 class Row:
-    """One running completion: its number, temperature, tokens begun before, stream, and what it has sampled here."""
+    """One running completion: number, sampling, temperature, tokens begun before, stream, what it has sampled here."""
 
     number: int
+    sampling: int
     temperature: float
     begun: int
     uniform_K: np.ndarray
@@ -69,7 +70,9 @@ class Rows(LogitsProcessor):
                 continue
             stream = np.random.Generator(np.random.Philox(key=np.array(told["stream"], dtype=np.uint64)))
             uniform_K = stream.random(told["most"])
-            self.rows[index] = Row(told["number"], told["temperature"], told["begun"], uniform_K, sampled)
+            self.rows[index] = Row(
+                told["number"], told["sampling"], told["temperature"], told["begun"], uniform_K, sampled
+            )
         for first, second, direction in batch_update.moved:
             row, other = self.rows.pop(first, None), self.rows.pop(second, None)
             if row is not None:
@@ -83,8 +86,8 @@ class Picking(Sampler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.processor: Processor | None = None
-        self.entropy = False
+        self.samplings: dict[int, tuple[Processor | None, bool]] = {}
+        """What changes the distributions of a flight's rows, and whether their entropies are wanted."""
         self.records: list[Record] = []
 
     def sample(
@@ -95,21 +98,32 @@ class Picking(Sampler):
         if found is None or not found.rows:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
         rows = [found.rows[index] for index in range(len(logits))]
+        together: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            together.setdefault(row.sampling, []).append(index)
+        token_B = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
+        for sampling, members in together.items():
+            at_X = torch.tensor(members, device=logits.device)
+            token_B[at_X] = self._picked(logits[at_X], [rows[index] for index in members], *self.samplings[sampling])
+        return token_B, None
+
+    def _picked(self, logits_XV: Tensor, rows: list[Row], processor: Processor | None, entropy: bool) -> Tensor:
+        """Tokens of rows with one sampling (X,)."""
         heats, places = [row.temperature for row in rows], [row.place for row in rows]
         uniforms = [row.uniform_K[min(row.place, len(row.uniform_K) - 1)] for row in rows]
         picked = pick(
-            logits,
-            torch.tensor(heats, dtype=torch.float32, device=logits.device),
-            torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] if any(heats) else None,
+            logits_XV,
+            torch.tensor(heats, dtype=torch.float32, device=logits_XV.device),
+            torch.tensor(uniforms, dtype=torch.float64, device=logits_XV.device)[:, None] if any(heats) else None,
             greedy=not all(heats),
-            place_B=torch.tensor(places, device=logits.device),
-            processor=self.processor,
-            entropy=self.entropy,
+            place_B=torch.tensor(places, device=logits_XV.device),
+            processor=processor,
+            entropy=entropy,
         )
         entropies = [0.0] * len(rows) if picked.entropy_B is None else picked.entropy_B.tolist()
         numbers = [row.number for row in rows]
         self.records += zip(numbers, places, picked.logprob_B.tolist(), entropies, strict=True)
-        return picked.token_B, None
+        return picked.token_B
 
 
 class Extension:
@@ -121,10 +135,12 @@ class Extension:
         """Draw tokens by `Picking` from now on."""
         self.model_runner.sampler = Picking()
 
-    def posttrain_sampling(self, processor: Processor | None, entropy: bool) -> None:
-        """What changes the distributions of the coming steps, and whether entropies are wanted."""
-        self.model_runner.sampler.processor = processor
-        self.model_runner.sampler.entropy = entropy
+    def posttrain_sampling(self, number: int, processor: Processor | None, entropy: bool, over: list[int]) -> None:
+        """What a flight samples like, from now on; those in `over` have ended."""
+        samplings = self.model_runner.sampler.samplings
+        samplings[number] = (processor, entropy)
+        for one in over:
+            samplings.pop(one, None)
 
     def posttrain_records(self) -> list[Record]:
         """What was drawn since the last call."""

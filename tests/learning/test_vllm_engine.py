@@ -298,21 +298,30 @@ def test_flight_suspends_and_takes_up_again_while_weights_change(wide_policy):
         assert g.logprobs[under_old:] == pytest.approx(now.tolist(), abs=1e-5)
 
 
-def test_one_flight_at_a_time(wide_policy):
+def test_flights_of_one_engine_are_in_the_air_together(wide_policy):
+    """With samplings of their own, and a whole call in between."""
     engine = Engine(wide_policy)
-    flight = engine.flight(Sampling(1.0, 8))
-    flight.add(0, REQUESTS[0])
-    with pytest.raises(StepError, match="another flight has not ended"):
-        engine.generate(REQUESTS, Sampling(1.0, 8))
+    samplings = [Sampling(1.0, 12), Sampling(1.0, 9, entropy=True), Sampling(0.7, 12, processor=only_even)]
+    alone = [engine.generate(REQUESTS, sampling) for sampling in samplings]
+    flights = [engine.flight(sampling) for sampling in samplings]
+    for flight in flights:
+        for ticket, request in enumerate(REQUESTS):
+            flight.add(ticket, request)
+    made = [{(ticket, g.sample): g for ticket, g in flight.step()} for flight in flights]
+    assert plain(engine.generate(REQUESTS, samplings[0])) == plain(alone[0])
+    while any(flight.running for flight in flights):
+        for found, flight in zip(made, flights, strict=True):
+            found.update({(ticket, g.sample): g for ticket, g in flight.step()})
+    for found, expected, sampling in zip(made, alone, samplings, strict=True):
+        assert plain([[found[r, i] for i in range(4)] for r in range(5)]) == plain(expected)
+        assert all(bool(g.entropies) == sampling.entropy for g in found.values())
     other = Policy(copy.deepcopy(wide_policy.model), wide_policy.tokenizer, wide_policy.max_length)
+    flights[0].add(0, REQUESTS[0])
+    flights[0].step()
     with pytest.raises(StepError, match="another policy's completions are in flight"):
         Engine(other).generate(REQUESTS, Sampling(1.0, 8))
-    assert len(flight.suspend()) == 4
-    assert len(engine.generate(REQUESTS, Sampling(1.0, 8))) == 5
-    flight.add(0, REQUESTS[0])
-    flight.step()
-    del flight  # what nobody holds any more is in nobody's way
-    assert len(engine.generate(REQUESTS, Sampling(1.0, 8))) == 5
+    del flights, flight  # what nobody holds any more is in nobody's way
+    assert len(Engine(other).generate(REQUESTS, Sampling(1.0, 8))) == 5
 
 
 def test_what_cannot_be_sampled_is_said_before(wide_policy, tiny_policy):
