@@ -20,12 +20,11 @@ from learning.row_journal import RowJournal
 from learning.rows import read_rows
 from learning.sampling import Sample, best_of, sample_rows, weighted_scores
 from learning.weight_geometry import weight_lines
-from schemas.endpoint import endpoints_in
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of
+from tasks.remote import Bills, desk_of, spending
 
 Row = dict[str, Any]
 SHOWN_PER_FAMILY = 4
@@ -112,8 +111,7 @@ class Work:
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
         found = placed([*rewards, *selector], context.actors)
         self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
-        # What a server samples it charges for: its bills tell.
-        self.spend = (lambda tokens: None) if endpoints_in(stage.engine.options) else context.spend
+        self.spend = context.spend
 
     def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
         """Completions of one model, their scores (P, N), and with a program what it asked.
@@ -138,6 +136,7 @@ class Work:
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
             engine_for(stage.engine, policy, context.actors, folder, self.desk) as engine,
         ):
+            self.spend = spending(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
             if stage.program:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)

@@ -1,11 +1,18 @@
 """What a step that asks remote models needs: its desk, and telling what they cost."""
 
+from collections.abc import Callable
+
 from learning.remote.answers import FILE, Answers, Spent
 from learning.remote.desk import Desk
 from tasks.context import Context
 
 EVERY = 20
 """Answers between looks at what was spent."""
+
+
+def spending(context: Context, engine: object) -> Callable[[int], None]:
+    """What hears of sampled tokens: nobody, where a server charges for them and `Bills` tells."""
+    return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
 def desk_of(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:

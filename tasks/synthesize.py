@@ -13,11 +13,10 @@ import pyarrow as pa
 from learning.inquiry import Inquiry
 from learning.lookup import bind
 from learning.rows import SCHEMAS, read_rows, row_writer, scan_rows
-from schemas.endpoint import endpoints_in
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of
+from tasks.remote import Bills, desk_of, spending
 
 if TYPE_CHECKING:
     from tasks.inquired import Inquired
@@ -118,11 +117,12 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     search = bind(stage.search, "search", context.inputs)
     sampling = Sampling(stage.temperature, stage.max_completion_length)
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
-    spend, used = (lambda tokens: None) if endpoints_in(stage.engine.options) else context.spend, 0
+    used = 0
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
         engine_for(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
     ):
+        spend = spending(context, engine)
         for start in range(0, len(problems), size):
 
             def told(done: int, tokens: int, before: int = start) -> None:

@@ -28,6 +28,9 @@ class Engine:
     if the server runs with `--logprobs-mode processed_logprobs`) or `text` (any server with `/v1/completions`).
     """
 
+    charges = True
+    """The server's bills say what samples cost; the step does not count them again."""
+
     def __init__(
         self, policy: Policy, desk: Desk, *, endpoint: Endpoint, prompts: Literal["token_ids", "text"] = "token_ids"
     ) -> None:
