@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from learning.inquiry import Inquiry
-from learning.lookup import bind
+from learning.lookup import Bound, bind
 from learning.rows import SCHEMAS, read_rows, row_writer, scan_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
@@ -108,8 +108,7 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     from learning.sampling import sample_rows, weighted_scores
 
     set_determinism(context.seed, context.num_threads)
-    bound = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
-    rewards = placed(bound, context.actors)
+    rewards = placed(bound_rewards(stage, context), context.actors)
     policy = load_policy(context.input("model"), device=context.device)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
@@ -139,6 +138,11 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
             if stage.max_tokens_total and used >= stage.max_tokens_total and left > 0:
                 tally.capped = {"capped": True, "missing": left * stage.num_generations}
                 return
+
+
+def bound_rewards(stage: Synthesize, context: Context) -> list[Bound]:
+    """The functions that score samples."""
+    return [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
 
 
 def accepted(stage: Synthesize, tried: list[Row]) -> list[Row]:
