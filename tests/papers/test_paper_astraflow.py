@@ -1,0 +1,234 @@
+"""AstraFlow: a policy that stands still holds up no other, a rollout worker may die, and data algorithms are a list.
+
+Not shown: regions, machines of several kinds, 2.7 times the speed. Policies take turns in rounds of stages: a paused
+one holds up the round after. A worker that has died is made anew in its place; none is added beside the others.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from flows.compile import compile_recipe
+from learning.actors import Threads
+from learning.checksum import checksum
+from learning.collecting import bind_collecting, collect, gate
+from learning.engines.protocol import Request, Sampling
+from learning.engines.torch import Engine
+from learning.history import History
+from learning.lookup import bind
+from learning.policy import load_policy
+from learning.replicas import Replicas
+from learning.rl_state import resume, save
+from learning.rollout_service import RolloutService
+from learning.rows import write_rows
+from learning.worlds.atlas import look_up
+from learning.worlds.observers import looked_up
+from lineage.layout import Layout
+from schemas.recipe import load_recipe
+from tasks import rl
+from tasks.context import Context
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "astraflow.yaml"
+STAGES = load_recipe(RECIPE, profile="tiny").stages
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return bind(STAGES["facts"].problems[0])()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    rows = bind(STAGES["corpus"].problems[0])()
+    for row in rows:
+        row["completion"] = [{"role": "assistant", "content": row["answer"]}]
+    (tmp_path / "corpus").mkdir()
+    write_rows(tmp_path / "corpus", "chat", rows)
+    return tmp_path / "corpus"
+
+
+def test_a_good_query_finds_the_document_that_has_the_answer(facts, corpus):
+    assert len(facts) == 52
+    for row in facts:
+        (shown,) = looked_up([look_up(row, None)], corpus)
+        assert shown == f"{look_up(row, None)} {row['answer']}"
+
+
+# A policy that stands still
+
+
+def loop_of(name, where, seed, folders):
+    """The recipe's stage in small, ready to go on where its checkpoints say."""
+    small = {"generation_batch_size": 4, "num_generations": 2, "max_steps": 4, "filter": None}
+    stage = STAGES[name].model_copy(update=small)
+    partner = "rewards.0.partner" if "searcher" in name else "plan.partner"
+    data = "rewards.0.data" if "searcher" in name else "plan.data"
+    inputs = {
+        "model": folders["policy"],
+        "prompts": folders["facts"],
+        partner: folders["policy"],
+        data: folders["corpus"],
+    }
+    where.mkdir(exist_ok=True)
+    context = Context(inputs, where, where / "checkpoints", seed)
+    return rl.prepare(stage, context), stage, context
+
+
+def digest(loop):
+    return {name: checksum(p.detach()) for name, p in loop.policy.model.named_parameters()}
+
+
+def test_a_paused_policy_stays_as_it_is_with_its_rows_while_the_other_goes_on(
+    tiny_policy_folder, facts, corpus, tmp_path
+):
+    (tmp_path / "facts").mkdir()
+    write_rows(tmp_path / "facts", "prompts", facts)
+    folders = {"policy": tiny_policy_folder, "facts": tmp_path / "facts", "corpus": corpus}
+    answerer, stage, context = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
+    for step in range(resume(answerer), 2):
+        rl.iterate(answerer, stage, context, step)
+    save(answerer, 2)
+    paused = digest(answerer)
+    rows = {path.name: path.read_bytes() for path in (tmp_path / "b" / "checkpoints" / "trajectories").iterdir()}
+    answerer.close()
+
+    searcher, its, around = loop_of("rounds-1-searcher", tmp_path / "a", 2, folders)
+    seen = [digest(searcher)]
+    for step in range(resume(searcher), 3):
+        rl.iterate(searcher, its, around, step)
+        seen.append(digest(searcher))
+    assert searcher.optimizer.state_dict()["state"][0]["step"] >= 1
+    assert searcher.curves.last["step"] == 3 if "step" in searcher.curves.last else True
+    searcher.close()
+
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "b" / "checkpoints" / "trajectories").iterdir()}
+    assert kept == rows
+    again, stage, context = loop_of("rounds-1-answerer", tmp_path / "b", 1, folders)
+    assert resume(again) == 2
+    assert digest(again) == paused
+    for step in (2, 3):
+        rl.iterate(again, stage, context, step)
+    rl.publish(again, stage, context)
+    again.close()
+    table = pq.read_table(next((tmp_path / "b" / "outputs" / "trajectories").glob("*.parquet"))).to_pylist()
+    own = Counter(line["step"] for line in table if line["source"] == "policy")
+    assert own == dict.fromkeys(range(4), 4)
+
+
+def test_in_a_round_neither_policy_reads_what_the_other_makes_in_it(tmp_path):
+    plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
+    key = {step.name: step.key for step in plan.steps}
+
+    def reads(name):
+        return {one.get("key") for one in plan.step(name).identity["inputs"].values()}
+
+    for number in (1, 2):
+        searcher, answerer = f"rounds-{number}-searcher", f"rounds-{number}-answerer"
+        assert key[answerer] not in reads(searcher)
+        assert key[searcher] not in reads(answerer)
+    assert {key["rounds-1-searcher"], key["rounds-1-answerer"]} <= reads("rounds-2-searcher")
+
+
+# A worker that dies
+
+
+class Mortal(RolloutService):
+    """A service whose process ends after it has given some."""
+
+    lives: list = []
+
+    def __init__(self, folder, after):
+        policy = load_policy(folder)
+        super().__init__(Engine(policy), lambda receipt: None, policy)
+        self.given, self.after = 0, after if not Mortal.lives else None
+        Mortal.lives.append(self)
+        self.start()
+
+    def collect(self, wait_s=0.0):
+        if self.after is not None and self.given >= self.after:
+            raise SystemExit
+        made = super().collect(wait_s)
+        self.given += len(made)
+        return made
+
+
+def test_a_rollout_worker_dies_and_every_task_is_done_once(tiny_policy, tiny_policy_folder, facts):
+    Mortal.lives = []
+    actors = Threads({"rollout": 2})
+    engine = Replicas(actors, actors.start("rollout", Mortal, tiny_policy_folder, 3), in_flight=6)
+    requests = [
+        Request(tiny_policy.tokenizer.encode(row["prompt"][0]["content"]), 2, number)
+        for number, row in enumerate(facts[:20])
+    ]
+    sampling = Sampling(1.5, 6)
+    engine.submit(list(enumerate(requests)), sampling)
+    found = Counter()
+    texts = {}
+    while made := engine.collect(until_some=True):
+        for ticket, one in made:
+            found[ticket, one.sample] += 1
+            texts[ticket, one.sample] = one.token_ids
+    assert found == dict.fromkeys(((i, k) for i in range(20) for k in range(2)), 1)
+    assert len(Mortal.lives) == 3
+    alone = Engine(tiny_policy).generate(requests, sampling)
+    assert texts == {(i, k): alone[i][k].token_ids for i in range(20) for k in range(2)}
+    for remote in engine.replicas:
+        remote.remote.stop()
+    for one in Mortal.lives:
+        one.close()
+
+
+# Data algorithms
+
+
+def served(name, answering, facts, corpus, monkeypatch, steps=4):
+    """Batches of a stage's searcher: whose trials, and which groups the filter keeps."""
+    from learning.rewards import collective
+
+    partner = answering(lambda prompt, number: next((r["answer"] for r in facts if f" {r['answer']};" in prompt), "x"))
+    monkeypatch.setattr(collective, "guest", lambda folder: partner)
+    parts = bind_collecting(STAGES[name], {"rewards.0.partner": Path("b"), "rewards.0.data": corpus})
+    history, states, found = History(), {}, []
+
+    def write(prompt, number):
+        """Right queries of every other sample, of all samples of a problem that begins with t."""
+        relation, _, town = prompt.split("?")[0].rpartition("\n")[2].strip().partition(" of ")
+        return f"{town} {relation}" if number % 2 or relation == "trade" else f"{town} none"
+
+    for step in range(steps):
+        sampler = answering(write, step=step, max_new_tokens=12)
+        have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
+        trials = collect(parts, sampler, history, {}, have)
+        batch = gate(parts.filter, trials, step, {}, {**have, "history": history})
+        found.append((trials, batch))
+    return found
+
+
+def test_replay_is_an_entry_of_a_list(answering, facts, corpus, monkeypatch):
+    with_it, without = STAGES["rounds-1-searcher"], STAGES["fresh"]
+    differ = {name for name in type(with_it).model_fields if getattr(with_it, name) != getattr(without, name)}
+    assert differ <= {"source", "model", "rewards", "seed"}
+    assert (len(with_it.source), without.source) == (1, [])
+    share = []
+    for trials, _ in served("rounds-1-searcher", answering, facts, corpus, monkeypatch):
+        counts = Counter(t.source for t in trials)
+        share.append(counts["replay"] / sum(counts.values()))
+    assert share == [0.0] + [pytest.approx(2 / 10)] * 3
+    for trials, _ in served("fresh", answering, facts, corpus, monkeypatch):
+        assert {t.source for t in trials} == {"policy"}
+
+
+def test_the_filter_is_one_too(answering, facts, corpus, monkeypatch):
+    (trials, batch), *_ = served("fresh", answering, facts, corpus, monkeypatch)
+    rewards = {}
+    for trial in trials:
+        rewards.setdefault(trial.group, set()).add(trial.reward)
+    varied = {group for group, values in rewards.items() if len(values) > 1}
+    assert 0 < len(varied) < len(rewards)
+    assert set(batch.paths["group"].tolist()) == varied
+    assert bool(torch.isfinite(batch.paths["reward"]).all())
+    assert replace(trials[0]).reward in (0.0, 1.0)
