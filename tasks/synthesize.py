@@ -114,9 +114,8 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     bills = Bills(context, desk)
     score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk)
     search = bind(stage.search, "search", context.inputs)
-    sampling = Sampling(stage.temperature, stage.max_completion_length)
+    sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
-    used = 0
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
         engine_for(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
