@@ -16,13 +16,14 @@ class Teacher:
 
     `500` and the like (with `Retry-After` for 429), `hang`, `drop` and `refuse` come before an answer is made;
     `malformed`, `truncated` and `lost` after it, so it is paid for. A try that carries the idempotency key of an
-    answer gets it again and pays nothing, if the server `knows_keys`. `answer(body)` gives text and finish.
+    answer gets it again and pays nothing, if the server `knows_keys`. While the `gate` is closed requests are held;
+    afterwards they are dropped if the server `drops_held`. `answer(body)` gives text and finish.
     """
 
-    def __init__(self, answer=None, script=None, *, knows_keys=True, retry_after="0.001", usage=True):
+    def __init__(self, answer=None, script=None, *, knows_keys=True, retry_after="0.001", usage=True, drops_held=False):
         self.answer = answer or (lambda body: (f"said {body['seed']}", "stop"))
         self.script = {key: list(words) for key, words in (script or {}).items()}
-        self.knows_keys, self.retry_after, self.usage = knows_keys, retry_after, usage
+        self.knows_keys, self.retry_after, self.usage, self.drops_held = knows_keys, retry_after, usage, drops_held
         self.lock, self.over, self.gate = threading.Lock(), threading.Event(), threading.Event()
         self.gate.set()
         self.tries, self.made, self.paid, self.met = defaultdict(int), {}, [], Counter()
@@ -85,10 +86,11 @@ class Handler(BaseHTTPRequestHandler):
             teacher.headers.append({name.lower(): value for name, value in self.headers.items()})
             teacher.under_way += 1
             teacher.most_under_way = max(teacher.most_under_way, teacher.under_way)
-            teacher.held += not teacher.gate.is_set()
+            held = not teacher.gate.is_set()
+            teacher.held += held
         try:
             teacher.gate.wait(LIMIT)
-            self.meet(teacher.next_word(body), body)
+            self.meet("drop" if held and teacher.drops_held else teacher.next_word(body), body)
         finally:
             with teacher.lock:
                 teacher.under_way -= 1

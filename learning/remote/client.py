@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from functools import lru_cache
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_exponential, wait_random
 
 from learning.remote.answers import Answers, Paid
+from learning.remote.claims import Claims
 from learning.remote.desk import Desk
 from learning.remote.gate import Cap, Gate
 from learning.remote.keeper import Keeper
@@ -38,11 +39,8 @@ def ask(
     without, passing the desk's limit on what the step pays raises StepError. So do failures that concern every
     request, and more failures for good than the endpoint allows; the answers that came until then are kept.
     """
-    answers = Answers(desk.folder)
-    try:
-        return asyncio.run(_Round(endpoint, desk, questions, answers, cap, on_answer).ended())
-    finally:
-        answers.close()
+    with closing(Answers(desk.folder)) as answers, closing(Claims(desk.folder)) as claims:
+        return asyncio.run(_Round(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
 
 
 @lru_cache(maxsize=64)
@@ -72,10 +70,11 @@ class _Round:
     """One call of `ask`."""
 
     def __init__(
-        self, endpoint: Endpoint, desk: Desk, questions: Sequence[Question], answers: Answers, cap: Cap | None,
-        on_answer: Callable[[int], None],
+        self, endpoint: Endpoint, desk: Desk, questions: Sequence[Question], answers: Answers, claims: Claims,
+        cap: Cap | None, on_answer: Callable[[int], None],
     ):  # fmt: skip
-        self.endpoint, self.desk, self.questions, self.answers = endpoint, desk, questions, answers
+        self.endpoint, self.desk, self.questions = endpoint, desk, questions
+        self.answers, self.claims = answers, claims
         self.keeper, self.on_answer, self.done, self.failed = Keeper(answers), on_answer, 0, 0
         self.asked = Asked([None] * len(questions), [False] * len(questions))
         self.keys = [question.key(endpoint) for question in questions]
@@ -129,24 +128,36 @@ class _Round:
                 answer = await self.under_way[key]
                 self.asked.cached[place] = isinstance(answer, Answer)
             else:
-                answer = await self._asked(question, key)
+                answer = await self._asked(place, question, key)
         finally:
             self.rows.settle(question, answer if isinstance(answer, Answer) else None)
         self.asked.answers[place] = answer
         self.done += 1
         self.on_answer(self.done)
 
-    async def _asked(self, question: Question, key: str) -> Answer | Failed:
+    async def _asked(self, place: int, question: Question, key: str) -> Answer | Failed:
         future = self.under_way[key] = asyncio.get_running_loop().create_future()
         answer: Answer | Failed = Failed("abandoned")
         try:
-            answer = await self._paid(question, key)
+            answer = await self._claimed(place, question, key)
             if isinstance(answer, Answer):
                 self.known[key] = answer
         finally:
             del self.under_way[key]
             future.set_result(answer)
         return answer
+
+    async def _claimed(self, place: int, question: Question, key: str) -> Answer | Failed:
+        """The answer of whoever asks the same just now, in another process, or else the server's."""
+        while not self.claims.take(key):
+            await self._doze(BEAT)
+            self._check()
+        try:
+            found = await asyncio.to_thread(self.answers.find, [key])
+            self.asked.cached[place] = key in found
+            return found[key] if found else await self._paid(question, key)
+        finally:
+            self.claims.give_back(key)
 
     async def _paid(self, question: Question, key: str) -> Answer | Failed:
         """The answer of the server, on the disk before it is returned."""
@@ -199,8 +210,7 @@ class _Round:
         return await again(self._once, question, key)
 
     async def _once(self, question: Question, key: str) -> Answer:
-        if self.broken.is_set():
-            raise StepError(f"{named(self.endpoint)}: not tried again, another request has failed for good")
+        self._check()
         input_bound, output_bound = question.bound(self.endpoint)
         reckoned = input_bound / BYTES_PER_TOKEN + output_bound
         await self.pace.take()
@@ -216,6 +226,10 @@ class _Round:
             raise
         finally:
             self.token_pace.give_back(reckoned - used)
+
+    def _check(self) -> None:
+        if self.broken.is_set():
+            raise StepError(f"{named(self.endpoint)}: not tried again, another request has failed for good")
 
     async def _doze(self, seconds: float) -> None:
         """Sleep, but not after another request has failed for good."""

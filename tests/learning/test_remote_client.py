@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import threading
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -105,7 +107,7 @@ def test_an_answer_is_known_by_what_was_asked_and_not_by_how(desk):
             assert ask(other, desk, questions()).cached == [False] * 4
             assert len(teacher.paid) == before + 4
         assert ask(first, desk, questions(tokens=6)).cached == [False] * 4
-        assert "seed" not in teacher.bodies[19]
+        assert ["seed" in body for body in teacher.bodies[20:]] == [False] * 4 + [True] * 4
     spent = {step: Answers(desk.folder).spent(step) for step in ("a-step", "another-step")}
     assert spent["another-step"] == Spent()
     assert (spent["a-step"].input_tokens, spent["a-step"].output_tokens) == teacher.paid_tokens
@@ -117,6 +119,43 @@ def test_equal_questions_of_one_call_are_asked_once(desk):
         asked = ask(endpoint(address, max_concurrency=8), desk, questions(1) * 8)
     assert len(teacher.paid) == 1
     assert sorted(asked.cached) == [False] + [True] * 7
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
+    """The server would not know: it is asked by one of them, or by the other when the first has failed."""
+    script = {"question 1": ["404"]} if broken else {}
+    teacher = Teacher(own_answer, script, knows_keys=False)
+    teacher.gate.clear()
+    found, failed = {}, []
+
+    def asks(name):
+        try:
+            found[name] = ask(endpoint(address, max_concurrency=8), Desk(desk.folder, name), questions(6))
+        except StepError as error:
+            failed.append(error)
+
+    with serving(teacher) as address:
+        threads = [threading.Thread(target=asks, args=(name,)) for name in ("one", "other")]
+        for thread in threads:
+            thread.start()
+        limit = time.monotonic() + 60
+        while teacher.held < 6:  # each question once, whoever asks it
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        teacher.gate.set()
+        for thread in threads:
+            thread.join()
+    assert set(teacher.paid_questions.values()) == {1}
+    assert len(teacher.paid) == 6
+    assert len(failed) == broken
+    for asked in found.values():
+        assert texts(asked) == [f"answer to question {i}" for i in range(6)]
+    if not broken:
+        assert sum(sum(asked.cached) for asked in found.values()) == 6
+        with closing(Answers(desk.folder)) as answers:
+            spent = answers.spent("one") + answers.spent("other")
+        assert (spent.input_tokens, spent.output_tokens) == teacher.paid_tokens
 
 
 def test_no_more_requests_are_under_way_than_allowed(desk):
