@@ -4,8 +4,9 @@ Bundles of `train` come first, because Ray Train puts worker i of a group into b
 then `rollout`, `reward` and `reference`.
 """
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas.errors import StepError
@@ -79,13 +80,30 @@ class Placement:
         from ray.util import placement_group_table, remove_placement_group
 
         remove_placement_group(self.group)
-        until = time.monotonic() + PATIENCE
-        while placement_group_table(self.group).get("state") != "REMOVED" or self._held():
-            if time.monotonic() > until:
-                raise StepError(f"its placement group is still held {PATIENCE:g} s after it ended; look at the cluster")
-            time.sleep(LOOK)
+        wait_until(
+            lambda: placement_group_table(self.group).get("state") == "REMOVED" and not self._held(),
+            "its placement group is still held",
+        )
 
     def _held(self) -> bool:
-        """Whether a node still counts resources as this group's."""
+        """Whether resources still count as this group's; nodes tell of them a moment after the group is removed."""
         mark = self.group.id.hex()
-        return any(mark in name for node in self.ray.nodes() if node["Alive"] for name in node["Resources"])
+        return any(mark in name for name in [*self.ray.cluster_resources(), *self.ray.available_resources()])
+
+
+def gone(process_group: int) -> bool:
+    """Whether no process of a group of this machine is left."""
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    """Raises StepError, saying what is wrong, when something does not become true in time."""
+    until = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > until:
+            raise StepError(f"{otherwise}, {PATIENCE:g} s after it ended; look at the cluster")
+        time.sleep(LOOK)

@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +22,7 @@ import psutil
 
 from flows.closure import HOUSE
 from flows.leftovers import ELSEWHERE
-from flows.placement import Bundle, Placement, misfit, requests
+from flows.placement import Bundle, Placement, gone, misfit, requests, wait_until
 from flows.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -151,10 +152,13 @@ class Submitted:
     ):
         self.ray, self.reference, self.pid_file, self.stands = ray, reference, pid_file, stands
         self.placement = placement
+        self.process_group: int | None = None
 
     def wait(self, seconds: float) -> bool:
         """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
         ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
+        if self.placement is not None and self.process_group is None:
+            self.process_group = self._process_group()  # the file goes with the step's work folder
         if not ended:
             try:
                 self.stands()
@@ -188,16 +192,20 @@ class Submitted:
 
     def _end(self) -> None:
         """End the process group of the worker where it is of this machine; its roles' processes belong to it."""
-        if (group := self._process_group()) is not None:
+        group = self.process_group or self._process_group()
+        if group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
     def _free(self) -> None:
-        """Give the placement group back, once; where Ray has died there is none any more."""
+        """Give the placement group back, once, with no process left; where Ray has died there is none any more."""
         placement, self.placement = self.placement, None
         if placement is not None:
             self.stands()
             placement.free()
+            self._end()
+            if self.process_group is not None:
+                wait_until(partial(gone, self.process_group), "processes of its roles are still there")
 
     def _process_group(self) -> int | None:
         if not self.pid_file.is_file():
