@@ -19,7 +19,7 @@ from schemas.errors import StepError
 
 IN_FLIGHT = 512
 """Completions that a replica is given at a time: twice the slots of an engine, so that an empty one is refilled."""
-WAIT = 0.2
+WAIT = 0.05
 """Seconds that a replica waits for a completion before it listens again."""
 TRIES = 3
 """How often in a row a replica may die before it has given anything."""
