@@ -25,6 +25,8 @@ class Source(Protocol):
     """What a flight needs of its engine."""
 
     version: int
+    syncs: int
+    """How often weights were replaced: a step back has a version that was there before."""
     model: torch.nn.Module
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
@@ -56,7 +58,7 @@ class InFlight(Decoding):
     """The completions in flight; a sample's number is the seat where its tokens are written down."""
 
     def __init__(self, engine: Source, sampling: Sampling, eos: int, max_slots: int):
-        self.engine, self.version, self.max_slots = engine, engine.version, max_slots
+        self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
         self.requests: dict[int, Request] = {}
         self.known: dict[int, list[int]] = {}
         self.queue: deque[Member] = deque()
@@ -84,7 +86,7 @@ class InFlight(Decoding):
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Generation]]:
         """One token for all in slots; the completions that ended with it, in the order of their beginning."""
-        if self.engine.version != self.version:
+        if self.engine.syncs != self.syncs:
             self._renew()
         with slot_mode(self.model):
             self._widen()
@@ -140,7 +142,7 @@ class InFlight(Decoding):
     def _renew(self) -> None:
         """Put down everything that runs; it waits, before all else, to go on under the new weights."""
         members = self._take_out(list(self.seated))
-        self.prefilled, self.version = {}, self.engine.version
+        self.prefilled, self.version, self.syncs = {}, self.engine.version, self.engine.syncs
         for one in sorted(members, key=lambda one: one.serial, reverse=True):
             request = self.requests[one.key]
             begun = (*request.begun[: one.given], *one.ids)

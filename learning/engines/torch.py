@@ -23,11 +23,11 @@ class Engine:
     def __init__(self, policy: Policy, *, max_slots: Annotated[int, Field(ge=1)] = 256) -> None:
         self.policy = policy
         self.max_slots = max_slots
-        self.version = 0
+        self.version = self.syncs = 0
 
     def sync(self, version: int) -> None:
-        """The weights are those of the policy itself; a flight sees by the version that what it has cached is old."""
-        self.version = version
+        """The weights are those of the policy itself; a flight sees that what it has cached is old."""
+        self.version, self.syncs = version, self.syncs + 1
 
     @torch.inference_mode()
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:

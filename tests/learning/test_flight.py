@@ -155,6 +155,28 @@ def test_trap_21_what_runs_goes_on_under_new_weights_from_the_exact_token(tiny_p
     assert several >= 3
 
 
+def test_trap_21_weights_of_a_version_that_was_there_before_are_new_weights_too(tiny_policy):
+    """A watch steps back: the weights are others, and the version is that of the update which was undone."""
+    mine = other(tiny_policy, 0)
+    back = other(tiny_policy, 3)
+    engine = Engine(mine)
+    flight = engine.flight(replace(SAMPLING, processor=endless(tiny_policy)))
+    flight.add(0, REQUESTS[0])
+    engine.sync(1)
+    land(flight, 5)
+    mine.model.load_state_dict(back.model.state_dict())
+    engine.sync(1)
+    for (_, _), got in land(flight).items():
+        assert got.versions == [(1, 5), (1, 15)]
+        request = REQUESTS[0]
+        ids = [*request.prompt_ids, *got.token_ids]
+        with torch.no_grad():
+            logits = back.model(torch.tensor([ids])).logits[0, len(request.prompt_ids) - 1 : -1].float() / 1.3
+        logits[:, tiny_policy.tokenizer.eos_token_id] = -torch.inf
+        want = logits.log_softmax(-1).gather(1, torch.tensor(got.token_ids)[:, None])[:, 0]
+        assert got.logprobs[5:] == pytest.approx(want[5:].tolist(), abs=2e-5)
+
+
 def test_new_weights_take_the_draws_that_the_old_ones_would_have_taken(tiny_policy):
     """The same weights under a new version: nothing changes but the versions."""
     engine = Engine(tiny_policy, max_slots=4)
