@@ -1,0 +1,22 @@
+"""Wait until all nodes have joined the Ray cluster at RAY_ADDRESS: python joined.py NODES [SECONDS]."""
+
+import sys
+import time
+
+import ray
+
+
+def main(nodes: int, patience: float = 600.0) -> None:
+    """Raises SystemExit when they do not come."""
+    ray.init(log_to_driver=False, logging_level="error")
+    until = time.monotonic() + patience
+    while (alive := sum(node["Alive"] for node in ray.nodes())) < nodes:
+        if time.monotonic() > until:
+            raise SystemExit(f"{alive} of {nodes} nodes joined the Ray cluster in {patience:g} s")
+        time.sleep(1)
+    told = ray.cluster_resources()
+    print(f"Ray: {alive} nodes, {told.get('CPU', 0):g} cores, {told.get('GPU', 0):g} GPUs", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *map(float, sys.argv[2:]))
