@@ -59,7 +59,7 @@ class Replicas:
         try:
             return self._generate(requests, sampling)
         except BaseException:
-            self._abandon()
+            self.abort()
             raise
 
     def _generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
@@ -120,6 +120,14 @@ class Replicas:
         left = [piece for replica in self.replicas for piece in replica.drop()] + list(self.waiting)
         self.waiting.clear()
         return made + [one for piece in left for one in piece.suspended()]
+
+    def abort(self) -> None:
+        """Forget everything under way: what comes back later is nobody's."""
+        self.waiting.clear()
+        for replica in self.replicas:
+            if replica.drop():
+                replica.remote.call("suspend")
+            replica.sent, replica.asked = [], None
 
     def sync(self, version: int) -> None:
         """Give every replica the policy's weights as they are now; returns when all have them. Raises StepError."""
@@ -212,14 +220,6 @@ class Replicas:
         if self.receipt is not None:
             replica.sent.append(replica.remote.call("load", self.receipt))
         self.waiting.extendleft(reversed(owed))
-
-    def _abandon(self) -> None:
-        """Nothing is under way any more; what comes back later is nobody's."""
-        self.waiting.clear()
-        for replica in self.replicas:
-            if replica.drop():
-                replica.remote.call("suspend")
-            replica.sent, replica.asked = [], None
 
 
 def _limit(request: Request, sampling: Sampling) -> int:
