@@ -44,7 +44,7 @@ LONGEST_TEMPORARY = 40
 """Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
 NAMES = ("CPU", "GPU", "memory")
 OBJECT_STORE = 100 * 2**20
-"""Bytes; specs and manifests are all that passes through."""
+"""Bytes; specs, manifests, requests and completions pass through, weights do not."""
 
 
 class RayWorkers:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from schemas.errors import StepError
@@ -65,8 +65,28 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
         from learning.adapters import fold  # peft takes long to import, and few need it
 
         model = fold(model, folder)
-    longest = min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
-    return Policy(model.to(device).eval(), tokenizer, longest)
+    return Policy(model.to(device).eval(), tokenizer, _longest(tokenizer, model))
+
+
+def outline(folder: Path, *, dtype: str = "float32") -> Policy:
+    """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
+
+    Raises StepError when the folder is no model.
+    """
+    base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
+    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with LOADING, torch.device("meta"):
+            config = AutoConfig.from_pretrained(base, **kwargs)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+    except (OSError, ValueError) as error:
+        raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
+    return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
+
+
+def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    return min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
 
 
 def room(policy: Policy, max_length: int | None) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from learning.asking import Asking, run_program
-from learning.engines.load import engine_for
+from learning.engines.load import engine_for, policy_for
 from learning.engines.protocol import Sampling
 from learning.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluation_report import write_report
@@ -130,7 +130,7 @@ class Work:
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
         """What a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
-        policy = load_policy(folder, device=context.device)
+        policy = policy_for(folder, context.device, context.actors)
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,

@@ -100,16 +100,16 @@ def taught(
 def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
     """A model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
-    from learning.engines.load import engine_for
+    from learning.engines.load import engine_for, policy_for
     from learning.engines.protocol import Sampling
     from learning.placed_rewards import placed
-    from learning.policy import load_policy, set_determinism
+    from learning.policy import set_determinism
     from learning.row_journal import RowJournal
     from learning.sampling import sample_rows, weighted_scores
 
     set_determinism(context.seed, context.num_threads)
     rewards = placed(bound_rewards(stage, context), context.actors)
-    policy = load_policy(context.input("model"), device=context.device)
+    policy = policy_for(context.input("model"), context.device, context.actors)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
     score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk)

@@ -11,6 +11,7 @@ from typing import Any
 from learning.actors import Actors
 from learning.engines.protocol import EngineProtocol
 from learning.lookup import options_of
+from learning.policy import Policy, load_policy, outline
 from learning.remote.desk import Desk
 from schemas.errors import StepError
 from schemas.use import EngineUse
@@ -53,6 +54,11 @@ def make_engine(
     dtype = str(policy.model.dtype).removeprefix("torch.")
     remotes = actors.start("rollout", serve, use, str(folder), dtype)
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
+
+
+def policy_for(folder: Path, device: str, actors: Actors | None) -> Policy:
+    """The policy that an engine here samples with; where workers do, all but its weights. Raises StepError."""
+    return outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
 
 
 @contextmanager
