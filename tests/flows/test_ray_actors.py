@@ -78,6 +78,7 @@ def test_processes_of_their_own_with_their_threads_in_the_steps_group(actors):
     assert actors.size("rollout") == 0
 
 
+@pytest.mark.slow
 def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
     first, _ = actors.start("reward", Counter, 0)
     with pytest.raises(StepError, match=r"^lower the temperature$"):
@@ -94,6 +95,7 @@ def test_errors_come_back_in_their_own_words_and_into_the_log(actors, tmp_path):
     assert "hush" not in log
 
 
+@pytest.mark.slow
 def test_a_factory_that_fails_is_told_by_every_call(actors):
     for remote in actors.start("reward", Counter, 0, refuse="no model here"):
         for _ in range(2):
@@ -119,6 +121,7 @@ def test_a_killed_process_is_lost_and_made_anew(actors):
     assert second.call("add", 1).result(PATIENCE) == 6
 
 
+@pytest.mark.slow
 def test_what_is_stopped_has_no_process(actors):
     first, second = actors.start("reward", Counter, 0)
     pids = [remote.call("where").result(PATIENCE)["pid"] for remote in (first, second)]
