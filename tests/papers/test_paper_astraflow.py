@@ -5,12 +5,11 @@ one holds up the round after. A worker that has died is made anew in its place; 
 """
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from flows.compile import compile_recipe
 from learning.actors import Threads
@@ -54,8 +53,8 @@ def corpus(tmp_path):
 def test_a_good_query_finds_the_document_that_has_the_answer(facts, corpus):
     assert len(facts) == 52
     for row in facts:
-        (shown,) = looked_up([look_up(row, None)], corpus)
-        assert shown == f"{look_up(row, None)} {row['answer']}"
+        query = look_up(row, np.random.default_rng(0))
+        assert looked_up([query], corpus) == [f"{query} {row['answer']}"]
 
 
 # A policy that stands still
@@ -67,12 +66,8 @@ def loop_of(name, where, seed, folders):
     stage = STAGES[name].model_copy(update=small)
     partner = "rewards.0.partner" if "searcher" in name else "plan.partner"
     data = "rewards.0.data" if "searcher" in name else "plan.data"
-    inputs = {
-        "model": folders["policy"],
-        "prompts": folders["facts"],
-        partner: folders["policy"],
-        data: folders["corpus"],
-    }
+    inputs = {"model": folders["policy"], partner: folders["policy"]}
+    inputs |= {"prompts": folders["facts"], data: folders["corpus"]}
     where.mkdir(exist_ok=True)
     context = Context(inputs, where, where / "checkpoints", seed)
     return rl.prepare(stage, context), stage, context
@@ -97,12 +92,9 @@ def test_a_paused_policy_stays_as_it_is_with_its_rows_while_the_other_goes_on(
     answerer.close()
 
     searcher, its, around = loop_of("rounds-1-searcher", tmp_path / "a", 2, folders)
-    seen = [digest(searcher)]
     for step in range(resume(searcher), 3):
         rl.iterate(searcher, its, around, step)
-        seen.append(digest(searcher))
-    assert searcher.optimizer.state_dict()["state"][0]["step"] >= 1
-    assert searcher.curves.last["step"] == 3 if "step" in searcher.curves.last else True
+    assert searcher.sampled > 3 * 4
     searcher.close()
 
     kept = {path.name: path.read_bytes() for path in (tmp_path / "b" / "checkpoints" / "trajectories").iterdir()}
@@ -230,5 +222,4 @@ def test_the_filter_is_one_too(answering, facts, corpus, monkeypatch):
     varied = {group for group, values in rewards.items() if len(values) > 1}
     assert 0 < len(varied) < len(rewards)
     assert set(batch.paths["group"].tolist()) == varied
-    assert bool(torch.isfinite(batch.paths["reward"]).all())
-    assert replace(trials[0]).reward in (0.0, 1.0)
+    assert set(batch.paths["reward"].tolist()) == {0.0, 1.0}

@@ -8,6 +8,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from learning.trained import Trained
 from learning.update import update
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
+from schemas.use import RewardUse
+from tests.papers.loops import Loop, letters
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "papers" / "flexmarl.yaml"
@@ -83,6 +86,42 @@ def test_micro_batches_in_any_order_give_the_gradient_of_the_whole_batch(name, t
             micro_loss(algorithm, model, parts[i], step=0, temperature=1.0)[0].backward()
         for key, want in whole.items():
             torch.testing.assert_close(gradient(model)[key], want, atol=1e-6, rtol=0)
+
+
+@pytest.fixture
+def run(scripted):
+    made = Loop(
+        stages()["rounds-1-solver"], scripted({"a": 2, "b": 30, "c": 9, "d": 4}), letters("abcd"), num_groups=4,
+        rewards=[RewardUse(use=f"{__name__}:length")],
+    )  # fmt: skip
+    yield made
+    made.stream.close()
+
+
+def length(completions):
+    return [float(len(text)) for text in completions]
+
+
+def test_the_first_micro_batch_begins_before_the_last_rollout_ends_and_all_are_of_one_version(run):
+    """The event log: after its first completion the rollout stands still until the trainer has had that group."""
+    go_on, log, turn = threading.Event(), [], run.source.service.turn
+
+    def held():
+        if run.source.service.told["ended"] == 1:
+            go_on.wait(60)
+        return turn()
+
+    def consume(trials):
+        log.append((trials[0].row["id"][1], int(run.source.service.told["ended"])))
+        go_on.set()
+
+    run.source.service.turn = held
+    first = run.iterate(lambda trials: setattr(run.policy.model, "sharpness", 3.0), consume=consume)
+    assert log[0] == ("a", 1)
+    assert [letter for letter, _ in log] == list("abcd")
+    second = run.iterate(consume=lambda trials: None)
+    for version, trials in enumerate((first, second)):
+        assert {v for t in trials for v in t.versions} == {version}
 
 
 ELSEWHERE = """
