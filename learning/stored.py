@@ -77,16 +77,21 @@ class Stored(Sequence[T], Generic[T]):
         try:
             return self._reader(part).get_batch(number)
         except (pa.ArrowException, OSError) as error:
-            path = part_of(self.folder, part)
-            raise StepError(f"{path}: damaged: {error}; delete its folder, it is made anew") from error
+            raise self._damaged(part, error) from error
 
     def _reader(self, part: int) -> pa.ipc.RecordBatchFileReader:
         if part not in self._open:
-            self._open[part] = pa.ipc.open_file(pa.OSFile(str(part_of(self.folder, part))))
+            try:
+                self._open[part] = pa.ipc.open_file(pa.OSFile(str(part_of(self.folder, part))))
+            except (pa.ArrowException, OSError) as error:
+                raise self._damaged(part, error) from error
             if len(self._open) > OPEN:
                 self._open.popitem(last=False)
         self._open.move_to_end(part)
         return self._open[part]
+
+    def _damaged(self, part: int, error: Exception) -> StepError:
+        return StepError(f"{part_of(self.folder, part)}: damaged: {error}; delete its folder, it is made anew")
 
 
 class Some(Sequence[T], Generic[T]):

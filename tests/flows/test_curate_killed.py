@@ -1,0 +1,71 @@
+"""A curate step killed while its signatures are on disk starts again, to the same bytes, and leaves nothing behind."""
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flows.launch import plan_recipe, run_plan
+from flows.step import run_step
+from lineage.layout import Layout
+from lineage.store import Store
+
+RECIPE = """
+name: killed
+stages:
+  clean: {kind: curate, data: "path:./data", fuzzy_dedup: {num_perm: 64, threshold: 0.8}, decontaminate: null}
+"""
+
+
+def write_shards(folder, rows=12_000):
+    folder.mkdir()
+    letters = np.random.default_rng(0).integers(97, 123, (rows, 150), dtype=np.uint8)
+    letters[1::10] = letters[::10]
+    letters[2::10] = letters[::10]
+    letters[2::10, 70] = ord("-")
+    prompt = [[{"role": "user", "content": row.tobytes().decode()}] for row in letters]
+    said = [[{"role": "assistant", "content": "yes"}]] * rows
+    fixed = {name: [""] * rows for name in ("answer", "family", "metadata")}
+    table = pa.table({"id": [f"r{i}" for i in range(rows)], "prompt": prompt, **fixed, "completion": said})
+    for number in range(3):
+        path = folder / f"train-{number:05d}-of-00003.parquet"
+        pq.write_table(table.slice(number * rows // 3, rows // 3), path)
+
+
+def test_killed_it_starts_again_and_nothing_is_left_of_the_first_try(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    write_shards(tmp_path / "data")
+    layout, other = Layout(tmp_path / "state"), Layout(tmp_path / "undisturbed")
+    layout.root.mkdir()
+    other.root.mkdir()
+    plan = plan_recipe(tmp_path / "recipe.yaml", layout)
+    step = plan.step("clean")
+    spec = {
+        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
+        "attempt": "1", "step": step.model_dump(mode="json"), "inputs": {"data": {}}, "whole_process": False,
+    }  # fmt: skip
+    process = multiprocessing.get_context("spawn").Process(target=run_step, args=(spec,))
+    process.start()
+    work, limit = layout.work(step.key), time.monotonic() + 240
+    while not any(path.stat().st_size for path in work.glob("tmp-*/spill-*/minhash/signatures")):
+        assert process.is_alive()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert Store(layout).find("curate", step.key) is None
+    assert list(work.glob("tmp-*/spill-*"))
+    made = [
+        run_plan(plan_recipe(tmp_path / "recipe.yaml", at), at, executor="inprocess", prefect=False)
+        for at in (layout, other)
+    ]
+    manifests = [outcome.states["clean"].manifest for outcome in made]
+    assert manifests[0].outputs == manifests[1].outputs
+    assert manifests[0].metrics["dropped.exact_duplicate"] == 1200
+    assert manifests[0].metrics["dropped.near_duplicate"] == 1200
+    assert list((layout.state / "work").iterdir()) == []

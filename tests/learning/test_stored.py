@@ -1,0 +1,121 @@
+"""Rows on disk by their number: the same rows as in memory, made once however often the maker dies."""
+
+import pyarrow as pa
+import pytest
+
+from learning import rows as tables
+from learning import stored
+from learning.preference_batches import Pair, micro_batches, sizes_of, split_by_prompt
+from learning.rows import read_rows, write_rows
+from learning.stored import Some, Stored, part_of, rows_at_hand, store
+from schemas.errors import StepError
+
+SCHEMA = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
+
+
+def encode(row):
+    """Rows whose number is a multiple of 7 are left out."""
+    return None if row["n"] % 7 == 0 else {"ids": list(range(row["n"] % 50)), "size": row["n"]}
+
+
+EXPECTED = [n for n in range(1000) if n % 7]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Stores a thousand rows in files made of a hundred each; what was asked of the source is in `asked`."""
+    monkeypatch.setattr(stored, "PART", 100)
+    asked = []
+
+    def source(start):
+        for n in range(start, 1000):
+            asked.append(n)
+            yield {"n": n}
+
+    def make(fails_at=None, count=1000):
+        def failing(row):
+            if row["n"] == fails_at:
+                raise KeyboardInterrupt
+            return encode(row)
+
+        return store(tmp_path / "kept", SCHEMA, count, source, failing, lambda row: (row["size"], row["ids"]))
+
+    make.asked = asked
+    return make
+
+
+def test_rows_are_found_by_number_and_in_order(kept, monkeypatch):
+    monkeypatch.setattr(stored, "OPEN", 3)
+    found = kept()
+    assert len(found) == len(EXPECTED)
+    assert [n for n, _ in found] == EXPECTED
+    for i in (0, 31, 32, 85, 86, 500, -1, len(EXPECTED) - 1):
+        assert found[i] == (EXPECTED[i], list(range(EXPECTED[i] % 50)))
+    assert [n for n, _ in found[80:90]] == EXPECTED[80:90]
+    assert found.column("size").tolist() == EXPECTED
+    with pytest.raises(IndexError):
+        found[len(EXPECTED)]
+    chosen = Some(found, [5, 700, 2])
+    assert [n for n, _ in chosen] == [EXPECTED[i] for i in (5, 700, 2)]
+    assert [n for n, _ in chosen[1:]] == [EXPECTED[i] for i in (700, 2)]
+
+
+def test_a_killed_maker_is_followed_by_one_that_goes_on(kept, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        kept(fails_at=450)
+    assert part_of(tmp_path / "kept", 3).is_file()
+    assert not part_of(tmp_path / "kept", 4).exists()
+    kept.asked.clear()
+    assert [n for n, _ in kept()] == EXPECTED
+    assert kept.asked == list(range(400, 1000))
+    kept.asked.clear()
+    assert len(kept()) == len(EXPECTED)
+    assert kept.asked == []
+
+
+def test_nothing_kept_is_an_empty_sequence(kept):
+    found = kept(count=1)
+    assert (len(found), list(found), found.column("size").tolist()) == (0, [], [])
+
+
+def test_a_damaged_file_is_named(kept, tmp_path):
+    kept()
+    path = part_of(tmp_path / "kept", 2)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(StepError, match=r"part-00002\.arrow: damaged"):
+        list(kept())
+
+
+def prompt(number):
+    said = [{"role": "user", "content": f"{number}"}, {"role": "user", "content": None}]
+    return {"id": f"{number}", "prompt": said, "answer": None, "family": "f", "metadata": "{}"}
+
+
+def test_rows_that_do_not_fit_are_the_same_rows(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data", "prompts", [prompt(i) for i in range(300)])
+    assert isinstance(rows_at_hand(tmp_path / "data", "prompts", tmp_path / "kept"), list)
+    assert not (tmp_path / "kept").exists()
+    monkeypatch.setattr(tables, "IN_MEMORY", 0)
+    found = rows_at_hand(tmp_path / "data", "prompts", tmp_path / "kept")
+    assert isinstance(found, Stored)
+    assert list(found) == read_rows(tmp_path / "data", "prompts")
+    assert found[123] == prompt(123)
+
+
+def test_the_split_by_prompt_is_the_same_on_disk(tmp_path):
+    pairs = [Pair(str(i), [i % 13, 1], [2] * (i % 5 + 1), [3], None) for i in range(200)]
+    schema = pa.schema([(name, pa.list_(pa.int32())) for name in ("prompt", "chosen", "rejected")])
+    for name, kind in (("id", pa.string()), ("margin", pa.float64()), ("metadata", pa.string()), ("size", pa.int32())):
+        schema = schema.append(pa.field(name, kind))
+
+    def make(row):
+        return Pair(**{k: v for k, v in row.items() if k != "size"})
+
+    kept = store(tmp_path, schema, 200, lambda start: iter(pairs[start:]), lambda p: vars(p) | {"size": p.size}, make)
+    for given, expected in zip(split_by_prompt(kept, 0.3), split_by_prompt(pairs, 0.3), strict=True):
+        assert isinstance(expected, list)
+        assert list(given) == expected
+        assert sizes_of(given) == sizes_of(expected)
+        assert [len(group) for group in micro_batches(given, 20)] == [len(g) for g in micro_batches(expected, 20)]
+    assert sizes_of(kept) == sizes_of(pairs)
