@@ -64,6 +64,8 @@ async def _beating(work: "asyncio.Future[list[None]]") -> None:
                 ended.result()
     finally:
         pulse.cancel()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
 
 class _Round:

@@ -5,6 +5,8 @@ import sqlite3
 
 import pytest
 
+from flows.run_page import yield_tables
+from flows.states import StepState
 from learning.rows import read_rows
 from lineage.spending import read_spending
 from lineage.store import Store
@@ -132,6 +134,13 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     spent = read_spending(whole.layout, run_name).spent["lessons"]
     assert spent.paid == pytest.approx(other.paid)
     assert leaks(made.layout.root) == leaks(whole.layout.root) == []
+    page = (whole.layout.run(run_name) / "report.html").read_text()
+    assert "<h2>Yield</h2>" in page
+    assert '<th class="n">rejected: reward' in page
+    states = {"lessons": StepState("lessons", "done", manifest=other)}
+    (table,) = yield_tables(states)
+    assert table.splitlines()[2].startswith("| family | problems | wanted | missing | asked | answered | cached |")
+    assert table.splitlines()[4].startswith("| chain_sum | 20 | 60 | 0 | 60 | 60 | 0 |")
     assert json.loads(whole.layout.run(run_name).joinpath("plan.json").read_text())["steps"][0]["settings"]["teacher"][
         "endpoint"]["api_key"] == "${env:TEACHER_KEY}"  # fmt: skip
 
@@ -152,6 +161,7 @@ def test_killed_on_ray_with_many_under_way(checkout, processes):
     assert leaks(made.layout.root) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(580)
 def test_a_run_stops_at_its_budget_of_money_and_keeps_what_it_paid_for(checkout, processes):
     """The budget is looked at while the step goes on; what it paid for is there for the next run."""

@@ -1,6 +1,7 @@
 """Questions to a real server that fails, throttles and hangs: all are answered, none is paid twice."""
 
 import asyncio
+import ctypes
 import json
 import re
 import threading
@@ -339,6 +340,34 @@ def test_retry_after_is_waited_for(desk):
         began = time.monotonic()
         ask(endpoint(address), desk, questions(1))
         assert time.monotonic() - began >= 0.5
+
+
+class Ended(BaseException):
+    """What a step is ended with."""
+
+
+def test_a_step_that_waits_for_a_server_can_be_ended(desk):
+    """Raised between two lines of Python, as the executor of this process does it; nothing is waited for."""
+    teacher, ended = Teacher(own_answer, {"*": ["hang"] * 9}), []
+
+    def asks():
+        try:
+            ask(endpoint(address, timeout=300.0), desk, questions(3))
+        except BaseException as error:
+            ended.append(type(error))
+
+    with serving(teacher) as address:
+        thread = threading.Thread(target=asks)
+        thread.start()
+        limit = time.monotonic() + 60
+        while teacher.met["hang"] < 3:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Ended))
+        thread.join(60)
+        assert not thread.is_alive()
+    assert ended == [Ended]
+    assert teacher.paid == []
 
 
 def test_a_file_that_is_no_database_is_said_to_be(desk):
