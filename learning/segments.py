@@ -216,6 +216,8 @@ def attend(
     """
     if dropout or sliding_window or softcap or s_aux is not None:
         raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")
+    if query.dtype != value.dtype:  # bf16 leaves rotated queries and keys in float32
+        query, key = query.to(value.dtype), key.to(value.dtype)
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     rows = _by_row(query, key, value, layout.rows, heads, scaling) if layout.rows else None
     if rows is not None and not layout.blocks:  # rows in order: each token is in its place
