@@ -305,8 +305,9 @@ def bottlenecks(mode: str, cluster: Cluster, costs: Costs, work: Work, iteration
     near = [round(cluster.share + more, 2) for more in (-0.1, 0.0, 0.1) if 0 < cluster.share + more < 1]
 
     def best(costs: Costs, work: Work) -> float:
-        found = best_share(mode, cluster, costs, work, iterations, near)
-        return rate(mode, found, costs, work, iterations)
+        shares = [cluster.share] if mode in COLOCATED else near
+        tried = [replace(cluster, share=share) for share in shares]
+        return max(rate(mode, one, costs, work, iterations) for one in tried)
 
     before = best(costs, work)
     gains = {

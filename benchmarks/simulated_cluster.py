@@ -292,8 +292,8 @@ class SimulatedStream(Stream):
         self.pool, self.clock, self.rng = pool, pool.clock, np.random.default_rng(seed)
         self.groups, self.planned, self.sizes, self.judged = [], 0, {}, 0
         self.changed, self.interrupt, self.told = threading.RLock(), True, self
-        self.waited = 0.0
-        self._began = 0.0
+        self.waited = self._began = 0.0
+        self._least = self._given = 0
         pool.heard = self.heard
 
     def open(self, sampler: Any, score: Any, *, interrupt: bool, steps_per_update: int | None) -> None:
@@ -328,9 +328,16 @@ class SimulatedStream(Stream):
             group.trials, group.judged, self.judged = group.members, self.judged, self.judged + 1
             self.clock.news += 1
 
+    def take(self, step: int, due: int) -> list[Any]:
+        """As it is; it need not look before there can be enough."""
+        self._least = min(self.sizes[step], len(self.groups))
+        found = super().take(step, due)
+        self._least = 0
+        return found
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Let virtual time pass."""
-        self.clock.until(condition)
+        self.clock.until(lambda: self.judged - self._given >= self._least and condition())
 
     def took(self, *told: Any) -> None:
         """The trainer had to wait since the iteration began."""
@@ -339,4 +346,5 @@ class SimulatedStream(Stream):
     def _handed_out(self, chosen: Sequence[Any]) -> list[Any]:
         gone = {id(group) for group in chosen}
         self.groups = [group for group in self.groups if id(group) not in gone]
+        self._given += len(chosen)
         return [one for group in chosen for one in group.trials]

@@ -1,0 +1,134 @@
+"""What orchestration costs when many steps run at the same time: `flows.execute` over steps that do nothing.
+
+    python benchmarks/wide_plan.py [--width 200] [--seconds 10]
+
+One step, then `--width` steps that need it and take `--seconds` each, all at once, in an executor that only waits. One
+JSON line: seconds of processor time of this process to plan, per step to schedule, watch and report (what the step
+itself does and publishes is taken off), and to find that everything is there already.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+WORK = """
+def nothing(context, *, mark: int = 0):
+    (context.output("result") / "n.txt").write_text(str(mark))
+    return {"mark": mark}
+"""
+RECIPE = """
+name: wide
+stages:
+  first: {{kind: python, function: {{use: "wide_work:nothing", mark: 0}}}}
+  many:
+    kind: python
+    matrix: {{n: {numbers}}}
+    function: {{use: "wide_work:nothing", mark: "${{matrix.n}}"}}
+    inputs: {{x: first}}
+"""
+
+
+class Waiting:
+    """An executor whose steps take a time and hold nothing; `spent` is the processor time of the steps themselves."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.spent, self.lock = seconds, 0.0, threading.Lock()
+
+    def check(self, steps: list[Any]) -> None:
+        """Everything fits."""
+
+    def submit(self, spec: dict[str, Any]) -> "Handle":
+        """Begin to wait."""
+        return Handle(self, spec, time.monotonic() + self.seconds)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Handle:
+    """A step that is over at a time."""
+
+    def __init__(self, executor: Waiting, spec: dict[str, Any], until: float):
+        self.executor, self.spec, self.until = executor, spec, until
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over, after at most that long."""
+        time.sleep(max(0.0, min(seconds, self.until - time.monotonic())))
+        return self.until <= time.monotonic()
+
+    def result(self) -> dict[str, Any]:
+        """Do and publish it now, one step at a time."""
+        from flows.step import run_step
+
+        with self.executor.lock:
+            began = time.thread_time()
+            manifest = run_step(self.spec)
+            self.executor.spent += time.thread_time() - began
+            return manifest
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+
+class Silent:
+    """A reporter that counts."""
+
+    events = 0
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One more."""
+        self.events += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["POSTTRAIN_ROOT"] = folder
+        os.chdir(folder)
+        Path("wide_work.py").write_text(WORK)
+        Path("recipe.yaml").write_text(RECIPE.format(numbers=list(range(1, options.width + 1))))
+        sys.path.insert(0, folder)
+        print(json.dumps(measured(Path(folder), options)))
+
+
+def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Processor time of each part."""
+    from flows.execute import Execution, execute
+    from flows.launch import plan_recipe
+    from lineage.layout import Layout
+
+    layout, clock = Layout(folder), [time.process_time()]
+    plan = plan_recipe(folder / "recipe.yaml", layout)
+    for step in plan.steps:
+        layout.work(step.key).mkdir(parents=True, exist_ok=True)
+    clock.append(time.process_time())
+    executor, reporter = Waiting(options.seconds), Silent()
+    states = execute(Execution(plan, layout, executor, reporter, "first"))
+    clock.append(time.process_time())
+    again = execute(Execution(plan, layout, executor, Silent(), "again"))
+    clock.append(time.process_time())
+    assert {state.state for state in states.values()} == {"done"}
+    assert {state.state for state in again.values()} == {"cached"}
+    count = len(plan.steps)
+    return {
+        "benchmark": "wide_plan", "steps": count, "seconds_each": options.seconds,
+        "plan_s": round(clock[1] - clock[0], 3),
+        "per_step_s": round((clock[2] - clock[1] - executor.spent) / count, 5),
+        "work_and_publish_s": round(executor.spent / count, 5), "again_s": round(clock[3] - clock[2], 3),
+        "events": reporter.events,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
