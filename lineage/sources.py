@@ -48,16 +48,20 @@ def _path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
 
 
 def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A model in the local cache of the hub; the digest is its commit. Nothing is downloaded here."""
+    """A model or a data set in the local cache of the hub; the digest is its commit. Nothing is downloaded here."""
     name, _, revision = rest.partition("@")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
-    pointer = cache / "refs" / (revision or "main")
-    commit = revision if COMMIT.fullmatch(revision) else pointer.read_text().strip() if pointer.is_file() else None
-    if commit is None or not (cache / "snapshots" / commit).is_dir():
-        wanted = f"{name} --revision {revision}" if revision else name
-        raise PlanError(f"hub:{rest} is not in the local cache; fetch it first: hf download {wanted}")
-    return Source(cache / "snapshots" / commit, commit)
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    for kind in ("models", "datasets"):
+        repository = cache / f"{kind}--{name.replace('/', '--')}"
+        pointer = repository / "refs" / (revision or "main")
+        commit = revision if COMMIT.fullmatch(revision) else pointer.read_text().strip() if pointer.is_file() else None
+        if commit is not None and (repository / "snapshots" / commit).is_dir():
+            return Source(repository / "snapshots" / commit, commit)
+    wanted = f"{name} --revision {revision}" if revision else name
+    raise PlanError(
+        f"hub:{rest} is not in the local cache; fetch it first: hf download {wanted} (--repo-type dataset for data)"
+    )
 
 
 def registered_version(rest: str, layout: Layout) -> "ModelVersion":
