@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import threading
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -82,6 +84,13 @@ def short(completions, step):
                    and p.status() != psutil.STATUS_ZOMBIE and os.getpgid(p.pid) == step_of]
         os.kill(other, signal.SIGKILL)
     return [-len(text) / 6 for text in completions]
+
+def hang(completions):
+    mine = [str(p.pid) for p in psutil.process_iter() if os.getpgid(p.pid) == os.getpgid(0)]
+    told = Path(__file__).with_name("hanging")
+    told.with_suffix(".new").write_text(" ".join(mine))
+    told.with_suffix(".new").rename(told)
+    signal.pause()
 """
 
 
@@ -182,6 +191,33 @@ def test_a_killed_worker_costs_a_retry_and_no_bit(place):
     undisturbed, continued = made(calm, "better"), made(disturbed, "better")
     assert continued["digests"]["model"] == undisturbed["digests"]["model"]
     assert continued["digests"]["trajectories"] == undisturbed["digests"]["trajectories"]
+
+
+@pytest.mark.slow
+def test_a_stopped_step_leaves_no_process_and_no_place(place, monkeypatch):
+    layout, plan = place("stopped", HEAD + RL.replace("lab:short", "lab:hang").replace("retries: 1", "retries: 0"))
+    stop, told = threading.Event(), layout.root / "hanging"
+
+    def when_it_hangs():
+        while not told.is_file() and not stop.wait(0.05):
+            pass
+        stop.set()
+
+    watcher = threading.Thread(target=when_it_hangs)
+    watcher.start()
+    freed = []
+    original = Placement.free
+    monkeypatch.setattr(Placement, "free", lambda self: (original(self), freed.append(self._held())))
+    try:
+        outcome = run_plan(plan, layout, prefect=False, stop=stop)
+    finally:
+        stop.set()
+        watcher.join()
+    assert outcome.states["better"].state == "cancelled"
+    assert freed == [False]
+    pids = [int(pid) for pid in told.read_text().split()]
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def groups_of(ray):
