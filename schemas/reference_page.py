@@ -47,6 +47,11 @@ Where a key takes a function, write its name, or a map of `use:` and the functio
 the current folder. A number that may change while training is a constant, `{linear: {from: 0.2, to: 0.0, steps: 100}}`,
 `{cosine: {...}}` or `{piecewise: {0: 1.0, 50: 0.5}}`.
 
+## Servers
+
+`endpoints: {teacher: {base_url: ..., model: ...}}` declares servers that speak OpenAI's protocol; `endpoint: teacher` names
+one where a function has an option of type Endpoint, which also takes the keys themselves. See `docs/remote.md`.
+
 ## Building on others
 
 - `extends: base.yaml` (or a list) puts the recipe on top of others. Maps merge key by key; lists and single values are
