@@ -18,7 +18,7 @@ NONE = -1
 
 
 class Signatures(AbstractContextManager):
-    """Signatures (uint32, K = bands x size or more) that are added block by block and lie in `folder`."""
+    """Signatures (uint32, K >= bands x size), added block by block; they lie in `folder` until they are closed."""
 
     def __init__(self, folder: Path, num_perm: int, bands: int, size: int):
         self.num_perm, self.bands, self.size, self.count = num_perm, bands, size, 0
@@ -29,8 +29,9 @@ class Signatures(AbstractContextManager):
         self._band_files = [path.open("wb") for path in self._band_paths]
 
     def __exit__(self, *error: object) -> None:
-        for file in (self._file, *self._band_files):
+        for file, path in zip((self._file, *self._band_files), (self.path, *self._band_paths), strict=True):
             file.close()
+            path.unlink()
 
     def add(self, signatures_NK: np.ndarray) -> None:
         """Append the signatures of the next rows."""
