@@ -43,8 +43,8 @@ def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
     version, numbers, gauss = random.getstate()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
-    if torch.cuda.is_available():
-        tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.cuda.is_available():  # of this process's device: to ask the others would take memory on each
+        tensors["cuda"] = torch.cuda.get_rng_state()
     rest = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
     return tensors, rest
 
@@ -52,8 +52,8 @@ def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
     """Put back what `rng_state` gave."""
     torch.set_rng_state(tensors["torch"])
-    if cuda := [tensors[name] for name in sorted(tensors) if name.startswith("cuda")]:
-        torch.cuda.set_rng_state_all(cuda)
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])
     kind, position, has_gauss, cached = rest["numpy"]
     keys = tensors["numpy"].numpy().astype(np.uint32)
     np.random.set_state((kind, keys, position, has_gauss, cached))  # noqa: NPY002

@@ -177,6 +177,13 @@ class Rl(Capped, Training, LoRA, BaseStage):
         return self
 
     @model_validator(mode="after")
+    def replayed_once(self) -> Self:
+        """A block that is computed again routes again."""
+        if self.routing_replay and self.gradient_checkpointing:
+            raise ValueError("routing_replay: with gradient_checkpointing blocks route anew; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def watched_is_measured(self) -> Self:
         """A watch on held-out problems needs some."""
         if self.eval_prompts is None and any(w.metric.startswith(("eval_", "reward_gap")) for w in self.watch):

@@ -11,6 +11,7 @@ from learning.engines.torch import Engine
 from learning.examples import Example
 from learning.forwards import blocks_of, economical
 from learning.shared_engine import shares
+from schemas.stages.rl import Rl
 from schemas.training import Training
 
 ROWS = [Example([5, 9, 12, 7, 3, 8, 10], 2), Example([4, 6, 11], 1), Example([20, 5, 7, 13, 2], 3)]
@@ -83,3 +84,10 @@ def test_ranks_share_requests_whole_or_sample_by_sample():
     parts = [request for _, request in shares([one], 2)]
     assert [(p.first, p.n, p.seed) for p in parts] == [(10, 2, 7), (12, 3, 7)]
     assert [request.n for _, request in shares([Request([1], 2, seed=0)], 4)] == [1, 1]
+
+
+def test_a_replayed_route_is_not_computed_again():
+    words = {"kind": "rl", "model": "m", "prompts": "p", "rewards": ["answers.exact"], "max_steps": 1}
+    words |= {"advantage": ["center"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
+    with pytest.raises(ValueError, match="blocks route anew"):
+        Rl.model_validate({**words, "routing_replay": True, "gradient_checkpointing": True})
