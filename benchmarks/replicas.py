@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0"}  # Ray would have its workers wait for others
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
