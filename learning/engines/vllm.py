@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.vllm_flight import Running, VllmFlight
-from learning.engines.vllm_host import Host, apart, host_for
+from learning.engines.vllm_host import Host, host_for, quiet
 from learning.policy import Policy
 from learning.sync_check import gap
 from learning.weight_sync import complete, weights_of
@@ -89,7 +89,8 @@ class Engine:
         """
         self.version = version
         self._due = True
-        if self.host.owner is self and self.host.flying:
+        host = self.__dict__.get("host")
+        if host is not None and host.owner is self and host.flying:
             self.ready()
 
     def ready(self) -> Host:
@@ -108,7 +109,7 @@ class Engine:
         host = self.host
         host.owner, self._due = None, True  # until all is proven it has nobody's weights
         expected = weights_of(self.policy.model)
-        with apart():
+        with quiet():
             report = self._sent(host, weights)
             host.forget()
         complete(report["given"], expected, f"what was sent to vLLM as version {self.version}")
@@ -198,7 +199,7 @@ class Engine:
         host = self.host
         if not host.awake or self.policy.model.device.type != "cuda":
             return
-        with apart():
+        with quiet():
             host.llm.sleep(level=2)
         host.awake, host.owner = False, None
 
@@ -207,6 +208,6 @@ class Engine:
         host = self.host
         if host.awake:
             return
-        with apart():
+        with quiet():
             host.llm.wake_up()
         host.awake, self._due = True, True

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from learning.engines.protocol import Generation, Request, Sampling
-from learning.engines.vllm_host import Host, apart
+from learning.engines.vllm_host import Host, quiet
 from schemas.errors import StepError
 
 Finish = Literal["stop", "length", "suspended"]
@@ -91,7 +91,7 @@ class VllmFlight:
             "stream": [request.seed, sample],
         }
         ids = {"prompt_token_ids": [*request.prompt_ids, *one.begun]}
-        with apart():
+        with quiet():
             self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), told))
         self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
 

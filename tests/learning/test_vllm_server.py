@@ -1,5 +1,6 @@
 """vLLM's own server with OpenAI's protocol as another way in: the same tokens and log-probabilities."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import time
 import urllib.request
 from importlib.util import find_spec
 
+import psutil
 import pytest
 import torch
 
@@ -29,7 +31,10 @@ OPTIONS = {
     "--host": "127.0.0.1", "--dtype": "float32", "--max-model-len": "512", "--served-model-name": "policy",
     "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm",
 }  # fmt: skip
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -50,8 +55,13 @@ def server(wide_policy, tmp_path):
         wait_for(f"http://127.0.0.1:{port}/health", process, tmp_path / "server.txt")
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        process.terminate()
-        process.wait(60)
+        members = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        process.wait()
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(members, timeout=60)
         said.close()
 
 
