@@ -5,12 +5,14 @@ sample other texts than one process would.
 """
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
 from learning.engines.protocol import EngineProtocol, Generation, Processor, Request, Sampling
 from learning.group import Group
+from learning.policy import Policy
 from schemas.errors import StepError
 
 Found = TypeVar("Found")
@@ -50,6 +52,14 @@ class SharedEngine:
         for (index, _), generations in zip(units, self.group.together(done), strict=True):
             found[index] += generations
         return found
+
+
+def acting_policy(policy: Policy, group: Group, apart: bool) -> Policy:
+    """The policy that samples: the trained one, or a whole copy where each rank has a part, and samples."""
+    if not group.shards:
+        return policy
+    samples = group.main or not apart
+    return replace(policy, model=deepcopy(policy.model) if samples else policy.model)
 
 
 class Elsewhere:

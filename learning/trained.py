@@ -82,10 +82,12 @@ class Trained:
 
     @torch.no_grad()
     def copy_to(self, other: nn.Module) -> None:
-        """Give a plain copy of the model the weights of this one; every rank takes part."""
+        """Give a plain copy of the model the weights of this one; every rank takes part, one without a copy too."""
         for new, old in zip(self.model.parameters(), other.parameters(), strict=True):
             if new.requires_grad:
-                old.copy_(whole(new))
+                full = whole(new)
+                if old is not new:
+                    old.copy_(full)
 
     @torch.no_grad()
     def gather(self) -> None:

@@ -5,7 +5,7 @@ Everything that varies between algorithms is a function bound in `learning.algor
 """
 
 import time
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from learning.references import References
 from learning.rl_state import Loop, resume, save, step_back, sync
 from learning.rollout import Sampler
 from learning.rows import read_rows
-from learning.shared_engine import by_main, engine_of_rank
+from learning.shared_engine import acting_policy, by_main, engine_of_rank
+from learning.stored import rows_at_hand
 from learning.stream import Stream
 from learning.stream_points import TIMED, staleness
 from learning.trained import Trained
@@ -80,9 +81,9 @@ def prepare(stage: Rl, context: Context) -> Loop:
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
-    acting = replace(policy, model=deepcopy(policy.model)) if group.shards else policy
-    trained = Trained(policy.model, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
+    acting = acting_policy(policy, group, apart)
+    trained = Trained(policy.model, group)
     own_randomness(group, context.seed)
     return Loop(
         policy=policy,
@@ -94,7 +95,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         collecting=collecting,
         references=references,
         beside=beside,
-        rows=checked(read_rows(context.input("prompts"), "prompts"), policy, stage),
+        rows=checked(rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts"), policy, stage),
         held_out_rows=held_out,
         trajectories=Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
         curves=Curves(context.log, stage.logging_steps, stage.max_steps),
@@ -108,12 +109,12 @@ def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy
     apart = context.actors is not None and context.actors.size("rollout") > 0
     if collecting.needs("stream") and not apart:
         return Stream(LocalRollouts(stage.engine, acting))
-    places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights"}
+    places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
     engine = make_engine(stage.engine, acting, context.actors, **places)
     return Stream(engine) if collecting.needs("stream") else engine
 
 
-def checked(rows: list[dict[str, Any]], policy: Policy, stage: Rl) -> list[dict[str, Any]]:
+def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequence[dict[str, Any]]:
     """The problems; raises StepError when there is none or one leaves no room for a completion."""
     if not rows:
         raise StepError("prompts: no rows to sample completions for; look at what the stage before it dropped")
