@@ -14,10 +14,12 @@ import torch
 
 from learning.engines.load import engine_of
 from learning.engines.protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
+from learning.forwards import economical
 from learning.likelihoods import likelihoods
 from learning.policy import Policy, load_policy
 from learning.rollout_service import RolloutService, Service
 from learning.weight_sync_local import PolicyReceiver, from_file
+from schemas.training import Training
 from schemas.use import EngineUse
 
 
@@ -72,11 +74,16 @@ class Calls:
         return {"tokens": self.tokens, "calls": self.calls}
 
 
-def serve(use: EngineUse, folder: str, dtype: str) -> Service:
-    """The service of a worker: the policy of a folder, the engine that a recipe names, new weights by file."""
+def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = None) -> Service:
+    """The service of a worker: the policy of a folder, the engine that a recipe names, new weights by file.
+
+    The policy computes as the one that `training` trains.
+    """
     torch.use_deterministic_algorithms(True)
     policy = load_policy(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)
     policy.model.requires_grad_(False)
+    if training is not None:
+        economical(policy.model, training)
     engine = engine_of(use, policy)
     take = PolicyReceiver(policy, engine, from_file).load
     if isinstance(engine, FlyingEngine):

@@ -14,6 +14,7 @@ from learning.lookup import options_of
 from learning.policy import Policy, load_policy, outline
 from learning.remote.desk import Desk
 from schemas.errors import StepError
+from schemas.training import Training
 from schemas.use import EngineUse
 
 
@@ -38,12 +39,13 @@ def make_engine(
     *,
     folder: Path | None = None,
     scratch: Path | None = None,
+    training: Training | None = None,
     desk: Desk | None = None,
 ) -> EngineProtocol:
     """An engine over a policy, here or in workers. Raises StepError.
 
     Where the role `rollout` has workers, each of them loads the policy from `folder`, where it lies as it is now;
-    later weights go through files in `scratch` (None: they never change).
+    later weights go through files in `scratch` (None: they never change), and its blocks compute as `training` says.
     """
     if actors is None or not actors.size("rollout"):
         return engine_of(use, policy, desk)
@@ -52,7 +54,7 @@ def make_engine(
     from learning.weight_sync_local import Files
 
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    remotes = actors.start("rollout", serve, use, str(folder), dtype)
+    remotes = actors.start("rollout", serve, use, str(folder), dtype, training)
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
 
 

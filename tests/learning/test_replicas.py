@@ -11,9 +11,11 @@ from learning.actors import Threads
 from learning.engines.load import make_engine
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.torch import Engine
+from learning.forwards import economical
 from learning.replicas import TRIES, Replicas
 from learning.weight_sync import Receipt
 from schemas.errors import StepError
+from schemas.training import Training
 from schemas.use import EngineUse
 
 HEAT = Sampling(1.3, 16)
@@ -257,3 +259,17 @@ def test_weights_of_the_trainer_reach_replicas_and_those_made_anew(tiny_policy, 
 
 def tokens(found):
     return [[g.token_ids for g in of] for of in found]
+
+
+def test_a_replica_computes_as_the_trained_policy_does(tiny_policy, tiny_policy_folder):
+    training, asked = Training(bf16=True), [Request([5, 6, 7], 2, 3)]
+    plain = Engine(tiny_policy).generate(asked, HEAT)[0][0]
+    economical(tiny_policy.model, training)
+    want = Engine(tiny_policy).generate(asked, HEAT)[0]
+    actors = Threads({"rollout": 1})
+    how = {"folder": tiny_policy_folder, "training": training}
+    made = make_engine(EngineUse(use="torch"), tiny_policy, actors, **how).generate(asked, HEAT)[0]
+    actors.close()
+    assert [g.token_ids for g in made] == [g.token_ids for g in want]
+    assert [g.logprobs for g in made] == [g.logprobs for g in want]
+    assert abs(made[0].logprobs[0] - plain.logprobs[0]) > 1e-4
