@@ -33,7 +33,7 @@ from flows.actors import actors_of
 from flows.capture import captured
 from flows.environment import secrets_of
 from flows.placement import bundle
-from flows.step import listener, run_task
+from flows.step import cpu_seconds, listener, peak_rss, run_task
 from flows.worker_main import PR_SET_PDEATHSIG, environment_of
 from learning.group import Group
 from lineage.layout import Layout
@@ -111,6 +111,9 @@ def rank_main(given: dict[str, Any]) -> dict[str, Any] | None:
                 failed = {"time": time.time(), "said": str(error).removeprefix(f"{step.name}: ")}
                 (work / f"failed-{spec['attempt']}-{rank}").write_text(json.dumps(failed))
                 raise
+    assert context.group is not None
+    used = context.group.gather((cpu_seconds(), peak_rss()))
+    spent.update({"cpu_seconds": sum(cpu for cpu, _ in used), "peak_rss": max(peak for _, peak in used)})
     return {"metrics": result.metrics, "details": result.details, "spent": dict(spent)} if rank == 0 else None
 
 

@@ -106,7 +106,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
         actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
     )  # fmt: skip
-    started, wall, cpu = datetime.now(UTC), time.monotonic(), _cpu_seconds()
+    started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
     hide = secrets_of(step.settings)
     with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
         if grouped:
@@ -125,9 +125,9 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
         versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=_cpu_seconds() - cpu, gpu_seconds=seconds * step.resources.all_gpus, tokens=spent["spent"],
-        paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
-        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
+        tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
+        peak_rss=max(peak_rss(), spent["peak_rss"]),
     )  # fmt: skip
 
 
@@ -214,6 +214,12 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
         temporary.replace(owner)
 
 
-def _cpu_seconds() -> float:
+def peak_rss() -> int:
+    """The most memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def cpu_seconds() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

@@ -104,7 +104,7 @@ class Manifest(Schema):
     seconds: float
     """Wall time of the step."""
     cpu_seconds: float = 0.0
-    """Processor time of the step's process."""
+    """Processor time of the step's process, and of those that train for it."""
     gpu_seconds: float = 0.0
     """Wall time times GPUs held."""
     tokens: int = 0
@@ -114,4 +114,4 @@ class Manifest(Schema):
     paid_tokens: int = 0
     """Those of the tokens that servers charged for."""
     peak_rss: int = 0
-    """Peak resident memory of the step's process, bytes."""
+    """Peak resident memory of the step's process, or of the largest that trains for it, bytes."""
