@@ -52,6 +52,7 @@ CASES = {
     "sft_lora": Case("sft", WIDE, 128, 4, {"per_device_train_batch_size": 4, "use_peft": True}),
     "sft_accumulated": Case("sft", WIDE, 64, 4, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}),
     "sft_bfloat16": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "dtype": "bfloat16"}),
+    "sft_mixed": Case("sft", NARROW, 700, 4, {"per_device_train_batch_size": 4, "bf16": True}),
     "sft_checkpointing": Case(
         "sft", WIDE, 128, 4, {"per_device_train_batch_size": 8, "gradient_checkpointing": True}
     ),

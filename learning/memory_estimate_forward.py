@@ -14,6 +14,8 @@ LOGITS_PER_CHUNK = 1 << 24
 """As in `learning.packed`."""
 ROW, SPAN = (48, 512), 64
 """Lengths and spans of `learning.row_attention`."""
+HALF = 2
+"""Bytes of a number in bfloat16."""
 FULL = 4
 """Bytes of a number in float32, which norms, probabilities and log-probabilities have at least."""
 
@@ -49,6 +51,11 @@ class Precision:
     mixed: bool = False
     """Whether matrices are multiplied in bfloat16 although weights are in float32."""
 
+    @property
+    def number(self) -> int:
+        """Bytes of a number between two matrices of a block."""
+        return HALF if self.mixed else self.weight
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -62,7 +69,7 @@ class Forward:
     @cached_property
     def _given(self) -> int:
         """Bytes of a number that goes into a matrix; adapters take theirs in float32, once for every matrix."""
-        return 0 if self.how.rank and self.how.weight != FULL else self.how.weight
+        return 0 if self.how.rank and self.how.weight != FULL else self.how.number
 
     @cached_property
     def _norm(self) -> int:
@@ -70,6 +77,16 @@ class Forward:
         if self.shape.layer_norm:
             return self.how.weight + self._given
         return FULL + (0 if self.how.rank else self.how.weight) + self._given
+
+    @cached_property
+    def _norms(self) -> int:
+        """Bytes for a number of the width in a layer: two norms; mixed, a copy for each of five matrices."""
+        return 2 * self._norm + (3 * HALF if self.how.mixed else 0)
+
+    @cached_property
+    def _copies(self) -> int:
+        """In mixed precision the matrices of a layer are kept in bfloat16 for the backward pass."""
+        return HALF * sum(a * b for a, b in self.shape.linears) if self.how.mixed else 0
 
     @cached_property
     def _adapters(self) -> int:
@@ -81,7 +98,7 @@ class Forward:
 
     def _block(self, tokens: int) -> int:
         """The feed-forward block of a layer: gate, its activation, up and their product, or GELU's parts."""
-        shape, size = self.shape, self.how.weight
+        shape, size = self.shape, self.how.number
         inner = ((4 if shape.gated else 5) - (0 if self._given else 1)) * shape.inner
         if shape.experts:  # each token's row once for every expert that it uses, with what they put out
             return tokens * size * (shape.active * (inner + 2 * shape.width) + 2 * shape.experts)
@@ -89,7 +106,7 @@ class Forward:
 
     def _roots(self) -> int:
         """Attention of roots: on a CPU row by row with its probabilities kept, else by torch's kernel."""
-        shape, size, total = self.shape, self.how.weight, 0
+        shape, size, total = self.shape, self.how.number, 0
         for number, length in self.tokens.roots:
             kept = number * length * size
             if not (self.how.on_cpu and ROW[0] <= length <= ROW[1]):
@@ -111,7 +128,7 @@ class Forward:
 
     def _families(self) -> int:
         """Attention of children: queries, keys and values in blocks, probabilities, and these cut in two."""
-        shape, size = self.shape, self.how.weight
+        shape, size = self.shape, self.how.number
         chains = sum(n * p for n, _, _, p in self.tokens.families)
         kept = self.tokens.children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
         return kept * size + self.scores * (FULL + size)
@@ -121,14 +138,15 @@ class Forward:
         """Everything between a layer's norms and its feed-forward block."""
         shape = self.shape
         normed = shape.head_norms or shape.wide_norms
-        heads = (self._norm - self._given) * (shape.queries + shape.keys) if normed else 0
+        of_head = FULL + (0 if self.how.rank else self.how.number)
+        heads = of_head * (shape.queries + shape.keys) if normed else 0
         out = self._given * shape.queries
         return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families()
 
     def layer(self, tokens: int | None = None) -> int:
         """A layer whose feed-forward block works on some of the tokens."""
         block = self._block(self.tokens.tokens if tokens is None else tokens)
-        return self.tokens.tokens * self.shape.width * 2 * self._norm + self.attention + block
+        return self.tokens.tokens * self.shape.width * self._norms + self.attention + block + self._copies
 
     @cached_property
     def saved(self) -> int:
@@ -142,7 +160,7 @@ class Forward:
     @cached_property
     def backward(self) -> int:
         """Beside what was saved, while a layer's gradients are computed."""
-        shape, size, tokens = self.shape, self.how.weight, self.tokens.tokens
+        shape, size, tokens = self.shape, self.how.number, self.tokens.tokens
         inner = shape.inner * max(shape.active, 1)
         block = 3 * tokens * inner * size
         attention = max(0, 3 * self.scores * FULL - self._block(tokens))

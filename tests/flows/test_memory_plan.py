@@ -1,4 +1,4 @@
-"""posttrain plan --memory: exact parameter counts, and predictions beside what real steps take in processes of their own.
+"""posttrain plan --memory: exact parameter counts, and predictions beside what real steps take in their own processes.
 
 On a CPU the most that tensors held is counted op by op; predictions must not be below 90 % or above 115 % of it.
 """
@@ -157,7 +157,7 @@ def test_predictions_hold_in_a_process_of_their_own(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["sft_rows", "sft_long", "sft_logits", "sft_lora", "sft_bfloat16", "sft_checkpointing", "rl_groups",
+    ["sft_rows", "sft_long", "sft_logits", "sft_lora", "sft_bfloat16", "sft_mixed", "sft_checkpointing", "rl_groups",
      "rl_sampling", "reward_model", "reward_model_long", "evaluate",
      "evaluate_prompts"],
 )  # fmt: skip
