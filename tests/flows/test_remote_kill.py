@@ -6,6 +6,7 @@ import sqlite3
 import pytest
 
 from flows.run_page import yield_tables
+from flows.runs import rebuild_report
 from flows.states import StepState
 from learning.rows import read_rows
 from lineage.spending import read_spending
@@ -134,7 +135,7 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     spent = read_spending(whole.layout, run_name).spent["lessons"]
     assert spent.paid == pytest.approx(other.paid)
     assert leaks(made.layout.root) == leaks(whole.layout.root) == []
-    page = (whole.layout.run(run_name) / "report.html").read_text()
+    page = rebuild_report(run_name, whole.layout).read_text()
     assert "<h2>Yield</h2>" in page
     assert '<th class="n">rejected: reward' in page
     states = {"lessons": StepState("lessons", "done", manifest=other)}

@@ -211,3 +211,19 @@ def test_a_prompt_of_ones_own_and_a_part_of_the_reply(tmp_path):
     said = {body["messages"][1]["content"] for body in teacher.bodies}
     assert f"Solve {row['prompt'][-1]['content']} ({row['answer']})" in said
     assert {(b["temperature"], b["max_tokens"], b["top_p"]) for b in teacher.bodies} == {(0.25, 64, 0.5)}
+
+
+def test_a_cap_on_the_tokens_of_a_model_of_ones_own(tmp_path, tiny_policy_folder):
+    """It is looked at after every 512 samples: eight problems with 64 samples each."""
+    how = {"num_generations": 64, "max_completion_length": 2, "rewards": [{"use": "formats.matches", "pattern": ".*"}]}
+    found = {}
+    for cap in (10, 10**6):
+        here = tmp_path / str(cap)
+        (here / "checkpoints").mkdir(parents=True)
+        asked = Synthesize(
+            kind="synthesize", problems=[SUMS | {"size": 20}], model="m", max_tokens_total=cap, min_reward=0.0, **how
+        )
+        found[cap] = run(asked, Context({"model": tiny_policy_folder}, here, here / "checkpoints", 5)).metrics
+    assert (found[10]["generated"], found[10]["missing"], found[10]["capped"]) == (512, 12 * 64, True)
+    assert found[10**6]["generated"] == 20 * 64
+    assert "capped" not in found[10**6]
