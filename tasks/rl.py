@@ -79,6 +79,8 @@ def prepare(stage: Rl, context: Context) -> Loop:
         policy.model = attach(policy.model, stage)
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
+    if group.size > 1 and collecting.needs("consume"):
+        raise StepError("drive: one that trains on groups as they come has one trainer; leave `train` out of resources")
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)

@@ -11,9 +11,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from learning.group import Group
 from learning.policy import Policy, save_policy, set_determinism
 from learning.rows import write_rows
 from learning.tokenizers import characters
+from schemas.errors import StepError
+from schemas.stages.rl import Rl
+from tasks.context import Context
+from tasks.rl import run
 
 HERE = Path(__file__).resolve().parent
 HOUSE = HERE.parents[1]
@@ -187,3 +192,12 @@ def test_more_and_fewer_ranks_continue_from_each_others_checkpoints(place, kind)
         curves = zip(told(place, f"alone-{kind}")["curve"], told(place, f"{name}-{kind}")["curve"], strict=True)
         for mine, theirs in curves:
             assert theirs == pytest.approx(mine, abs=2e-5, rel=1e-4)
+
+
+def test_a_drive_that_trains_on_groups_as_they_come_is_refused_in_a_group(tmp_path):
+    make_inputs(tmp_path)
+    words = {"kind": "rl", **STAGES["rl"], **TRAINING, "critic": None, "advantage": ["center"], "drive": "periodic"}
+    inputs = {"model": tmp_path / "policy", "prompts": tmp_path / "prompts"}
+    stage = Rl.model_validate({**words, "rewards": ["answers.exact"], "num_mini_batches": 1})
+    with pytest.raises(StepError, match="has one trainer"):
+        run(stage, Context(inputs, tmp_path, tmp_path, seed=3, group=Group(rank=0, size=2)))
