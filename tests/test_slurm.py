@@ -126,7 +126,7 @@ def test_a_recipe_runs_on_the_nodes_of_a_job(job, tmp_path):
     assert re.search(r"--address=127\.0\.0\.1:\d+", played[1])
     made = Store(Layout(tmp_path)).manifests()
     assert {manifest.step for manifest in made} == {"a", "b"}
-    assert not psutil.wait_procs(of_job(), timeout=30)[1]
+    assert not psutil.wait_procs(of_job(), timeout=60)[1]
 
 
 @pytest.mark.slow
@@ -142,8 +142,8 @@ def test_a_job_that_must_end_leaves_a_run_that_can_be_resumed(job, tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 130
-    assert not psutil.wait_procs(of_job(), timeout=30)[1]
+    assert process.wait(300) == 130
+    assert not psutil.wait_procs(of_job(), timeout=60)[1]
 
 
 def test_the_scripts_are_sound():
