@@ -63,10 +63,9 @@ class Stored(Sequence[T], Generic[T]):
         """A column of numbers of all rows."""
         found = []
         for part in range(len(self._ends) - 1):
-            wanted = [self._reader(part).schema.get_field_index(name)]
-            with pa.OSFile(str(part_of(self.folder, part))) as file:
-                reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=wanted))
-                found.append(reader.read_all().column(name).to_numpy())
+            for batch in range(self._reader(part).num_record_batches):
+                # A copy: a view would keep the whole batch in memory.
+                found.append(self._batch(part, batch).column(name).to_numpy().copy())
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _count(self, part: int) -> int:

@@ -1,5 +1,11 @@
 """Rows on disk by their number: the same rows as in memory, made once however often the maker dies."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -119,3 +125,34 @@ def test_the_split_by_prompt_is_the_same_on_disk(tmp_path):
         assert sizes_of(given) == sizes_of(expected)
         assert [len(group) for group in micro_batches(given, 20)] == [len(g) for g in micro_batches(expected, 20)]
     assert sizes_of(kept) == sizes_of(pairs)
+
+
+CHILD = """
+import json, resource, sys
+from pathlib import Path
+import pyarrow as pa
+from learning.epochs import Epochs
+from learning.stored import store
+count, row = int(sys.argv[2]), {"ids": list(range(1000, 1250)), "size": 250}
+schema = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
+kept = store(Path(sys.argv[1]), schema, count, lambda start: iter(range(start, count)), lambda n: row, lambda row: row)
+epochs = Epochs(kept.column("size"), per_pass=8, passes=1, seed=0)
+seen = [kept[i] for step in range(100) for i in epochs.at(step)[0]]
+size = sum(path.stat().st_size for path in Path(sys.argv[1]).iterdir())
+print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, size / 2**20]))
+"""
+
+
+def peak(folder, count):
+    """Peak memory in MiB of a process that stores rows and reads an epoch's first, and MiB on disk."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CHILD, str(folder), str(count)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_memory_holds_the_lengths_and_not_the_rows(tmp_path):
+    (few, _), (many, size) = peak(tmp_path / "few", 5_000), peak(tmp_path / "many", 70_000)
+    assert size > 60
+    assert many - few < 20
