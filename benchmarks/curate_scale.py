@@ -6,7 +6,7 @@ Rows are made as Parquet shards: conversations of 36 words, some 250 characters.
 stood earlier: 5 % exact duplicates, 5 % near-duplicates (one letter is another), and 2 % rows that share two thirds of
 their words with an earlier one and must stay. 0.1 % hold a problem of an evaluation with 2000 problems. Then the
 `curate` task runs in a process of its own (exact and near deduplication at its default threshold, decontamination), and
-one JSON line gives rows per second, the peak memory of that process, and recall and precision of each filter. Disk:
+one JSON line gives rows per second, the CPU time and peak memory of that process, and recall and precision of each filter. Disk:
 about 0.9 kB per row, below --folder (default: the system's temporary folder), removed at the end.
 
 The peer is datasketch, row by row, on the texts of fewer rows: the same must go. One JSON line gives the ratio.
@@ -162,8 +162,9 @@ def child(folder: Path, threads: int) -> None:
     began = time.perf_counter()
     result = run(stage, Context(inputs, folder / "step", folder / "checkpoints", seed=0, num_threads=threads))
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"seconds": seconds, "peak_kb": peak, "metrics": result.metrics}))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    told = {"seconds": seconds, "cpu_seconds": used.ru_utime + used.ru_stime, "peak_kb": used.ru_maxrss}
+    print(json.dumps({**told, "metrics": result.metrics}))
 
 
 def spawn(folder: Path, threads: int) -> dict[str, Any]:
@@ -205,6 +206,7 @@ def curate(folder: Path, rows: int, threads: int) -> dict[str, Any]:
         "rows": rows,
         "threads": threads,
         "seconds": round(told["seconds"], 1),
+        "cpu_seconds": round(told["cpu_seconds"], 1),
         "rows_per_second": round(rows / told["seconds"]),
         "peak_mb": round(told["peak_kb"] / 1024),
         "kept": told["metrics"]["kept"],
