@@ -68,9 +68,12 @@ def connection(endpoint: Endpoint) -> openai.AsyncOpenAI:
     """A client for one event loop, which sends once and does not try again by itself."""
     if not endpoint.base_url.startswith(("http://", "https://")):
         raise StepError(f"{named(endpoint)}: base_url is no address: it wants http:// or https:// at its start")
+    # What the environment says of an account at OpenAI is no business of other servers.
+    nobody = {"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()}
     return openai.AsyncOpenAI(
-        api_key=endpoint.api_key or "none", base_url=endpoint.base_url, max_retries=0, timeout=endpoint.timeout
-    )
+        api_key=endpoint.api_key or "none", base_url=endpoint.base_url, max_retries=0, timeout=endpoint.timeout,
+        default_headers=nobody,
+    )  # fmt: skip
 
 
 def named(endpoint: Endpoint) -> str:

@@ -210,6 +210,16 @@ def test_what_concerns_every_request_ends_at_once_and_tells_no_key(desk, word, s
     assert not any(KEY.encode() in path.read_bytes() for path in desk.folder.rglob("*") if path.is_file())
 
 
+def test_nothing_of_another_account_goes_to_a_server(desk, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_BASE_URL"):
+        monkeypatch.setenv(name, f"planted-{name}")
+    teacher = Teacher(own_answer)
+    with serving(teacher) as address:
+        ask(endpoint(address), desk, questions(1))
+    assert teacher.headers[0]["authorization"] == "Bearer none"
+    assert "planted" not in str(teacher.headers)
+
+
 def test_a_server_that_is_not_there_is_said_to_be(desk):
     with serving(Teacher()) as address:
         pass
