@@ -6,8 +6,8 @@ Rows are made as Parquet shards: conversations of 36 words, some 250 characters.
 stood earlier: 5 % exact duplicates, 5 % near-duplicates (one letter is another), and 2 % rows that share two thirds of
 their words with an earlier one and must stay. 0.1 % hold a problem of an evaluation with 2000 problems. Then the
 `curate` task runs in a process of its own (exact and near deduplication at its default threshold, decontamination), and
-one JSON line gives rows per second, the CPU time and peak memory of that process, and recall and precision of each filter. Disk:
-about 0.9 kB per row, below --folder (default: the system's temporary folder), removed at the end.
+one JSON line gives rows per second, CPU time and peak memory of that process, and recall and precision of each filter.
+Disk: about 1.1 kB per row, below --folder (default: the system's temporary folder), removed at the end.
 
 The peer is datasketch, row by row, on the texts of fewer rows: the same must go. One JSON line gives the ratio.
 """
