@@ -1,6 +1,6 @@
 """Synchronous, periodic, partial and fully asynchronous rollouts beside each other, where answers come late.
 
-    python benchmarks/async_rollout.py [--quick] [--seeds 5] [--steps 24] [--scale 0.06]
+    python benchmarks/async_rollout.py [--quick] [--seeds 5] [--steps 30] [--scale 0.05]
 
 Every completion is judged by an environment that answers late: after (0.5 + length / longest) · X seconds, with X from
 a Pareto distribution of shape 1.5 that begins at `--scale` seconds and is cut at 60 times that. Its variance is
@@ -198,8 +198,8 @@ def main() -> None:
         "--quick", action="store_true", help="two seeds of six iterations: a smoke test, no measurement"
     )
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=24, help="iterations of every run")
-    parser.add_argument("--scale", type=float, default=0.06, help="seconds at which the Pareto distribution begins")
+    parser.add_argument("--steps", type=int, default=30, help="iterations of every run")
+    parser.add_argument("--scale", type=float, default=0.05, help="seconds at which the Pareto distribution begins")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     options = parser.parse_args()

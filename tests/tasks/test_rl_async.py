@@ -183,3 +183,18 @@ def test_workers_of_the_role_rollout_sample_what_one_process_would(at, name):
         first = [r["token_ids"] for r in here if r["step"] < 2]
         assert [r["token_ids"] for r in there if r["step"] < 2] == first
         assert [r["version"] for r in there] == [r["version"] for r in here]
+
+
+@pytest.mark.parametrize("drive", ["one_step_off", {"use": "streamed", "max_staleness": 3}], ids=str)
+def test_held_out_problems_are_looked_at_while_others_are_under_way(at, training, inputs, drive):
+    inputs["eval_prompts"] = inputs["prompts"]
+    looking = stage(drive=drive, eval_prompts="p", eval_steps=2, max_steps=4)
+    curves = []
+    for name in ("one", "two"):
+        context = at(name)
+        run(looking, context)
+        curves.append(training.curve(context))
+        assert ["eval_reward" in point for point in curves[-1]] == [False, True, False, True]
+        assert len(rows_of(context)) == 48
+    if drive == "one_step_off":
+        assert curves[0] == curves[1]
