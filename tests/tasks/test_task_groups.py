@@ -26,6 +26,10 @@ TRAINING = {"max_steps": 3, "save_steps": 1, "logging_steps": 1, "learning_rate"
 PAIRS = {"model": "m", "data": "d", "per_device_train_batch_size": 7, "validation_fraction": 0.3}
 STAGES = {
     "sft": {"model": "m", "data": "d", "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
+    "adapters": {
+        "kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "use_peft": True, "lora_r": 2,
+        "gradient_checkpointing": True, "packing": True,
+    },
     "reward_model": PAIRS,
     "preference": {
         **PAIRS, "max_tokens_per_micro_batch": 60,
@@ -78,7 +82,9 @@ def make_inputs(folder):
 
 
 def job(folder, kind, name, strategy=None, *, stop=None, after=None):
-    tables = {"sft": {"data": "chat"}, "rl": {"prompts": "prompts"}}.get(kind, {"data": "preference_pairs"})
+    taught = {"data": "chat"}
+    tables = {"sft": taught, "adapters": taught, "rl": {"prompts": "prompts"}}
+    tables = tables.get(kind, {"data": "preference_pairs"})
     inputs = {"model": str(folder / "policy"), **{port: str(folder / table) for port, table in tables.items()}}
     stage = {"kind": kind, **STAGES[kind], **TRAINING}
     return {"name": f"{name}-{kind}", "strategy": strategy, "stop": stop, "after": after and f"{after}-{kind}",
@@ -125,7 +131,9 @@ def told(place, name, rank=0):
 
 
 def weights(place, name):
-    return load_file(place / name / "0" / "outputs" / "model" / "model.safetensors")
+    folder = place / name / "0" / "outputs" / "model"
+    adapter = folder / "adapter_model.safetensors"
+    return load_file(adapter if adapter.is_file() else folder / "model.safetensors")
 
 
 def assert_close(one, other, atol):
