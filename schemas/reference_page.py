@@ -21,7 +21,7 @@ from schemas.references import Reference
 from schemas.schedule import Schedule
 from schemas.schedules import Number
 from schemas.signatures import Option, Signature, signature, signatures
-from schemas.stages.base import BaseStage, Resources
+from schemas.stages.base import BaseStage, Resources, TrainRole
 from schemas.stages.union import KINDS
 from schemas.training import LoRA, Training
 from schemas.use import MergeMethodUse, Use
@@ -49,8 +49,8 @@ the current folder. A number that may change while training is a constant, `{lin
 
 ## Servers
 
-`endpoints: {teacher: {base_url: ..., model: ...}}` declares servers that speak OpenAI's protocol; `endpoint: teacher` names
-one where a function has an option of type Endpoint, which also takes the keys themselves. See `docs/remote.md`.
+`endpoints: {teacher: {base_url: ..., model: ...}}` declares servers that speak OpenAI's protocol; `endpoint: teacher`
+names one where a function has an option of type Endpoint, which also takes the keys themselves. See `docs/remote.md`.
 
 ## Building on others
 
@@ -94,6 +94,7 @@ def reference_page() -> str:
     parts += ["**Budget**\n", _table(Budget, set()), "**Prices**\n", _table(Prices, set())]
     parts += ["**Endpoint**\n", _table(Endpoint, set()), "**Price**\n", _table(Price, set())]
     parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
+    parts += ["**TrainRole**; Role is the same without `strategy`\n", _table(TrainRole, set())]
     parts += ["## Keys of every training stage\n", _table(Training, set())]
     for kind, model in KINDS.items():
         parts += [f"## kind: {kind}\n", _kind(model)]
