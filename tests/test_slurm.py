@@ -89,10 +89,10 @@ def job(tmp_path):
 
     def start(recipe):
         (tmp_path / "recipe.yaml").write_text(recipe)
-        output = (tmp_path / "output.txt").open("w")
         command = ["bash", str(SCRIPT), str(tmp_path / "recipe.yaml")]
-        how = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, **how))
+        with (tmp_path / "output.txt").open("w") as output:
+            how = {"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, **how))
         return started[-1]
 
     yield start

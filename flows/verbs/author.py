@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from flows.verbs.options import AsJson, Fresh, Locked, Overrides, Profile, RecipeFile, Start, To, console, warn
+from flows.verbs.options import (
+    AsJson,
+    Fresh,
+    GpuMemory,
+    Locked,
+    Overrides,
+    Profile,
+    PromptLength,
+    RecipeFile,
+    Start,
+    To,
+    console,
+    warn,
+)
 from schemas.errors import PosttrainError
 
 
@@ -62,12 +75,8 @@ def plan(
     dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
     as_json: AsJson = False,
     memory: Annotated[bool, typer.Option("--memory", help="Show what every step needs in memory instead.")] = False,
-    gpu_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="With --memory: what one GPU has, as 80GB.")
-    ] = None,
-    prompt_length: Annotated[
-        int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; else all there is room for.")
-    ] = None,
+    gpu_memory: GpuMemory = None,
+    prompt_length: PromptLength = None,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
     from flows.authoring import due_words, plan_table

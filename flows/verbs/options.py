@@ -48,3 +48,7 @@ class ExecutorChoice(enum.StrEnum):
 Executor = Annotated[ExecutorChoice, typer.Option(help="`inprocess` is for debugging: no Prefect, no Ray.")]
 Locked = Annotated[bool, typer.Option("--locked", help="Refuse, and name, what drifted from recipe.lock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+GpuMemory = Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what one GPU has, as 80GB.")]
+PromptLength = Annotated[
+    int | None, typer.Option(min=1, help="With --memory: tokens of the longest prompt; else all there is room for.")
+]
