@@ -31,7 +31,7 @@ def drop_exact_duplicates(rows: Curation) -> None:
 
 def shingles(text: str, ngram: int) -> set[bytes]:
     """The distinct runs of `ngram` characters, case folded and white space squeezed; a shorter text is one shingle."""
-    squeezed = " ".join(text.casefold().split())
+    squeezed = normalised(text)
     return {squeezed[i : i + ngram].encode() for i in range(max(1, len(squeezed) - ngram + 1))}
 
 
