@@ -89,7 +89,7 @@ def run_group(spec: dict[str, Any], step: Step, context: Context, work: Path) ->
     try:
         told = trainer.fit().return_value
     except TrainingFailedError as error:
-        raise StepError(f"{step.name}: {_first_words(error, work, spec['attempt'])}") from None
+        raise StepError(f"{step.name}: {_first_words(error, work, spec['attempt'], role.workers)}") from None
     return Result(told["metrics"], told["details"]), told["spent"]
 
 
@@ -108,7 +108,8 @@ def rank_main(given: dict[str, Any]) -> dict[str, Any] | None:
             try:
                 result = run_task(step, context, [Path(f) for f in spec["folders"]])
             except StepError as error:
-                failed = {"time": time.time(), "said": str(error).removeprefix(f"{step.name}: ")}
+                failed = {"time": time.time(), "rank": rank, "lost": _lost_another(error.__cause__)}
+                failed["said"] = str(error).removeprefix(f"{step.name}: ")
                 (work / f"failed-{spec['attempt']}-{rank}").write_text(json.dumps(failed))
                 raise
     assert context.group is not None
@@ -153,16 +154,23 @@ def _nobody(event: dict[str, Any]) -> None:
     """Nobody hears."""
 
 
-def _first_words(error: TrainingFailedError, work: Path, attempt: str) -> str:
+def _first_words(error: TrainingFailedError, work: Path, attempt: str, workers: int) -> str:
     """What went wrong first: a process that died, or the rank that failed before the others lost it."""
     failures = getattr(error, "worker_failures", {})
     said = [json.loads(file.read_text()) for file in work.glob(f"failed-{attempt}-*")]
+    if causes := [failed for failed in said if not failed["lost"]]:
+        return min(causes, key=lambda failed: failed["time"])["said"]
     dead = [rank for rank, failure in failures.items() if isinstance(failure, ray.exceptions.RayActorError)]
-    if dead:
-        return f"its train worker {dead[0]} died (killed, or out of memory)"
-    if said:
-        return min(said, key=lambda failed: failed["time"])["said"]
+    silent = sorted(dead or set(range(workers)) - {failed["rank"] for failed in said})
+    if said or dead:
+        which = f"train worker {silent[0]}" if len(silent) == 1 else f"one of its train workers {silent}"
+        return f"{which} died (killed, or out of memory)"
     return f"its train workers failed: {str(error).strip().splitlines()[-1]}"
+
+
+def _lost_another(cause: BaseException | None) -> bool:
+    """Whether what a rank met is that another one was not there any more."""
+    return isinstance(cause, torch.distributed.DistError) or "gloo/transport" in str(cause)
 
 
 class InOurPlace(TorchTrainer):

@@ -242,3 +242,21 @@ def made(layout, name):
         "weights": load_file(folder / "outputs" / "model" / "model.safetensors"),
         "log": (folder / "step.log").read_text(),
     }
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_what_ranks_say_the_first_cause_is_told_and_who_is_silent_has_died(tmp_path):
+    from flows.groups import TrainingFailedError, _first_words, _lost_another
+
+    def fails(rank, time, lost, said):
+        told = {"rank": rank, "time": time, "lost": lost, "said": said}
+        (tmp_path / f"failed-a-{rank}").write_text(json.dumps(told))
+
+    fails(0, 1.0, True, "Connection closed by peer")
+    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 2).startswith("train worker 1 died")
+    fails(2, 3.0, False, "no such reward")
+    fails(1, 2.0, False, "no such file")
+    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 3) == "no such file"
+    assert _first_words(TrainingFailedError("a\nlast"), tmp_path, "other", 2) == "its train workers failed: last"
+    assert _lost_another(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"))
+    assert not _lost_another(ValueError("rows"))
