@@ -1,6 +1,6 @@
 """posttrain plan --memory: exact parameter counts, and predictions beside what real steps take in their own processes.
 
-On a CPU the most that tensors held is counted op by op; predictions must not be below 90 % or above 115 % of it.
+On a CPU the most that tensors held is counted op by op; predictions must not be below 90 % or above 120 % of it.
 """
 
 import json
@@ -27,7 +27,7 @@ from tasks import reward_model
 
 HOUSE = Path(__file__).resolve().parents[2]
 SCRIPT = HOUSE / "benchmarks" / "memory_predicted.py"
-LOWEST, HIGHEST = 0.9, 1.15
+LOWEST, HIGHEST = 0.9, 1.2
 
 
 def config_of(kind):
