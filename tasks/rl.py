@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from learning.algorithm import bind_algorithm
+from learning.algorithm import Algorithm, bind_algorithm
 from learning.auxiliaries import Auxiliaries
 from learning.batch import Batch
 from learning.chat import encode_prompt
@@ -19,7 +19,7 @@ from learning.curves import Curves
 from learning.engines.load import make_engine
 from learning.engines.protocol import EngineProtocol, Sampling
 from learning.forwards import economical
-from learning.group import ALONE
+from learning.group import ALONE, Group
 from learning.harvest import harvest
 from learning.learn import in_pieces, learn
 from learning.local_rollouts import LocalRollouts
@@ -70,6 +70,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     economical(policy.model, stage)
     algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
+    refuse_incomplete(stage, algorithm, collecting, group)
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
@@ -77,10 +78,6 @@ def prepare(stage: Rl, context: Context) -> Loop:
         from learning.adapters import attach  # peft takes long to import, and few need it
 
         policy.model = attach(policy.model, stage)
-    if stage.critic is None and algorithm.needs("value_T"):
-        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
-    if group.size > 1 and collecting.needs("consume"):
-        raise StepError("drive: one that trains on groups as they come has one trainer; leave `train` out of resources")
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
@@ -104,6 +101,14 @@ def prepare(stage: Rl, context: Context) -> Loop:
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
     )
+
+
+def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, group: Group) -> None:
+    """Raises StepError for parts that ask for what this stage, or this many trainers, do not have."""
+    if stage.critic is None and algorithm.needs("value_T"):
+        raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
+    if group.size > 1 and collecting.needs("consume"):
+        raise StepError("drive: one that trains on groups as they come has one trainer; leave `train` out of resources")
 
 
 def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
