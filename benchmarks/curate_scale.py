@@ -221,7 +221,8 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
     """Rows that go, by datasketch: each row against the index of those that stayed."""
     from datasketch import MinHash, MinHashLSH
 
-    from learning.dedup import bands, shingles
+    from learning.dedup import bands
+    from learning.minhash import normalised
 
     blank = MinHash(num_perm=num_perm, seed=1, hashfunc=zlib.crc32)
     index = MinHashLSH(num_perm=num_perm, params=bands(threshold, num_perm))
@@ -229,7 +230,8 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
     gone = []
     for row, text in enumerate(texts):
         sketch = blank.copy()
-        sketch.update_batch(sorted(shingles(text, ngram)))
+        plain = normalised(text)
+        sketch.update_batch(sorted({plain[i : i + ngram].encode() for i in range(max(1, len(plain) - ngram + 1))}))
         if any(sketch.jaccard(stayed[other]) >= threshold for other in index.query(sketch)):
             gone.append(row)
             continue

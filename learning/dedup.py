@@ -29,12 +29,6 @@ def drop_exact_duplicates(rows: Curation) -> None:
     )
 
 
-def shingles(text: str, ngram: int) -> set[bytes]:
-    """The distinct runs of `ngram` characters, case folded and white space squeezed; a shorter text is one shingle."""
-    squeezed = normalised(text)
-    return {squeezed[i : i + ngram].encode() for i in range(max(1, len(squeezed) - ngram + 1))}
-
-
 def bands(threshold: float, num_perm: int) -> tuple[int, int]:
     """Bands and rows of each for the search: the longest rows that still propose 99 % of the pairs at `threshold`.
 

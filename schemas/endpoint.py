@@ -83,6 +83,8 @@ class _OrWord:
 
 EndpointOption = Annotated[Endpoint, _OrWord()]
 """An option of a function that is an endpoint: in recipes a word under `endpoints:`, or a map of its keys."""
+
+
 class Capped(Schema):
     """Limits of a stage on what it makes models say."""
 
