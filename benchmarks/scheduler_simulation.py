@@ -1,11 +1,12 @@
 """Modes of rollout and training on a simulated cluster: utilisation, throughput, staleness, and the next bottleneck.
 
-    python benchmarks/scheduler_simulation.py [--gpus 1000] [--iterations 15] [--seeds 2] [--costs FILE] [--modes ...]
-                                              [--halved synchronous asynchronous]
+    python benchmarks/scheduler_simulation.py [--gpus 1000] [--iterations 15] [--seeds 2] [--modes ...]
+                              [--costs assumed|measured|FILE] [--halved synchronous asynchronous]
 
-Discrete events over the product's own drives (`benchmarks/simulated_cluster.py`), with the costs of a JSON file:
-`benchmarks/simulation_costs.json` says of every number where it comes from. Where GPUs either generate or train, the
-share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost is halved in turn, the
+Discrete events over the product's own drives (`benchmarks/simulated_cluster.py`), with costs by name:
+`benchmarks/simulation_costs.json` says of every number where it comes from, `assumed` for large GPUs, `measured` where
+a "GPU" is one core of a CPU; or those of a file, as `benchmarks/measure_costs.py` prints them. Where GPUs either
+generate or train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost is halved in turn, the
 GPUs shared out anew, and the gain told: the largest is the bottleneck. One JSON line.
 """
 
@@ -63,6 +64,8 @@ class Found:
     """Share of the time of the GPUs that train in which they do."""
     lengths: list[float]
     """Mean length of what was trained on, by iteration."""
+    total: float
+    """Seconds of the whole run, with its first iterations, beginning and end."""
 
 
 class Loop:
@@ -82,6 +85,7 @@ class Loop:
         self.lengths: list[float] = []
         self.staleness: dict[int, int] = {}
         self.start = (0.0, 0.0, 0.0, 0.0)
+        self.clock.sleep(costs.start)
 
     def compute(self, completions: list[Completion]) -> None:
         """The gradient of some completions."""
@@ -118,10 +122,12 @@ class Loop:
         passed = self.clock.now - began
         told_busy, told_tokens = self.pool.told()
         count, slots = len(self.pool.replicas), self.cluster.slots
-        full = slots / (self.costs.decode_base + self.costs.decode_each * slots)
+        each = self.costs.decode_each + self.costs.decode_context * self.pool.mean_context()
+        full = slots / (self.costs.decode_base + each * slots)
         return Found(
             self.seconds, self.tokens, self.staleness, (told_busy - busy) / passed / count,
             (told_tokens - tokens) / passed / count / full, (self.trained - trained) / passed, self.lengths,
+            self.clock.now,
         )  # fmt: skip
 
 
@@ -208,14 +214,17 @@ def partial_rollouts(
 
 def asynchronous(
     cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int, max_staleness: int = 4,
-    ahead: int | None = None,
+    ahead: int | None = None, ends: bool = False,
 ) -> Found:  # fmt: skip
-    """Generation never waits for the trainer but for admission: the drive `streamed`."""
+    """Generation never waits for the trainer but for admission: the drive `streamed`.
+
+    `ends`: nothing is asked for beyond the last iteration.
+    """
     loop = Loop(cluster, costs, work, seed)
     options = {"max_staleness": max_staleness, "ahead": ahead}
 
     def one(step: int) -> list[Completion]:
-        most = iterations + max_staleness + 1
+        most = iterations if ends else iterations + max_staleness + 1
         completions = streamed([], None, loop.stream, lambda plan: [], None, step, 0, most, **options)
         loop.compute(completions)
         return completions
@@ -248,6 +257,11 @@ def heavy(median: float, sigma: float, most: float) -> Callable[[np.random.Gener
 def tokens_of(draw: Callable[[np.random.Generator, int], np.ndarray]) -> Callable[..., np.ndarray]:
     """Whole numbers of tokens, at least one."""
     return lambda rng, count: np.maximum(np.round(draw(rng, count)), 1).astype(int)
+
+
+def pareto(least: float, shape: float, cut: float) -> Callable[[np.random.Generator, int], np.ndarray]:
+    """Pareto, from `least` on, cut at `cut` times that."""
+    return lambda rng, count: least * np.minimum((1 - rng.random(count)) ** (-1 / shape), cut)
 
 
 def nothing(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -292,7 +306,7 @@ def rate(mode: str, cluster: Cluster, costs: Costs, work: Work, iterations: int)
 
 
 HALVED = {
-    "decoding": ("decode_base", "decode_each"),
+    "decoding": ("decode_base", "decode_each", "decode_context"),
     "prefill": ("prefill_token",),
     "training": ("train_token", "train_step"),
     "weight sync": ("sync", "load"),
@@ -321,20 +335,42 @@ def bottlenecks(mode: str, cluster: Cluster, costs: Costs, work: Work, iteration
     return {name: round(gain, 3) for name, gain in gains.items()}
 
 
+def told_of(name: str) -> dict[str, Any]:
+    """A set of costs by its name in `simulation_costs.json`, or from a file. Raises SystemExit where there is none."""
+    known = json.loads((HERE / "simulation_costs.json").read_text())
+    if name in known:
+        return known[name]
+    if not Path(name).is_file():
+        raise SystemExit(f"--costs {name}: neither a file nor one of {', '.join(known)}")
+    told = json.loads(Path(name).read_text())
+    if missing := {"cluster", "costs", "work"} - set(told):
+        raise SystemExit(f"--costs {name}: lacks {', '.join(sorted(missing))}; measure_costs.py prints what is needed")
+    return told
+
+
+def work_of(given: dict[str, Any]) -> Work:
+    """Work of a set of costs: lognormal lengths or tokens that end, lognormal waits or those of `async_rollout.py`."""
+    longest = given["longest"]
+    if "stops" in given:
+        lengths = lambda rng, count: np.minimum(rng.geometric(given["stops"], count), longest)  # noqa: E731
+    else:
+        lengths = tokens_of(heavy(given["median_length"], given["length_sigma"], longest))
+    sizes = (given["groups"], given["size"], given["prompt"], lengths)
+    if "latency_shape" not in given:
+        return Work(*sizes, heavy(given["median_latency"], given["latency_sigma"], given["latest"]), longest)
+    waits = pareto(given["latency_from"], given["latency_shape"], given["latency_cut"])
+    return Work(*sizes, waits, longest, lambda lengths: 0.5 + lengths / longest)
+
+
 def costs_of(told: dict[str, Any], size: int) -> tuple[Costs, Work, Cluster]:
-    """Costs, work and cluster of a file of costs."""
-    costs = Costs(**{key: value["value"] for key, value in told["assumed"]["costs"].items()})
-    given = {key: value["value"] for key, value in told["assumed"]["work"].items()}
-    lengths = tokens_of(heavy(given["median_length"], given["length_sigma"], given["longest"]))
-    latencies = heavy(given["median_latency"], given["latency_sigma"], given["latest"])
-    work = Work(given["groups"], given["size"], given["prompt"], lengths, latencies, given["longest"])
-    shape = {key: value["value"] for key, value in told["assumed"]["cluster"].items()}
-    return costs, work, Cluster(size, shape["gpus_per_replica"], shape["slots"])
+    """Costs, work and cluster of a set of costs."""
+    costs, work, shape = ({k: v["value"] for k, v in told[part].items()} for part in ("costs", "work", "cluster"))
+    return Costs(**costs), work_of(work), Cluster(size, shape["gpus_per_replica"], shape["slots"])
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Every mode at its best share of GPUs, and what halving each cost would give."""
-    costs, work, cluster = costs_of(json.loads(options.costs.read_text()), options.gpus)
+    costs, work, cluster = costs_of(told_of(options.costs), options.gpus)
     short, modes = 2 * WARM_UP, {}
     for mode in options.modes:
         size = best_share(mode, cluster, costs, work, short)
@@ -347,7 +383,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if first:
             told["ratio"] = round(told["tokens_per_second_per_gpu"] / first["tokens_per_second_per_gpu"], 2)
     return {"benchmark": "scheduler_simulation", "gpus": options.gpus, "iterations": options.iterations,
-            "seeds": options.seeds, "costs": options.costs.name, "modes": modes}  # fmt: skip
+            "seeds": options.seeds, "costs": options.costs, "modes": modes}  # fmt: skip
 
 
 def main() -> None:
@@ -355,7 +391,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1000)
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--costs", type=Path, default=HERE / "simulation_costs.json")
+    parser.add_argument("--costs", default="assumed", help="assumed, measured, or a file of measure_costs.py")
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--halved", nargs="*", choices=list(MODES), default=["synchronous", "asynchronous"])
     print(json.dumps(run(parser.parse_args())))

@@ -7,6 +7,7 @@ that are lengths instead of tokens.
 """
 
 import heapq
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,6 +41,10 @@ class Costs:
     """How long a replica stands still to take new weights."""
     swap: float = 0.0
     """From generating to training and back where both take turns on the same GPUs."""
+    decode_context: float = 0.0
+    """More of a decode step for every token before the new one, of every sequence that runs."""
+    start: float = 0.0
+    """A run's beginning and its end."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Work:
     """Seconds in the environment after a completion has ended, before it can be scored."""
     longest: int = 2**31
     """Tokens that no completion exceeds."""
+    slower: Callable[[np.ndarray], np.ndarray | float] = lambda lengths: 1.0
+    """Factors on the latencies of completions of such lengths."""
 
 
 class Clock:
@@ -132,30 +139,41 @@ class Group:
 class Replica:
     """Continuous batching: every sequence that runs gets one token per step, which takes longer the more there are.
 
-    `progress` counts steps; a sequence ends when it has grown by what it lacked.
+    `progress` counts steps; a sequence ends when it has grown by what it lacked. k steps of n sequences with C tokens
+    before them take k (base + n each + C context) + k² n context / 2.
     """
 
     def __init__(self, pool: "Pool", slots: int):
         self.pool, self.clock, self.slots = pool, pool.clock, slots
         self.running: list[tuple[float, int, Completion]] = []
         self.progress = self.last = self.tokens = self.busy = 0.0
+        self.lag = self.contexts = 0.0
+        """Tokens before the new ones less those that `progress` counts; and those of all steps, summed."""
         self.still_until = 0.0
         self.version = 0
         self._timer = self._count = 0
 
     @property
-    def step(self) -> float:
-        """Seconds of a decode step now."""
-        costs = self.pool.costs
-        return costs.decode_base + costs.decode_each * len(self.running)
+    def context(self) -> float:
+        """Tokens before the new ones, now."""
+        return self.lag + len(self.running) * self.progress
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of the next decode step, and by how much each is longer than the one before it."""
+        costs, count = self.pool.costs, len(self.running)
+        first = costs.decode_base + costs.decode_each * count + costs.decode_context * self.context
+        return first, costs.decode_context * count
 
     def settle(self) -> None:
         """Bring `progress` up to now."""
         passed = self.clock.now - max(self.last, min(self.still_until, self.clock.now))
         self.last = self.clock.now
         if self.running and passed > 0:
-            self.progress += passed / self.step
-            self.tokens += passed / self.step * len(self.running)
+            first, more = self.step()
+            steps = 2 * passed / (first + math.sqrt(first * first + 2 * more * passed))
+            self.contexts += steps * (self.context + steps * len(self.running) / 2)
+            self.progress += steps
+            self.tokens += steps * len(self.running)
             self.busy += passed
 
     def start(self, ones: Sequence[Completion]) -> None:
@@ -164,6 +182,7 @@ class Replica:
         for one in ones:
             self._count += 1
             heapq.heappush(self.running, (self.progress + one.length - one.done, self._count, one))
+            self.lag += self.pool.work.prompt + one.done - self.progress
         self.stand_still(sum(self.pool.work.prompt + one.done for one in ones) * self.pool.costs.prefill_token)
 
     def stand_still(self, seconds: float) -> None:
@@ -176,9 +195,8 @@ class Replica:
         """Be woken when the next sequence ends."""
         self._timer += 1
         if self.running:
-            wait = (
-                max(0.0, self.still_until - self.clock.now) + max(0.0, self.running[0][0] - self.progress) * self.step
-            )
+            (first, more), steps = self.step(), max(0.0, self.running[0][0] - self.progress)
+            wait = max(0.0, self.still_until - self.clock.now) + steps * (first + more * steps / 2)
             self.clock.after(wait, lambda mine=self._timer: self.due(mine))
 
     def due(self, timer: int) -> None:
@@ -188,7 +206,9 @@ class Replica:
         self.settle()
         ended = []
         while self.running and self.running[0][0] <= self.progress + 1e-6:
-            ended.append(heapq.heappop(self.running)[2])
+            end, _, one = heapq.heappop(self.running)
+            self.lag += end - self.pool.work.prompt - one.length
+            ended.append(one)
         for one in ended:
             self.grown(one, one.length)
             one.finish = "stop"
@@ -219,7 +239,7 @@ class Replica:
     def clear(self) -> list[Completion]:
         """Take everything out."""
         self.account()
-        taken, self.running = [one for *_, one in self.running], []
+        taken, self.running, self.lag = [one for *_, one in self.running], [], 0.0
         self.plan()
         return taken
 
@@ -284,6 +304,11 @@ class Pool:
             replica.settle()
         return sum(r.busy for r in self.replicas), sum(r.tokens for r in self.replicas)
 
+    def mean_context(self) -> float:
+        """Tokens before a new one, in the mean over all that were decoded."""
+        tokens = sum(r.tokens for r in self.replicas)
+        return sum(r.contexts for r in self.replicas) / tokens if tokens else 0.0
+
 
 class SimulatedStream(Stream):
     """The product's stream in virtual time: `take` and `each` are its own."""
@@ -304,7 +329,8 @@ class SimulatedStream(Stream):
         """Draw the groups of an iteration."""
         work = self.pool.work
         count = work.groups * work.size
-        drawn = zip(work.lengths(self.rng, count), work.latencies(self.rng, count), strict=True)
+        lengths = work.lengths(self.rng, count)
+        drawn = zip(lengths, work.latencies(self.rng, count) * work.slower(lengths), strict=True)
         for place in range(work.groups):
             group = Group(plan, place)
             group.members = [Completion(group, int(n), float(s)) for n, s in islice(drawn, work.size)]

@@ -174,11 +174,9 @@ def test_equal_seeds_give_equal_runs():
 
 
 def test_the_costs_of_the_file_say_where_they_come_from():
-    import json
-
-    told = json.loads((FOLDER / "simulation_costs.json").read_text())
+    told = simulation.told_of("assumed")
     for part in ("costs", "work", "cluster"):
-        assert all(value["why"] for value in told["assumed"][part].values())
+        assert all(value["why"] for value in told[part].values())
     costs, asked, size = simulation.costs_of(told, 1000)
     assert size.apart == (188, 248)
     assert asked.lengths(np.random.default_rng(0), 1000).max() <= asked.longest
