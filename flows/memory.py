@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,8 @@ from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step
 from schemas.stages.base import MEMORY, bytes_of
 
+SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
+"""Headings that leave room for numbers."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "cache", "other models")
 """Columns; what a phase holds under other names is shown as working memory."""
 GIB = 2**30
@@ -99,9 +102,15 @@ def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table
     """One row per place, the parts of its worst moment, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
     caption = "\n".join([caption, *warnings(plan, found, gpu)])
-    table = Table(title=f"Memory of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
+    left = {"title_justify": "left", "caption_justify": "left"}
+    close = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=f"Memory of {plan.recipe}", caption=caption, **close, **left)
     for column in ("step", "role", *PARTS, "work", "peak", "when", "reserved"):
-        table.add_column(column, overflow="fold", justify="right" if column in (*PARTS, "work", "peak") else "left")
+        number = column in (*PARTS, "work", "peak")
+        heading = SHORT.get(column, column)
+        table.add_column(
+            heading, overflow="fold", no_wrap=column in ("step", "role"), justify="right" if number else "left"
+        )
     for need in found:
         resources = plan.step(need.step).resources
         if need.unknown:
