@@ -6,8 +6,8 @@
 Discrete events over the product's own drives (`benchmarks/simulated_cluster.py`), with costs by name:
 `benchmarks/simulation_costs.json` says of every number where it comes from, `assumed` for large GPUs, `measured` where
 a "GPU" is one core of a CPU; or those of a file, as `benchmarks/measure_costs.py` prints them. Where GPUs either
-generate or train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost is halved in turn, the
-GPUs shared out anew, and the gain told: the largest is the bottleneck. One JSON line.
+generate or train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost
+is halved in turn, the GPUs shared out anew, and the gain told: the largest is the bottleneck. One JSON line.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """benchmarks/scheduler_simulation.py against closed forms: exact where lengths are fixed, laws of queues where not."""
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ def loaded(name):
 
 cluster = loaded("simulated_cluster")
 simulation = loaded("scheduler_simulation")
+measured = loaded("measure_costs")
+against = loaded("simulated_async_rollout")
 Cluster, Costs, Work = simulation.Cluster, cluster.Costs, cluster.Work
 FREE = Costs(decode_base=1.0, decode_each=0.0, prefill_token=0.0, train_token=0.0)
 
@@ -45,6 +48,39 @@ def test_sequences_share_a_replica():
     # One step of two (2 s), two of one (1.5 s each).
     assert ended == [(1, 2.0), (3, 5.0)]
     assert pool.told() == (5.0, 4.0)
+
+
+def test_steps_take_longer_the_more_tokens_came_before():
+    """Two sequences from a prompt of 7, then one: step k takes 1 + n (7 + k + 1/2) / 10.
+
+    (The half: tokens grow evenly within a step.)
+    """
+    clock = cluster.Clock()
+    pool = cluster.Pool(clock, replace(FREE, decode_context=0.1), work(prompt=7), replicas=1, slots=2)
+    ended = []
+    pool.heard = lambda one: ended.append(clock.now)
+    group = cluster.Group(0, 0)
+    pool.submit([cluster.Completion(group, n, 0.0) for n in (3, 5)])
+    clock.sleep(4.2)
+    pool.told()  # to look in the middle changes nothing
+    clock.env.run()
+    both = sum(1 + 2 * (7 + k + 0.5) / 10 for k in range(3))
+    assert ended == pytest.approx([both, both + sum(1 + (7 + k + 0.5) / 10 for k in (3, 4))])
+    assert pool.mean_context() == pytest.approx((2 * (7.5 + 8.5 + 9.5) + 10.5 + 11.5) / 8)
+
+
+def test_a_replica_forgets_the_tokens_of_what_was_taken_out():
+    clock = cluster.Clock()
+    pool = cluster.Pool(clock, replace(FREE, decode_context=0.1), work(prompt=7), replicas=1, slots=3)
+    group = cluster.Group(0, 0)
+    pool.submit([cluster.Completion(group, n, 0.0) for n in (3, 5, 9)])
+    clock.sleep(7.0)
+    left = pool.suspend()
+    assert pool.replicas[0].context == 0
+    pool.submit(left)
+    assert pool.replicas[0].context == sum(7 + one.done for one in left)
+    clock.env.run()
+    assert pool.replicas[0].context == pytest.approx(0)
 
 
 def test_prompts_hold_up_what_runs_and_the_queue_waits_for_room():
@@ -183,6 +219,83 @@ def test_the_costs_of_the_file_say_where_they_come_from():
     assert costs.decode_base == pytest.approx(65.6e9 / (4 * 3.35e12 * 0.6), rel=0.01)
     assert costs.prefill_token == pytest.approx(2 * 32.8e9 / (4 * 989e12 * 0.5), rel=0.01)
     assert costs.train_token == pytest.approx(8 * 32.8e9 / (989e12 * 0.4), rel=0.01)
+
+
+def test_costs_come_by_name_or_from_a_file(tmp_path):
+    told = simulation.told_of("measured")
+    (tmp_path / "mine.json").write_text(json.dumps(told))
+    assert simulation.told_of(str(tmp_path / "mine.json")) == told
+    for name in ("measured", "measured_larger", "async_rollout"):
+        of = simulation.told_of(name)
+        assert of["command"].startswith("python benchmarks/measure_costs.py --shape ")
+        costs, asked, size = simulation.costs_of(of, 1000)
+        assert size.gpus_per_replica == 1
+        assert min(costs.decode_base, costs.decode_each, costs.train_token, costs.load) > 0
+        assert asked.lengths(np.random.default_rng(0), 1000).max() <= asked.longest
+    with pytest.raises(SystemExit, match="neither a file nor one of assumed, measured"):
+        simulation.told_of("guessed")
+    (tmp_path / "half.json").write_text(json.dumps({"costs": {}}))
+    with pytest.raises(SystemExit, match="lacks cluster, work"):
+        simulation.told_of(str(tmp_path / "half.json"))
+
+
+def test_what_is_measured_is_told_in_the_form_of_the_simulator():
+    """Work and cluster of every shape are taken; names of costs are those of `Costs`."""
+    for name in measured.SHAPES:
+        costs = {"decode_base": {"value": 1.0}, "decode_each": {"value": 0.0}, "prefill_token": {"value": 0.0}}
+        told = {"costs": costs | {"train_token": {"value": 0.0}}}
+        told |= {"cluster": measured.cluster_of(name), "work": measured.work_of(name)}
+        assert simulation.costs_of(told, 10)[2].apart[0] == 8
+
+
+def test_the_fit_finds_what_timings_were_made_of():
+    points = [(n, c, 2e-3 + n * (3e-5 + 4e-7 * c)) for n in (1, 4, 16, 64) for c in (16, 128, 512)]
+    assert measured.fit_decode(points) == pytest.approx((2e-3, 3e-5, 4e-7, 0.0), abs=1e-12)
+    # Sizes of all orders count alike: relative noise of 5 % leaves every coefficient within 10 %.
+    rng = np.random.default_rng(0)
+    noisy = [(n, c, t * rng.uniform(0.95, 1.05)) for n, c, t in points * 40]
+    assert measured.fit_decode(noisy)[:3] == pytest.approx((2e-3, 3e-5, 4e-7), rel=0.1)
+    assert measured.fit_update([(n, 0.01 + 1e-4 * n) for n in (10, 100, 5000)]) == pytest.approx((0.01, 1e-4))
+    # Nothing becomes negative, whatever was measured.
+    assert min(measured.fit_decode([(1, 1, 1.0), (10, 1, 0.9), (1, 10, 0.8)])) >= 0
+    assert min(measured.fit_update([(10, 1.0), (100, 20.0)])) >= 0
+
+
+def test_waits_are_those_of_the_benchmark():
+    """Pareto: P(X > x) = (0.05 / x)^1.5, cut at 3 s; half as long for nothing, half as long again for the longest."""
+    given = {key: value["value"] for key, value in measured.work_of("async_rollout").items()}
+    asked = simulation.work_of(given)
+    drawn = asked.latencies(np.random.default_rng(0), 200_000)
+    assert drawn.min() == pytest.approx(0.05, rel=1e-3)
+    assert drawn.max() == pytest.approx(3.0)
+    for x in (0.1, 0.5, 2.0):
+        share = (0.05 / x) ** 1.5
+        assert (drawn > x).mean() == pytest.approx(share, abs=4 * (share / len(drawn)) ** 0.5)
+    assert asked.slower(np.array([0, 12, 24])).tolist() == [0.5, 1.0, 1.5]
+    mean = (1 - (1 - given["stops"]) ** 24) / given["stops"]
+    assert asked.lengths(np.random.default_rng(1), 200_000).mean() == pytest.approx(mean, rel=0.01)
+
+
+def test_the_end_of_a_run_asks_for_nothing_new_and_begins_with_its_start():
+    whole, ends = (
+        simulation.asynchronous(SMALL, replace(UPDATE, start=7.0), work(), 10, 0, ends=ends) for ends in (False, True)
+    )
+    # 200 s of generation an iteration, one before the next; the last update of 100 s follows the last generation.
+    assert ends.total == pytest.approx(7 + 10 * 200 + 100)
+    assert whole.total == pytest.approx(ends.total)
+
+
+def test_equal_latencies_are_hidden_by_as_much_as_is_asked_ahead():
+    """Nothing costs anything but a wait of 1 s: in step an iteration takes 1 s; asked a ahead, a + 1 of them do."""
+    asked = work(groups=2, size=1, length=1, latencies=lambda rng, count: np.ones(count))
+    found = against.predicted(replace(FREE, decode_base=1e-9), asked, 64, 30, 1)
+    assert found["synchronous"]["seconds"] == pytest.approx(30)
+    assert found["periodic"]["ratio"] == pytest.approx(1)
+    assert found["partial"]["seconds"] == pytest.approx(15)
+    assert found["asynchronous"]["ratio"] == pytest.approx(30 / 5, rel=1e-3)
+    real = {"seconds": [20.0, 40.0], "times_synchronous": 1.0, "generator_idle_share": 0.5}
+    told = against.compared({"synchronous": found["synchronous"]}, {"modes": {"synchronous": real}})
+    assert (told["synchronous"]["seconds_off"], told["synchronous"]["ratio_off"]) == (0.0, 0.0)
 
 
 def test_halving_the_only_cost_doubles_the_rate():

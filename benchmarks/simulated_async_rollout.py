@@ -1,0 +1,84 @@
+"""The simulator held against reality: it runs what `benchmarks/async_rollout.py` runs, with costs measured on one core.
+
+    python benchmarks/async_rollout.py > measured.json
+    python benchmarks/simulated_async_rollout.py --against measured.json [--costs async_rollout] [--seeds 200]
+
+One generator and one trainer, that benchmark's drives, groups, iterations and distribution of waiting times; nothing is
+fitted to its seconds. One JSON line: seconds of every mode, how often the synchronous loop's rate, with the standard
+deviation between single seeds; and with `--against` what was measured, and by how much the prediction is off.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scheduler_simulation import Cluster, Found, asynchronous, costs_of, overlapped, synchronous, told_of
+from simulated_cluster import Costs, Work
+
+MODES: dict[str, Callable[..., Found]] = {
+    "synchronous": synchronous,
+    "periodic": overlapped,
+    "partial": partial(asynchronous, max_staleness=2, ahead=1, ends=True),
+    "asynchronous": partial(asynchronous, max_staleness=8, ahead=6, ends=True),
+}
+"""As in `async_rollout.py`."""
+
+
+def predicted(costs: Costs, work: Work, slots: int, iterations: int, seeds: int) -> dict[str, dict[str, float]]:
+    """Seconds of each mode, and ratios to the synchronous loop of the same seed, means over seeds."""
+    one, two = Cluster(1, 1, slots), Cluster(2, 1, slots, share=0.5)
+    runs = {
+        name: [mode(one if name == "synchronous" else two, costs, work, iterations, seed) for seed in range(seeds)]
+        for name, mode in MODES.items()
+    }
+    told = {}
+    for name, found in runs.items():
+        pairs = zip(runs["synchronous"], found, strict=True)
+        ratios = [first.total / run.total for first, run in pairs]
+        told[name] = {
+            "seconds": round(statistics.fmean(run.total for run in found), 2),
+            "seconds_deviation": round(statistics.pstdev(run.total for run in found), 2),
+            "ratio": round(statistics.fmean(ratios), 3),
+            "ratio_deviation": round(statistics.pstdev(ratios), 3),
+            "generator_idle_share": round(1 - statistics.fmean(run.generating for run in found), 3),
+        }
+    return told
+
+
+def compared(told: dict[str, dict[str, float]], against: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Predictions beside the line that `async_rollout.py` printed; `off`: predicted over measured, less one."""
+    found = {}
+    for name, mode in told.items():
+        real = against["modes"][name]
+        seconds = statistics.fmean(real["seconds"])
+        measured = {"measured_seconds": round(seconds, 2), "measured_ratio": real["times_synchronous"]}
+        off = {
+            "seconds_off": round(mode["seconds"] / seconds - 1, 3),
+            "ratio_off": round(mode["ratio"] / real["times_synchronous"] - 1, 3),
+        }
+        found[name] = mode | measured | off | {"measured_generator_idle_share": real["generator_idle_share"]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="the line that async_rollout.py printed")
+    parser.add_argument("--costs", default="async_rollout", help="a set of simulation_costs.json, or a file")
+    parser.add_argument("--seeds", type=int, default=200)
+    options = parser.parse_args()
+    told = told_of(options.costs)
+    against = json.loads(options.against.read_text()) if options.against else None
+    if against:
+        told["work"]["latency_from"] = {"value": against["latency_pareto"]["from_seconds"]}
+    costs, work, cluster = costs_of(told, 2)
+    modes = predicted(costs, work, cluster.slots, against["iterations"] if against else 30, options.seeds)
+    line = {"benchmark": "simulated_async_rollout", "costs": options.costs, "seeds": options.seeds}
+    print(json.dumps(line | {"modes": compared(modes, against) if against else modes}))
+
+
+if __name__ == "__main__":
+    main()
