@@ -44,7 +44,6 @@ def predicted(costs: Costs, work: Work, slots: int, iterations: int, seeds: int)
             "seconds_deviation": round(statistics.pstdev(run.total for run in found), 2),
             "ratio": round(statistics.fmean(ratios), 3),
             "ratio_deviation": round(statistics.pstdev(ratios), 3),
-            "generator_idle_share": round(1 - statistics.fmean(run.generating for run in found), 3),
         }
     return told
 
@@ -60,7 +59,7 @@ def compared(told: dict[str, dict[str, float]], against: dict[str, Any]) -> dict
             "seconds_off": round(mode["seconds"] / seconds - 1, 3),
             "ratio_off": round(mode["ratio"] / real["times_synchronous"] - 1, 3),
         }
-        found[name] = mode | measured | off | {"measured_generator_idle_share": real["generator_idle_share"]}
+        found[name] = mode | measured | off
     return found
 
 

@@ -293,7 +293,7 @@ def test_equal_latencies_are_hidden_by_as_much_as_is_asked_ahead():
     assert found["periodic"]["ratio"] == pytest.approx(1)
     assert found["partial"]["seconds"] == pytest.approx(15)
     assert found["asynchronous"]["ratio"] == pytest.approx(30 / 5, rel=1e-3)
-    real = {"seconds": [20.0, 40.0], "times_synchronous": 1.0, "generator_idle_share": 0.5}
+    real = {"seconds": [20.0, 40.0], "times_synchronous": 1.0}
     told = against.compared({"synchronous": found["synchronous"]}, {"modes": {"synchronous": real}})
     assert (told["synchronous"]["seconds_off"], told["synchronous"]["ratio_off"]) == (0.0, 0.0)
 
