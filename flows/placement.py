@@ -100,10 +100,10 @@ def gone(process_group: int) -> bool:
     return False
 
 
-def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
-    """Raises StepError, saying what is wrong, when something does not become true in time."""
-    until = time.monotonic() + PATIENCE
+def wait_until(holds: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
+    """Raises StepError, saying what is wrong, when something does not become true within so many seconds."""
+    until = time.monotonic() + patience
     while not holds():
         if time.monotonic() > until:
-            raise StepError(f"{otherwise}, {PATIENCE:g} s after it ended; look at the cluster")
+            raise StepError(f"{otherwise}, {patience:g} s after it ended; look at the cluster")
         time.sleep(LOOK)

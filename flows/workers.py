@@ -43,6 +43,8 @@ PILLARS = ("gcs_server", "raylet")
 LONGEST_TEMPORARY = 40
 """Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
 NAMES = ("CPU", "GPU", "memory")
+LEAVING = 5.0
+"""Seconds in which processes of an ended step go by themselves."""
 OBJECT_STORE = 100 * 2**20
 """Bytes; specs, manifests, requests and completions pass through, weights do not."""
 
@@ -203,9 +205,12 @@ class Submitted:
         if placement is not None:
             self.stands()
             placement.free()
-            self._end()
             if self.process_group is not None:
-                wait_until(partial(gone, self.process_group), "processes of its roles are still there")
+                left = partial(gone, self.process_group)
+                with contextlib.suppress(StepError):  # Ray would tell the terminal of one that is killed as it leaves
+                    wait_until(left, "", LEAVING)
+                self._end()
+                wait_until(left, "processes of its roles are still there")
 
     def _process_group(self) -> int | None:
         if not self.pid_file.is_file():
