@@ -39,7 +39,7 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.sft_step import make_model
     from flows.actors import RayActors
     from flows.workers import RayWorkers
-    from learning.engines.load import engine_of
+    from learning.engines.making import engine_of
     from learning.policy import load_policy, set_determinism
     from learning.replica_worker import serve
     from learning.replicas import Replicas

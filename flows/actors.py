@@ -19,7 +19,7 @@ from typing import Any
 from flows.capture import captured
 from flows.environment import secrets_of
 from flows.placement import bundles
-from flows.worker_main import PR_SET_PDEATHSIG, surroundings
+from flows.surroundings import PR_SET_PDEATHSIG, surroundings
 from learning.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step

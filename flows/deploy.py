@@ -7,17 +7,12 @@ from pathlib import Path
 
 import yaml
 
-from flows.closure import HOUSE
-from flows.deployables import Deployable, deployables, recipe_files
+from flows.deployables import ENTRYPOINT, PULL, Deployable, deployables, environment, recipe_files
 from flows.servers import is_healthy, prefect_environment
 from flows.services import POOL
 from flows.up import is_up
 from lineage.layout import Layout
 from schemas.errors import PlanError
-
-ENTRYPOINT = "flows/deployed.py:recipe_run"
-PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(HOUSE)}}]
-"""Where a worker finds the code: in this checkout."""
 
 
 def deploy_recipes(recipes: list[Path], layout: Layout, *, every: bool, prune: bool, prefect_yaml: bool) -> int:
@@ -62,15 +57,6 @@ def _to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterat
     for one in made:
         yield put(one, layout)
     yield from vanished(layout, prune)
-
-
-def environment(layout: Layout) -> dict[str, str]:
-    """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
-    return {
-        "POSTTRAIN_ROOT": str(layout.root),
-        "PYTHONPATH": str(HOUSE),
-        "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
-    }
 
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.closure import HOUSE
 from flows.form import Schema, form
 from lineage.layout import Layout
 from schemas.errors import Problem, RecipeError
@@ -13,6 +14,9 @@ from schemas.recipe import Recipe, load_recipe
 
 TAG = "posttrain"
 """Every deployment of ours has it."""
+ENTRYPOINT = "flows/deployed.py:recipe_run"
+PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(HOUSE)}}]
+"""Where a worker finds the code: in this checkout."""
 LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})\b|\b(docs/[\w./-]+\.md)\b")
 
 
@@ -93,3 +97,12 @@ def _links(line: str) -> Iterator[str]:
             yield f"[arXiv:{found[1]}](https://arxiv.org/abs/{found[1]})"
         else:
             yield f"`{found[2]}`" if found[2] else f"[{found[0]}]({found[0]})"
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
+    return {
+        "POSTTRAIN_ROOT": str(layout.root),
+        "PYTHONPATH": str(HOUSE),
+        "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
+    }

@@ -18,8 +18,8 @@ from flows.budget import Ledger
 from flows.environment import hidden, secrets_of
 from flows.gating import judged
 from flows.states import FINISHED, StepState
-from flows.step import progress_file
 from flows.tail import Tail
+from flows.task_run import progress_file
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import StepError

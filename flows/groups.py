@@ -33,8 +33,8 @@ from flows.actors import actors_of
 from flows.capture import captured
 from flows.environment import secrets_of
 from flows.placement import bundle
-from flows.step import cpu_seconds, listener, peak_rss, run_task
-from flows.worker_main import PR_SET_PDEATHSIG, environment_of
+from flows.surroundings import PR_SET_PDEATHSIG, environment_of
+from flows.task_run import cpu_seconds, listener, peak_rss, run_task
 from learning.group import Group
 from lineage.layout import Layout
 from schemas.errors import StepError

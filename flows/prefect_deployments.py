@@ -9,8 +9,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
 from flows.closure import HOUSE
-from flows.deploy import ENTRYPOINT, PULL, environment
-from flows.deployables import TAG, Deployable
+from flows.deployables import ENTRYPOINT, PULL, TAG, Deployable, environment
 from flows.schedules import concurrency, prefect_schedules
 from flows.services import POOL
 from lineage.layout import Layout

@@ -5,40 +5,32 @@ A spec is plain JSON: {root, run, recipe, attempt, step, inputs, folders, whole_
 """
 
 import contextlib
-import importlib
 import json
 import os
-import resource
 import secrets
 import shutil
-import sys
 import time
-import traceback
-from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from flows.actors import actors_of
 from flows.audited import artifact_published
 from flows.capture import captured
 from flows.contracts import CARRIERS, INDEPENDENT
 from flows.difference import first_difference
-from flows.environment import hidden, secrets_of, with_environment
+from flows.environment import secrets_of
 from flows.lock import locked
+from flows.task_run import cpu_seconds, listener, peak_rss, run_task, teller
 from lineage.contract import disagreement, fingerprint
 from lineage.layout import Layout
 from lineage.provenance import commit, machine, versions
 from lineage.sources import find_source
 from lineage.store import Store
-from schemas.errors import PosttrainError, StepError
+from schemas.errors import StepError
 from schemas.manifest import Contract, InputRecord, Manifest
 from schemas.plan import Step
-from schemas.stages.union import Stage
-from tasks.context import Context, Result
+from tasks.context import Context
 
 Received = list[tuple[InputRecord, Path]]
 
@@ -50,7 +42,7 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
     """
     step, layout = Step.model_validate(spec["step"]), Layout(Path(spec["root"]))
     store, work = Store(layout), layout.work(step.key)
-    tell = _teller(layout, step, spec["attempt"])
+    tell = teller(layout, step, spec["attempt"])
     with locked(work, on_wait=lambda: tell({"waiting": True})):
         manifest = store.find(step.kind, step.key)
         if manifest is None:
@@ -60,34 +52,6 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
             artifact_published(layout, manifest)
         shutil.rmtree(work, ignore_errors=True)
     return manifest.model_dump(mode="json")
-
-
-def progress_file(layout: Layout, key: str, attempt: str) -> Path:
-    """Where a try tells how it goes, one JSON object per line."""
-    return layout.work(key) / f"progress-{attempt}.jsonl"
-
-
-def _teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any]], None]:
-    file = progress_file(layout, step.key, attempt)
-
-    def tell(event: dict[str, Any]) -> None:
-        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the folder's holder may just have removed it
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as stream:
-                stream.write(json.dumps(event) + "\n")
-
-    return tell
-
-
-def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[str, Any]], None], Counter[str]]:
-    """Hears what a task says of itself, tells it on, and counts what it spends."""
-    tell, spent = _teller(layout, step, attempt), Counter()
-
-    def hear(event: dict[str, Any]) -> None:
-        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
-        tell(event)
-
-    return hear, spent
 
 
 def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple[Path, Manifest]:
@@ -129,29 +93,6 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
         peak_rss=max(peak_rss(), spent["peak_rss"]),
     )  # fmt: skip
-
-
-def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
-    """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
-    sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
-    hide = secrets_of(step.settings)
-    try:
-        result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
-        return Result(hidden(result.metrics, hide), hidden(result.details, hide))
-    except PosttrainError as error:
-        traceback.print_exc()
-        raise StepError(f"{step.name}: {hidden(str(error), hide)}") from error
-    except Exception as error:
-        traceback.print_exc()
-        raise StepError(f"{step.name}: {type(error).__name__}: {hidden(str(error), hide)}") from error
-
-
-def _stage(step: Step) -> Any:
-    try:
-        return TypeAdapter(Stage).validate_python(with_environment(step.settings))
-    except ValidationError as error:  # its own text shows values, and shortened ones could not be hidden
-        wrong = error.errors(include_input=False, include_url=False, include_context=False)
-        raise StepError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong)) from None
 
 
 def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
@@ -212,14 +153,3 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
         temporary = folder.parent / "key.json.tmp"
         temporary.write_text(json.dumps({"key": step.key, "identity": step.identity}))
         temporary.replace(owner)
-
-
-def peak_rss() -> int:
-    """The most memory that this process has held, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def cpu_seconds() -> float:
-    """Seconds of processor time of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

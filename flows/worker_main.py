@@ -8,9 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-PR_SET_PDEATHSIG = 1
-"""prctl(2): send a signal when the parent dies."""
+from flows.surroundings import PR_SET_PDEATHSIG, surroundings
 
 
 def work(spec: dict[str, Any]) -> dict[str, Any]:
@@ -30,14 +28,3 @@ def work(spec: dict[str, Any]) -> dict[str, Any]:
         return {"manifest": run_step(spec)}
     except PosttrainError as error:
         return {"error": str(error)}
-
-
-def surroundings(num_cpus: float) -> None:
-    """Set what libraries of numbers read when they are imported."""
-    os.environ |= environment_of(num_cpus)
-
-
-def environment_of(num_cpus: float) -> dict[str, str]:
-    """Variables for one thread per core, and equal results for equal inputs."""
-    threads = dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
-    return {**threads, "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from learning.engines.load import engine_of
+from learning.engines.making import engine_of
 from learning.engines.protocol import FlyingEngine, Request, Sampling
 from learning.policy import Policy
 from learning.rollout_service import Ended, RolloutService

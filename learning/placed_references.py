@@ -13,7 +13,7 @@ from torch import Tensor
 from learning.batch import Batch
 from learning.forwards import economical
 from learning.policy import load_policy
-from learning.references import forward_of
+from learning.token_statistics import forward_of
 from schemas.training import Training
 
 

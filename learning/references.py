@@ -16,11 +16,10 @@ from learning.algorithm import Algorithm
 from learning.batch import Batch
 from learning.checkpoint import load_weights
 from learning.group import ALONE, Each, Group, whole
-from learning.packed import packed_statistics
 from learning.policy import Policy, load_policy
 from learning.pool import Pool
-from learning.routing import replayed
 from learning.split import micro_batches
+from learning.token_statistics import forward_of
 from learning.trained import Trained
 from schemas.stages.rl import ReferenceSpec, Rl
 
@@ -147,19 +146,3 @@ def statistics_of(
         for name, column_T in columns.items():
             found[name][micro.sampled("place_in_whole")] = column_T
     return {name: column_M[batch.sampled_T] for name, column_M in found.items()}
-
-
-@torch.no_grad()
-def forward_of(
-    model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
-) -> dict[str, Tensor]:
-    """Statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
-    with replayed(model, micro.tokens.get("experts") if replay else None):
-        columns = packed_statistics(
-            model,
-            micro.packed.to(model.device),
-            followed=names,
-            temperature=temperature,
-            needed_M=micro.tokens["learn"],
-        )
-    return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}

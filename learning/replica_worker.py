@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from learning.engines.load import engine_of
+from learning.engines.making import engine_of
 from learning.engines.protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
 from learning.forwards import economical
 from learning.likelihoods import likelihoods

@@ -1,7 +1,5 @@
 """The engine of a stage: in this process, or as replicas in workers of their own where the stage's resources say so."""
 
-import importlib
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,27 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from learning.actors import Actors
+from learning.engines.making import engine_of
 from learning.engines.protocol import EngineProtocol
-from learning.lookup import options_of
 from learning.policy import Policy, load_policy, outline
 from learning.remote.desk import Desk
-from schemas.errors import StepError
 from schemas.training import Training
 from schemas.use import EngineUse
-
-
-def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
-    """An engine over a policy, in this process: `torch` is `learning.engines.torch:Engine`. Raises StepError.
-
-    The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
-    """
-    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
-    try:
-        engine = getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise StepError(f"engine: use: {use.use}: {error}") from error
-    asks = [desk] if "desk" in inspect.signature(engine).parameters else []
-    return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))
 
 
 def make_engine(
