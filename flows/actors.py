@@ -5,9 +5,7 @@ step's log, and on the step's machine belong to its process group: what ends the
 """
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -18,8 +16,9 @@ from typing import Any
 
 from flows.capture import captured
 from flows.environment import secrets_of
+from flows.family import die_with_parent
 from flows.placement import bundles
-from flows.surroundings import PR_SET_PDEATHSIG, surroundings
+from flows.surroundings import surroundings
 from learning.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step
@@ -41,7 +40,7 @@ class Host:
     """What runs in the process of an actor: one object, made when it is first asked to be."""
 
     def __init__(self, role: str, num_cpus: float, num_gpus: float, home: Mapping[str, Any]):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if home["host"] == socket.gethostname():
             with contextlib.suppress(PermissionError, ProcessLookupError):  # of another session, or ended just now
                 os.setpgid(0, home["group"])

@@ -6,11 +6,9 @@ and talk over the loopback device: nothing listens to the outside.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -32,8 +30,9 @@ from ray.util import get_current_placement_group
 from flows.actors import actors_of
 from flows.capture import captured
 from flows.environment import secrets_of
+from flows.family import die_with_parent
 from flows.placement import bundle
-from flows.surroundings import PR_SET_PDEATHSIG, environment_of
+from flows.surroundings import environment_of
 from flows.task_run import cpu_seconds, listener, peak_rss, run_task
 from learning.group import Group
 from lineage.layout import Layout
@@ -131,7 +130,7 @@ def _place(context: Context, rank: int, work: Path) -> Iterator[tuple[Context, P
 
 def _belong(home: dict[str, Any]) -> None:
     """End with Ray's node, and on the step's machine with the step."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     if home["host"] == socket.gethostname():
         with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended just now
             os.setpgid(0, home["group"])

@@ -3,8 +3,6 @@
 import os
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-PR_SET_PDEATHSIG = 1
-"""prctl(2): send a signal when the parent dies."""
 
 
 def surroundings(num_cpus: float) -> None:

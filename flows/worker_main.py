@@ -1,19 +1,18 @@
 """What runs in a Ray worker: its own process group, its threads, one step."""
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
 
-from flows.surroundings import PR_SET_PDEATHSIG, surroundings
+from flows.family import die_with_parent
+from flows.surroundings import surroundings
 
 
 def work(spec: dict[str, Any]) -> dict[str, Any]:
     """Do a step; {"manifest": ...} or {"error": text}. Nothing that needs the number of threads is imported before."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.setpgid(0, 0)
     surroundings(spec["step"]["resources"]["num_cpus"])
     folder = Path(spec["root"]) / ".posttrain" / "work" / spec["step"]["key"]

@@ -71,13 +71,8 @@ def one_step_off(
 
     Those of the first iteration are fresh. Runs are equal to the bit.
     """
-    if round:
-        return sampler.sample(asks)
-    stream.open(sampler, score, interrupt=False, steps_per_update=None)
-    for asked in range(stream.planned, min(step + 2, max_steps)):
-        stream.ask(asked, plan(asked))
-    stream.launch()
-    return stream.take(step, step)
+    how = {"max_staleness": 1, "interrupt": False}
+    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, **how)
 
 
 def periodic(

@@ -13,9 +13,8 @@ os.environ.update(
 import pytest
 
 
-@pytest.fixture
-def tiny_policy():
-    """About 20,000 parameters, characters as tokens, seeded; made anew for every test."""
+def small_policy(max_length, **shape):
+    """Two layers, characters as tokens, seeded."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -24,61 +23,36 @@ def tiny_policy():
 
     set_determinism(0, 1)
     tokenizer = characters()
-    tokenizer.model_max_length = 128
+    tokenizer.model_max_length = max_length
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
         num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
+        max_position_embeddings=max_length,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **shape,
     )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 parameter.mul_(4)  # sharper than the usual initialisation, so that comparisons of models mean something
-    return Policy(model, tokenizer, 128)
+    return Policy(model, tokenizer, max_length)
+
+
+@pytest.fixture
+def tiny_policy():
+    """About 20,000 parameters; made anew for every test."""
+    return small_policy(128, hidden_size=32, intermediate_size=64, num_attention_heads=4, head_dim=8)
 
 
 @pytest.fixture
 def wide_policy():
     """Heads of 32 numbers, which vLLM's attention on a CPU needs, and room for 512 tokens; made anew for every test."""
-    import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
-    from learning.policy import Policy, set_determinism
-    from learning.tokenizers import characters
-
-    set_determinism(0, 1)
-    tokenizer = characters()
-    tokenizer.model_max_length = 512
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 2:
-                parameter.mul_(4)
-    return Policy(model, tokenizer, 512)
+    return small_policy(512, hidden_size=64, intermediate_size=96, num_attention_heads=2, head_dim=32)
 
 
 @pytest.fixture

@@ -58,3 +58,19 @@ def scripted(tiny_policy):
         return Policy(Scripted(ids, tokenizer.eos_token_id, len(tokenizer)), tokenizer, 128)
 
     return make
+
+
+@pytest.fixture
+def loop():
+    """Makes loops of `tests.papers.loops`, and closes their streams."""
+    from tests.papers.loops import Loop
+
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Loop(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stream.close()

@@ -14,7 +14,7 @@ from learning.engines.protocol import Generation
 from learning.forest import single_turn
 from learning.policy_loss import columns_of, with_dropped, with_factors
 from schemas.recipe import load_recipe
-from tests.papers.loops import Loop, letters
+from tests.papers.loops import letters
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "areal.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -49,19 +49,6 @@ def test_the_decoupled_objective_learns_where_the_coupled_one_has_clipped():
 def test_the_clip_is_around_the_proximal_policy(pi, advantage, want):
     """u = π/0.3 within 0.8 and 1.2 has the gradient c·u·A = π/π_behav·A; beyond, none."""
     assert gradient_weight("trained", 0.2, 0.3, pi - 1e-9, advantage) == pytest.approx(want, abs=1e-6)
-
-
-@pytest.fixture
-def loop():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Loop(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stream.close()
 
 
 def admitted(submitted, size, version, eta):

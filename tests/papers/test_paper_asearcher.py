@@ -17,7 +17,7 @@ from learning.rollout import Sampler
 from learning.trials import Ask
 from learning.worlds.atlas import atlas, found, needed
 from schemas.recipe import load_recipe
-from tests.papers.loops import Loop, letters
+from tests.papers.loops import letters
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -75,19 +75,6 @@ def test_a_question_that_is_answered_without_its_documents_is_dropped(answering,
 
 
 LONG = dict(zip("abcdefghijklmno", [4] * 15, strict=True)) | {"z": 40}
-
-
-@pytest.fixture
-def loop():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Loop(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stream.close()
 
 
 def test_updates_go_on_while_the_long_trajectory_does(scripted, loop):

@@ -19,7 +19,7 @@ from learning.policy_loss import columns_of, with_dropped
 from learning.weight_sync import receipt_of, weights_of
 from learning.weight_sync_local import Files, PolicyReceiver, from_file
 from schemas.recipe import load_recipe
-from tests.papers.loops import Loop, letters
+from tests.papers.loops import letters
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "llamarl.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -49,19 +49,6 @@ def test_the_ratio_is_bounded_from_above_alone():
 def test_ppos_clip_has_no_gradient_beyond_its_bounds():
     assert gradient_weights("clipped", 1.0) == pytest.approx([0.1, 1.0, 0.0], abs=1e-12)
     assert gradient_weights("clipped", -1.0) == pytest.approx([0.0, -1.0, -5.0], abs=1e-12)
-
-
-@pytest.fixture
-def loop():
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(Loop(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stream.close()
 
 
 def test_samples_of_a_step_carry_the_version_before(scripted, loop):
