@@ -80,7 +80,7 @@ def stage_of(drive: Any, seed: int, options: argparse.Namespace) -> Any:
 
 def make_inputs(folder: Path, seed: int) -> dict[str, Path]:
     """A small model with random weights, and problems."""
-    from learning.rows import write_rows
+    from learning.texts.rows import write_rows
     from schemas.stages.init import Init
     from tasks.context import Context
     from tasks.init import run
@@ -138,11 +138,11 @@ def one(name: str, seed: int, inputs: dict[str, Path], folder: Path, options: ar
 
 def final_reward(model: Path, prompts: Path, seed: int) -> float:
     """Mean reward of 512 completions of a trained model."""
-    from learning.chat import decode, encode_prompt
     from learning.engines.protocol import Request, Sampling
     from learning.engines.torch import Engine
-    from learning.policy import load_policy
-    from learning.rows import read_rows
+    from learning.models.policy import load_policy
+    from learning.texts.chat import decode, encode_prompt
+    from learning.texts.rows import read_rows
 
     policy = load_policy(model)
     ids = [encode_prompt(policy.tokenizer, row["prompt"]) for row in read_rows(prompts, "prompts")]

@@ -76,7 +76,7 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
 
 def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
     """Seconds of each step of the rl task, everything included."""
-    from learning.rows import write_rows
+    from learning.texts.rows import write_rows
     from tasks.context import Context
     from tasks.rl import run
 
@@ -183,8 +183,8 @@ def our_gradient(folder: Path) -> list[Any]:
     from transformers import AutoModelForCausalLM
 
     from learning.algorithm import bind_algorithm
-    from learning.forest import single_turn
-    from learning.policy_loss import micro_loss, with_dropped, with_weights
+    from learning.loop.forest import single_turn
+    from learning.loop.policy_loss import micro_loss, with_dropped, with_weights
 
     prompts, groups, advantage_P = ragged()
     algorithm = bind_algorithm(our_stage(WORKLOADS["short"], 1), {})

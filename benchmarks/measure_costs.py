@@ -147,11 +147,11 @@ def sync_seconds(policy: Any, shape: Shape, folder: Path, repeats: int) -> tuple
     """Seconds to publish weights and to load them, and their bytes."""
     import copy
 
+    from learning.asynchrony.local_rollouts import LocalRollouts
+    from learning.distributed.weight_sync import weights_of
+    from learning.distributed.weight_sync_local import Files, PolicyReceiver, from_file
     from learning.engines.torch import Engine
-    from learning.local_rollouts import LocalRollouts
-    from learning.policy import Policy
-    from learning.weight_sync import weights_of
-    from learning.weight_sync_local import Files, PolicyReceiver, from_file
+    from learning.models.policy import Policy
     from schemas.use import EngineUse
 
     size = sum({t.data_ptr(): t.numel() * t.element_size() for t in weights_of(policy.model).values()}.values())
@@ -235,7 +235,7 @@ class Watched:
 
 def update_points(shape: Shape, model: Path, folder: Path, repeats: int) -> tuple[list[tuple[int, float]], float]:
     """(tokens, seconds) of iterations at every number of groups, and seconds of a stage's beginning and end."""
-    from learning.rows import write_rows
+    from learning.texts.rows import write_rows
     from tasks.context import Context
 
     prompts = folder / "prompts"
@@ -261,7 +261,7 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     """Costs of a shape, each with how it was measured; work and cluster that suit it."""
     import torch
 
-    from learning.policy import load_policy
+    from learning.models.policy import load_policy
 
     torch.set_num_threads(1)
     shape = SHAPES[name]

@@ -42,7 +42,7 @@ run(Merge(kind="merge", **document), Context(inputs, Path(folder), Path(folder),
 def make_models(root: Path) -> None:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from learning.policy import Policy, save_policy
+    from learning.models.policy import Policy, save_policy
     from learning.tokenizers import characters
 
     torch.manual_seed(0)

@@ -37,12 +37,12 @@ def main() -> None:
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
-    from flows.actors import RayActors
-    from flows.workers import RayWorkers
+    from flows.steps.actors import RayActors
+    from flows.steps.workers import RayWorkers
+    from learning.distributed.replica_worker import serve
+    from learning.distributed.replicas import Replicas
     from learning.engines.making import engine_of
-    from learning.policy import load_policy, set_determinism
-    from learning.replica_worker import serve
-    from learning.replicas import Replicas
+    from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
     from schemas.stages.base import Resources, Role
     from schemas.use import EngineUse

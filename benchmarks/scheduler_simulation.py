@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from simulated_cluster import Clock, Completion, Costs, Pool, SimulatedStream, Work
 
-from learning.streaming_drives import one_step_off, periodic, streamed
+from learning.asynchrony.streaming_drives import one_step_off, periodic, streamed
 
 HERE = Path(__file__).resolve().parent
 WARM_UP = 4

@@ -68,7 +68,7 @@ def encoded(folder: Path, count: int) -> list[Any]:
     """The same as token ids."""
     from transformers import AutoTokenizer
 
-    from learning.examples import encode_rows
+    from learning.texts.examples import encode_rows
 
     rows = [
         {"prompt": [{"role": "user", "content": p}], "completion": [{"role": "assistant", "content": c}]}
@@ -79,7 +79,7 @@ def encoded(folder: Path, count: int) -> list[Any]:
 
 def run_ours(folder: Path, steps: int, threads: int) -> list[tuple[float, int]]:
     """Seconds and tokens of each step of the sft task, everything included."""
-    from learning.rows import write_rows
+    from learning.texts.rows import write_rows
     from schemas.stages.sft import Sft
     from tasks.context import Context
     from tasks.sft import run
@@ -117,7 +117,7 @@ def run_ours(folder: Path, steps: int, threads: int) -> list[tuple[float, int]]:
 
 def tokens_of_steps(folder: Path, steps: int) -> list[int]:
     """Tokens that our side trains on in each step."""
-    from learning.epochs import Epochs
+    from learning.texts.epochs import Epochs
 
     lengths = [len(example.ids) for example in encoded(folder, ROWS * steps)]
     epochs = Epochs(lengths, per_pass=ROWS, passes=1, seed=0)
@@ -192,7 +192,7 @@ def gradient_gap(folder: Path) -> float:
     """Largest difference between the two sides' gradients on one ragged batch, over the largest entry."""
     from transformers import AutoModelForCausalLM
 
-    from learning.crossentropy import packed_loss
+    from learning.models.crossentropy import packed_loss
 
     examples = encoded(folder, ROWS)
     learned = sum(example.num_learned for example in examples)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from learning.stream import Stream
+from learning.asynchrony.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Completion:
 
 @dataclass(eq=False)
 class Group:
-    """As `learning.underway.Group`, with completions that are lengths."""
+    """As `learning.loop.underway.Group`, with completions that are lengths."""
 
     plan: int
     place: int

@@ -66,7 +66,7 @@ class Handle:
 
     def result(self) -> dict[str, Any]:
         """Do and publish it now, one step at a time."""
-        from flows.step import run_step
+        from flows.steps.step import run_step
 
         with self.executor.lock:
             began = time.thread_time()

@@ -6,9 +6,9 @@ A key is made of what a step does and reads, never of names: renaming a stage ru
 from collections.abc import Iterable
 from typing import Any
 
-from flows.challenge import with_champions
-from flows.closure import Closure, uses
-from flows.contracts import check_contracts
+from flows.planning.challenge import with_champions
+from flows.planning.closure import Closure, uses
+from flows.planning.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources import find_source

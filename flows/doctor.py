@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from flows.skew import cluster_skew, skew
+from flows.planning.skew import cluster_skew, skew
 from lineage.layout import Layout
 
 REQUIRED = (

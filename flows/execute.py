@@ -1,6 +1,7 @@
 """A plan carried out, in plain Python: what may start, what is there already, what is skipped, blocked, tried again.
 
-Who runs a step is the executor's business (`flows.inprocess`, `flows.workers`); who else watches is the reporter's.
+Who runs a step is the executor's business (`flows.steps.inprocess`, `flows.steps.workers`); who else watches is the
+reporter's.
 """
 
 import operator
@@ -14,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from flows.budget import Ledger
-from flows.environment import hidden, secrets_of
-from flows.gating import judged
-from flows.states import FINISHED, StepState
-from flows.tail import Tail
-from flows.task_run import progress_file
+from flows.gates.gating import judged
+from flows.planning.environment import hidden, secrets_of
+from flows.running.budget import Ledger
+from flows.running.states import FINISHED, StepState
+from flows.running.tail import Tail
+from flows.steps.task_run import progress_file
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import StepError
@@ -58,7 +59,7 @@ class Executor(Protocol):
         """Raises PlanError when a step can never run here."""
 
     def submit(self, spec: dict[str, Any]) -> Handle:
-        """Start a step (see `flows.step`), or queue it until its resources are free."""
+        """Start a step (see `flows.steps.step`), or queue it until its resources are free."""
 
     def close(self) -> None:
         """Give everything back."""

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from flows.alive import alive
-from flows.audited import run_ended, run_started
-from flows.budget import open_ledger
 from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
-from flows.explain import Verdict, explain_plan
-from flows.interrupts import stopped_by_signals
-from flows.leftovers import sweep
-from flows.runlog import RunLog, new_run, write_plan
-from flows.selection import selected
-from flows.skew import check_engines, engine_problems
-from flows.states import EXIT_CANCELLED, StepState, exit_code
-from flows.workers import check_machine
+from flows.planning.explain import Verdict, explain_plan
+from flows.planning.selection import selected
+from flows.planning.skew import check_engines, engine_problems
+from flows.running.alive import alive
+from flows.running.audited import run_ended, run_started
+from flows.running.budget import open_ledger
+from flows.running.interrupts import stopped_by_signals
+from flows.running.leftovers import sweep
+from flows.running.runlog import RunLog, new_run, write_plan
+from flows.running.states import EXIT_CANCELLED, StepState, exit_code
+from flows.steps.workers import check_machine
 from lineage.auditlog import anchor
 from lineage.layout import Layout
 from lineage.store import Store
@@ -56,16 +56,16 @@ def plan_recipe(
     locked: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Compile a recipe, or a part of it (`flows.selection`); `warn` hears what is only worth a word.
+    """Compile a recipe, or a part of it (`flows.planning.selection`); `warn` hears what is only worth a word.
 
-    `locked` holds the recipe to its lock (`flows.locking`). Raises RecipeError or PlanError.
+    `locked` holds the recipe to its lock (`flows.planning.locking`). Raises RecipeError or PlanError.
     """
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
     plan = compile_recipe(recipe, layout).model_copy(update={"overrides": tuple(overrides)})
     if locked:
-        from flows.locking import check_locked
+        from flows.planning.locking import check_locked
 
         check_locked(plan, layout, recipe.folders)
     for text in engine_problems(plan.steps):
@@ -145,7 +145,7 @@ def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> dict[str, Ve
 
 def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:
     if carry is None and prefect:
-        from flows.unshown import shown_while_it_can_be
+        from flows.servers.unshown import shown_while_it_can_be
 
         carry = shown_while_it_can_be
     if carry is not None:
@@ -160,7 +160,7 @@ def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event]
     if not wanted:
         yield lambda stop: False
         return
-    from flows.servers import prefect_server
+    from flows.servers.prefect_server import prefect_server
 
     with prefect_server(layout) as ready:
         yield ready
@@ -172,11 +172,11 @@ def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | 
         yield None
         return
     if name == "ray":
-        from flows.workers import RayWorkers
+        from flows.steps.workers import RayWorkers
 
         hands: Executor = RayWorkers(layout)
     else:
-        from flows.inprocess import InProcess
+        from flows.steps.inprocess import InProcess
 
         hands = InProcess()
     try:

@@ -16,11 +16,11 @@ from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.approval_form import open_desk
 from flows.execute import Execution
-from flows.interrupts import stopped_by_signals
-from flows.prefect_artifacts import ProgressBars, show_ended, show_plan
-from flows.states import EXIT_CANCELLED, StepState, exit_code
+from flows.gates.approval_form import open_desk
+from flows.running.interrupts import stopped_by_signals
+from flows.running.states import EXIT_CANCELLED, StepState, exit_code
+from flows.servers.prefect_artifacts import ProgressBars, show_ended, show_plan
 from schemas.plan import Step
 
 THREADS = 1000

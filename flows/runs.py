@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.budget import spending_lines, with_budget
+from flows.gates.promotion import promote_after
 from flows.launch import ExecutorName, Outcome, run_plan
-from flows.promotion import promote_after
-from flows.runlog import append, events, read_plan, runs
-from flows.selection import repeated
-from flows.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
+from flows.planning.selection import repeated
+from flows.running.budget import spending_lines, with_budget
+from flows.running.runlog import append, events, read_plan, runs
+from flows.running.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -28,7 +28,7 @@ from schemas.plan import Plan
 
 def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
     """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
-    from flows.progress import TerminalReporter
+    from flows.running.progress import TerminalReporter
 
     report: list[Path] = []
     with TerminalReporter(plan, console) as reporter:
@@ -69,7 +69,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
 
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
-    from flows.exporting import send_run
+    from flows.history.exporting import send_run
     from lineage.dvcfiles import project_dvc
     from lineage.index import ask
     from lineage.report import write_report

@@ -17,16 +17,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.batch import Batch
-from learning.columns import Column, lift, of_rewards, place
-from learning.credit import diff, gae
-from learning.estimators import best_margin, compensate, decoupled, pass_at_k, running
-from learning.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
-from learning.maps import affine, power, sign, where
-from learning.multitask import tmn_reweight
-from learning.process import potential, rivals, stepwise
+from learning.loop.batch import Batch
+from learning.operations.columns import Column, lift, of_rewards, place
+from learning.operations.credit import diff, gae
+from learning.operations.estimators import best_margin, compensate, decoupled, pass_at_k, running
+from learning.operations.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
+from learning.operations.maps import affine, power, sign, where
+from learning.operations.multitask import tmn_reweight
+from learning.operations.process import potential, rivals, stepwise
+from learning.operations.tokenwise import entropy_share, path_consistency, token_baseline
 from learning.selections import Source
-from learning.tokenwise import entropy_share, path_consistency, token_baseline
 from schemas.schedules import Number
 
 __all__ = [

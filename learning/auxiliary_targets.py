@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.columns import place
+from learning.operations.columns import place
 from schemas.errors import StepError
 from schemas.schedules import Number
 

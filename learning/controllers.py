@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from learning.heterogeneous import log_entropy_quantile
+from learning.methods.heterogeneous import log_entropy_quantile
 from schemas.errors import StepError
 from schemas.schedules import Number
 

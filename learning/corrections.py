@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.covariance import covariance_drop
-from learning.sequences import any_of_path, mean_of_path, sum_of_path
+from learning.methods.covariance import covariance_drop
+from learning.operations.sequences import any_of_path, mean_of_path, sum_of_path
 from schemas.schedules import Number
 
 __all__ = [

@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.chat import encode_completion
-from learning.pending import Pending, advance, begin, ended_groups, group_ids, start, trial_of
-from learning.rollout import Sampler
-from learning.rows import read_rows
-from learning.streaming_drives import one_step_off, periodic, streamed
-from learning.trials import Ask, Trial
+from learning.asynchrony.streaming_drives import one_step_off, periodic, streamed
+from learning.loop.pending import Pending, advance, begin, ended_groups, group_ids, start, trial_of
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask, Trial
+from learning.texts.chat import encode_completion
+from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
 

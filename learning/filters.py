@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.history import History
+from learning.loop.history import History
 from schemas.errors import StepError
 
 

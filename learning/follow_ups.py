@@ -16,13 +16,13 @@ import numpy as np
 from pydantic import Field
 from scipy.special import stdtrit
 
-from learning.judging import failed, judged, passed, spread
+from learning.loop.judging import failed, judged, passed, spread
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask, Messages, Trial
+from learning.loop.trials import by_group as _by_group
 from learning.plans import demonstrated
-from learning.rollout import Sampler
-from learning.rows import read_rows
 from learning.selections import Source
-from learning.trials import Ask, Messages, Trial
-from learning.trials import by_group as _by_group
+from learning.texts.rows import read_rows
 from learning.worlds.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.references import ChatRef

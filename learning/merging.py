@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.blocks import blocks, blockwise, kth_magnitude
+from learning.merge.blocks import blocks, blockwise, kth_magnitude
 from schemas.errors import StepError
 
 PARALLEL = 0.9995

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.history import History
-from learning.rows import read_rows
-from learning.trials import Ask
+from learning.loop.history import History
+from learning.loop.trials import Ask
+from learning.texts.rows import read_rows
 from learning.worlds.cooperation import observed
 from schemas.errors import StepError
 from schemas.references import ChatRef

@@ -18,8 +18,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from learning.preference_games import inpo, nash_md, rebel, sppo, sppo_hard
-from learning.preference_likelihoods import cpo, nll, orpo, simpo
+from learning.preference.games import inpo, nash_md, rebel, sppo, sppo_hard
+from learning.preference.likelihoods import cpo, nll, orpo, simpo
 from schemas.schedules import Number
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Generators of problems: each returns prompts rows (`learning.rows`).
+"""Generators of problems: each returns prompts rows (`learning.texts.rows`).
 
 Train and test never share a problem, whatever the seeds: which side a problem is on is a property of its text.
 """
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.gym import BLOCK, dataset, families
 from learning.worlds.atlas import atlas_facts, atlas_questions
 from learning.worlds.circuits import circuits
 from learning.worlds.coding import list_functions, program_states, straight_programs
@@ -20,6 +19,7 @@ from learning.worlds.countdown import countdown
 from learning.worlds.dialogues import donations
 from learning.worlds.documents import documents
 from learning.worlds.errands import errands
+from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
 from learning.worlds.mazes import mazes
 from learning.worlds.needles import needles
@@ -127,7 +127,7 @@ def held_out(family: str, question: str, test_share: float) -> bool:
 
 
 def row_of(family: str, entry: dict[str, Any], origin: dict[str, Any], style: str) -> dict[str, Any]:
-    """A prompts row; its metadata is what `learning.gym.entry_of` needs to make the entry again."""
+    """A prompts row; its metadata is what `learning.worlds.gym.entry_of` needs to make the entry again."""
     text = entry["question"].strip()
     if style == "short":
         text = text.rpartition(": ")[2].strip()

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.engines.picking import entropy_of
-from learning.heterogeneous import entropy_score
+from learning.methods.heterogeneous import entropy_score
 from schemas.schedules import Number
 
 

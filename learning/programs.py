@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.combinators import concat, cross, filtered, mapped, reduced
-from learning.recursion import leaves, plan, put_together, taken_apart
-from learning.retrieval import Shelf
-from learning.rows import read_rows
+from learning.evaluating.combinators import concat, cross, filtered, mapped, reduced
+from learning.evaluating.recursion import leaves, plan, put_together, taken_apart
+from learning.evaluating.retrieval import Shelf
+from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef
 

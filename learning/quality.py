@@ -1,6 +1,6 @@
 """Quality filters that need no language: True keeps the row.
 
-A filter is `fn(row, *, options) -> bool`; `row` is a row of the artifact as a dictionary (see learning/rows.py).
+A filter is `fn(row, *, options) -> bool`; `row` is a row of the artifact as a dictionary (see learning/texts/rows.py).
 """
 
 import hashlib
@@ -91,7 +91,7 @@ def unanswered(
     """
     # The filters that need no model shall not wait for torch, whose import takes seconds.
     from learning.engines.protocol import Sampling
-    from learning.verdicts import guest, replies
+    from learning.evaluating.verdicts import guest, replies
 
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "big"))
     text = row["prompt"][-1]["content"]

@@ -5,8 +5,8 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 
 from torch import Tensor
 
-from learning.hybrid import multiple_importance
-from learning.sequences import mean_of_path, sum_of_path
+from learning.methods.hybrid import multiple_importance
+from learning.operations.sequences import mean_of_path, sum_of_path
 from schemas.schedules import Number
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.sampling import Sample
+from learning.evaluating.sampling import Sample
 
 Row = dict[str, Any]
 Ask = Callable[[Sequence[Row]], list[list[Sample]]]

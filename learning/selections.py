@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.covariance import high_covariance
-from learning.trials import SOURCES
+from learning.loop.trials import SOURCES
+from learning.methods.covariance import high_covariance
 from schemas.schedules import Number
 
 __all__ = [

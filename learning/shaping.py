@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.columns import place
-from learning.process import named as _named
+from learning.operations.columns import place
+from learning.operations.process import named as _named
 from learning.selections import Source
 from learning.selections import sources as _sources
 from schemas.errors import StepError

@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.chat import encode_completion
-from learning.judging import failed, passed
-from learning.rehearsal import rehearse
-from learning.rollout import Sampler
-from learning.rows import read_rows
-from learning.sharing import shared
-from learning.trials import Trial
-from learning.trials import by_group as _by_group
-from learning.verdicts import logprobs
+from learning.evaluating.verdicts import logprobs
+from learning.loop.judging import failed, passed
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Trial
+from learning.loop.trials import by_group as _by_group
+from learning.methods.rehearsal import rehearse
+from learning.methods.sharing import shared
+from learning.texts.chat import encode_completion
+from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef
 

@@ -6,10 +6,10 @@ Shapes: T sampled tokens.
 
 from torch import Tensor
 
-from learning.heterogeneous import heterogeneous
-from learning.hybrid import exploratory
-from learning.regressions import mirror, path_consistent
-from learning.soft_surrogates import (
+from learning.methods.heterogeneous import heterogeneous
+from learning.methods.hybrid import exploratory
+from learning.methods.regressions import mirror, path_consistent
+from learning.methods.soft_surrogates import (
     cispo,
     divergence,
     geometric,
@@ -19,7 +19,7 @@ from learning.soft_surrogates import (
     tapered,
     variational,
 )
-from learning.valuation import rover
+from learning.methods.valuation import rover
 from schemas.schedules import Number
 
 __all__ = [

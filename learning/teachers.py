@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.inquiry import Inquiry
-from learning.mistakes import mistaken
-from learning.questions import question
+from learning.texts.inquiry import Inquiry
+from learning.texts.mistakes import mistaken
+from learning.texts.questions import question
 from learning.worlds.atlas import look_up, reader
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.batch import Batch
-from learning.sample_balance import sample_balanced
+from learning.loop.batch import Batch
+from learning.methods.sample_balance import sample_balanced
 
 __all__ = ["constant", "nested_mean", "sample_balanced", "sequence_mean", "token_mean"]
 

@@ -1,4 +1,7 @@
-"""When a recipe runs by itself: at times, after changes, or both; checked here, carried out by `flows.schedules`."""
+"""When a recipe runs by itself: at times, after changes, or both.
+
+Checked here, carried out by `flows.deployments.schedules`.
+"""
 
 import re
 from collections.abc import Collection, Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import StepError
 
 if TYPE_CHECKING:
-    from learning.actors import Actors
-    from learning.group import Group
+    from learning.distributed.actors import Actors
+    from learning.distributed.group import Group
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from learning.asking import Asking, run_program
+from learning.distributed.placed_rewards import placed
 from learning.engines.load import engine_for, policy_for
 from learning.engines.protocol import Sampling
-from learning.evaluation import ALL, Scores, comparisons, metric_name, table
-from learning.evaluation_report import write_report
-from learning.gates import check_gates, gate_outcomes
+from learning.evaluating.asking import Asking, run_program
+from learning.evaluating.evaluation import ALL, Scores, comparisons, metric_name, table
+from learning.evaluating.evaluation_report import write_report
+from learning.evaluating.gates import check_gates, gate_outcomes
+from learning.evaluating.sampling import Sample, best_of, sample_rows, weighted_scores
 from learning.lookup import Bound, bind
-from learning.placed_rewards import placed
-from learning.policy import load_policy, set_determinism, untied
+from learning.models.policy import load_policy, set_determinism, untied
 from learning.remote.desk import Desk
-from learning.row_journal import RowJournal
-from learning.rows import read_rows
-from learning.sampling import Sample, best_of, sample_rows, weighted_scores
+from learning.texts.row_journal import RowJournal
+from learning.texts.rows import read_rows
 from learning.weight_geometry import weight_lines
 from schemas.errors import StepError
 from schemas.schedules import Number

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from learning.lookup import bind
-from learning.policy import Policy, save_policy, set_determinism
+from learning.models.policy import Policy, save_policy, set_determinism
 from schemas.errors import StepError
 from schemas.nearest import suggest
 from schemas.stages.init import Init

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learning.merge_document import Slice, Target, refuse_left_over, targets
-from learning.merge_sources import refuse_misfits, slices_of, write_beside
-from learning.merge_tensor import Method, merged, read, shape_of, totals_of
-from learning.policy import load_policy, save_policy
-from learning.weights import Weights, WeightsWriter
+from learning.merge.document import Slice, Target, refuse_left_over, targets
+from learning.merge.sources import refuse_misfits, slices_of, write_beside
+from learning.merge.tensor import Method, merged, read, shape_of, totals_of
+from learning.models.policy import load_policy, save_policy
+from learning.models.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
 from tasks.context import Context, Result
 

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.checkpoint import load_training, save_training
-from learning.epochs import Epochs
-from learning.forwards import economical
-from learning.group import ALONE
-from learning.memory import keep_pages
-from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
-from learning.preference_batches import read_pairs, sizes_of, split_by_prompt
-from learning.preference_columns import PairSet, add_reference, bases, pair_set
-from learning.preference_loss import (
+from learning.distributed.group import ALONE
+from learning.distributed.trained import Trained
+from learning.loop.random_states import own_randomness
+from learning.models.checkpoint import load_training, save_training
+from learning.models.forwards import economical
+from learning.models.memory import keep_pages
+from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
+from learning.preference.batches import read_pairs, sizes_of, split_by_prompt
+from learning.preference.columns import PairSet, add_reference, bases, pair_set
+from learning.preference.loss import (
     Term,
     asked,
     bind_losses,
@@ -27,8 +28,7 @@ from learning.preference_loss import (
     held_out_loss,
     implicit_rewards,
 )
-from learning.random_states import own_randomness
-from learning.trained import Trained
+from learning.texts.epochs import Epochs
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result
@@ -82,7 +82,7 @@ def prepare(stage: Preference, context: Context) -> Loop:
     used = sorted({i for step in range(min(steps, order.steps_per_epoch)) for i in order.at(step)[0]})
     ask_references(stage, context, policy, asked(terms), [(train, used), (held_out, range(len(held_out.pairs)))])
     if stage.use_peft:
-        from learning.adapters import attach  # peft takes long to import, and few need it
+        from learning.models.adapters import attach  # peft takes long to import, and few need it
 
         policy = replace(policy, model=attach(policy.model, stage))
     model = Trained(policy.model, context.group or ALONE)
@@ -222,7 +222,7 @@ def publish(loop: Loop) -> Result:
         "margin": last.get("eval_rewards/margins"),
     }
     if loop.stage.use_peft:
-        from learning.adapters import write_adapters
+        from learning.models.adapters import write_adapters
 
         write_adapters(loop.policy.model, folder)
         save_tokenizer(loop.policy.tokenizer, folder)

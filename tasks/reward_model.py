@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.checkpoint import load_training, save_training
-from learning.epochs import Epochs
-from learning.forwards import economical
-from learning.group import ALONE, Group
-from learning.memory import keep_pages
-from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import load_policy, set_determinism
-from learning.preference_batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
-from learning.random_states import own_randomness
-from learning.reward_model import RewardModel, Scale, make_reward_model
-from learning.reward_modelling import bradley_terry_loss, correct, held_out_quality
-from learning.rows import count_rows, without_value
-from learning.trained import Trained
+from learning.distributed.group import ALONE, Group
+from learning.distributed.trained import Trained
+from learning.loop.random_states import own_randomness
+from learning.models.checkpoint import load_training, save_training
+from learning.models.forwards import economical
+from learning.models.memory import keep_pages
+from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.policy import load_policy, set_determinism
+from learning.models.reward_model import RewardModel, Scale, make_reward_model
+from learning.models.reward_modelling import bradley_terry_loss, correct, held_out_quality
+from learning.preference.batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
+from learning.texts.epochs import Epochs
+from learning.texts.rows import count_rows, without_value
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
 from tasks.context import Context, Result

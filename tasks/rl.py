@@ -1,7 +1,7 @@
 """kind: rl — sample groups of completions, score them, follow the policy gradient.
 
 Everything that varies between algorithms is a function bound in `learning.algorithm` (from rewards to the loss) or
-`learning.collecting` (from problems to trials); this file is the loop.
+`learning.loop.collecting` (from problems to trials); this file is the loop.
 """
 
 import time
@@ -11,36 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from learning.algorithm import Algorithm, bind_algorithm
-from learning.auxiliaries import Auxiliaries
-from learning.batch import Batch
-from learning.chat import encode_prompt
-from learning.collecting import Collecting, bind_collecting, processor_of, score_all, services
-from learning.curves import Curves
+from learning.asynchrony.local_rollouts import LocalRollouts
+from learning.asynchrony.stream import Stream
+from learning.asynchrony.stream_points import TIMED, staleness
+from learning.distributed.group import ALONE, Group
+from learning.distributed.placed_rewards import placed
+from learning.distributed.shared_engine import acting_policy, by_main, engine_of_rank
+from learning.distributed.trained import Trained
 from learning.engines.load import make_engine
 from learning.engines.protocol import EngineProtocol, Sampling
-from learning.forwards import economical
-from learning.group import ALONE, Group
-from learning.harvest import harvest
-from learning.learn import in_pieces, learn
-from learning.local_rollouts import LocalRollouts
-from learning.memory import keep_pages
-from learning.optimize import make_optimizer
-from learning.placed_rewards import placed
-from learning.policy import Policy, load_policy, save_policy, set_determinism
-from learning.random_states import own_randomness
-from learning.references import References
-from learning.rl_state import Loop, resume, save, step_back, sync
-from learning.rollout import Sampler
-from learning.rows import read_rows
-from learning.shared_engine import acting_policy, by_main, engine_of_rank
-from learning.stored import rows_at_hand
-from learning.stream import Stream
-from learning.stream_points import TIMED, staleness
-from learning.trained import Trained
-from learning.trajectories import Trajectories, path_advantages
-from learning.trials import Ask, Trial
-from learning.update import regulate
-from learning.watchdogs import Watchdogs
+from learning.loop.batch import Batch
+from learning.loop.collecting import Collecting, bind_collecting, processor_of, score_all, services
+from learning.loop.curves import Curves
+from learning.loop.harvest import harvest
+from learning.loop.learn import in_pieces, learn
+from learning.loop.random_states import own_randomness
+from learning.loop.rl_state import Loop, resume, save, step_back, sync
+from learning.loop.rollout import Sampler
+from learning.loop.trajectories import Trajectories, path_advantages
+from learning.loop.trials import Ask, Trial
+from learning.loop.update import regulate
+from learning.loop.watchdogs import Watchdogs
+from learning.models.auxiliaries import Auxiliaries
+from learning.models.forwards import economical
+from learning.models.memory import keep_pages
+from learning.models.optimize import make_optimizer
+from learning.models.policy import Policy, load_policy, save_policy, set_determinism
+from learning.models.references import References
+from learning.texts.chat import encode_prompt
+from learning.texts.rows import read_rows
+from learning.texts.stored import rows_at_hand
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
@@ -75,7 +75,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
     if stage.use_peft:
-        from learning.adapters import attach  # peft takes long to import, and few need it
+        from learning.models.adapters import attach  # peft takes long to import, and few need it
 
         policy.model = attach(policy.model, stage)
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
@@ -277,7 +277,7 @@ def save_trained(policy: Policy, stage: Rl, folder: Path) -> None:
     if not stage.use_peft:
         save_policy(policy, folder)
         return
-    from learning.adapters import save_adapted
+    from learning.models.adapters import save_adapted
 
     save_adapted(policy, folder)
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from learning.adapters import attach, save_adapted
-from learning.checkpoint import load_training, save_training
-from learning.crossentropy import Loss, loss_for
-from learning.epochs import Epochs
-from learning.examples import Example, Examples, read_examples
-from learning.forwards import economical
-from learning.group import ALONE
-from learning.memory import keep_pages
-from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.policy import Policy, load_policy, room, save_policy, set_determinism
-from learning.random_states import own_randomness
-from learning.trained import Trained
+from learning.distributed.group import ALONE
+from learning.distributed.trained import Trained
+from learning.loop.random_states import own_randomness
+from learning.models.adapters import attach, save_adapted
+from learning.models.checkpoint import load_training, save_training
+from learning.models.crossentropy import Loss, loss_for
+from learning.models.forwards import economical
+from learning.models.memory import keep_pages
+from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.policy import Policy, load_policy, room, save_policy, set_determinism
+from learning.texts.epochs import Epochs
+from learning.texts.examples import Example, Examples, read_examples
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
 

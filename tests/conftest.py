@@ -18,7 +18,7 @@ def small_policy(max_length, **shape):
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from learning.policy import Policy, set_determinism
+    from learning.models.policy import Policy, set_determinism
     from learning.tokenizers import characters
 
     set_determinism(0, 1)
@@ -58,7 +58,7 @@ def wide_policy():
 @pytest.fixture
 def tiny_policy_folder(tiny_policy, tmp_path):
     """The tiny policy as a model folder."""
-    from learning.policy import save_policy
+    from learning.models.policy import save_policy
 
     save_policy(tiny_policy, tmp_path / "policy")
     return tmp_path / "policy"
@@ -67,9 +67,9 @@ def tiny_policy_folder(tiny_policy, tmp_path):
 @pytest.fixture
 def answering(tiny_policy):
     """Makes samplers whose completions a function writes, given the text of the prompt and the number of the sample."""
-    from learning.chat import decode, encode_completion
     from learning.engines.protocol import Generation, Sampling
-    from learning.rollout import Sampler
+    from learning.loop.rollout import Sampler
+    from learning.texts.chat import decode, encode_completion
 
     tokenizer = tiny_policy.tokenizer
 

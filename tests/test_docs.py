@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from flows.cli import app
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import with_advantages, with_dropped, with_weights
-from learning.rows import write_rows
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.texts.rows import write_rows
 from schemas.recipe import load_recipe
 from schemas.stages.rl import Rl
 from schemas.use import FIXED, Use
@@ -177,7 +177,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
 
 
 def test_a_python_stage_runs(lab):
-    from learning.rows import write_rows
+    from learning.texts.rows import write_rows
     from schemas.stages.python import Python
     from tasks.context import Context
     from tasks.python import run

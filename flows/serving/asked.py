@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows.serving.batch import Ask
-from learning.chat import encode_prompt
+from learning.texts.chat import encode_prompt
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63

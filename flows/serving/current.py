@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.serving.models import Chosen, choose
 from flows.serving.worker import Worker
-from learning.policy import load_policy
+from learning.models.policy import load_policy
 from lineage.champions import ALIAS, champion
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.promotion import artifact
+from flows.gates.promotion import artifact
 from lineage.champions import ALIAS, champion, check_artifact
 from lineage.layout import Layout
 from lineage.sources import find_source

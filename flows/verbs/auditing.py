@@ -28,7 +28,7 @@ def lineage(
     as_json: AsJson = False,
 ) -> None:
     """Where something comes from, up to the rows of data, and what it touched, down to every model."""
-    from flows.audit import show_lineage, show_verification
+    from flows.history.audit import show_lineage, show_verification
     from lineage.layout import Layout
 
     if verify or signed:
@@ -45,7 +45,7 @@ def export(
     ] = False,
 ) -> None:
     """Say where something comes from in the words of others: OpenLineage, W3C PROV, a CycloneDX bill of materials."""
-    from flows.exporting import exported, sent
+    from flows.history.exporting import exported, sent
     from lineage.layout import Layout
 
     text = sent(what.value, target, Layout.find()) if send else exported(what.value, target, Layout.find())
@@ -60,7 +60,7 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Query manifests, curves, evaluations and trajectories with SQL."""
-    from flows.audit import show_query
+    from flows.history.audit import show_query
     from lineage.layout import Layout
 
     show_query(sql, Layout.find(), console, as_json)

@@ -28,7 +28,7 @@ def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a small recipe to start from."""
-    from flows.authoring import write_starter
+    from flows.planning.authoring import write_starter
 
     write_starter(path)
     print(f"wrote {path}; next: posttrain validate {path}")
@@ -36,7 +36,7 @@ def init(
 
 def ls() -> None:
     """List the recipes of this checkout."""
-    from flows.authoring import recipe_list
+    from flows.planning.authoring import recipe_list
     from lineage.layout import Layout
 
     console.print(recipe_list(Layout.find().root / "recipes"))
@@ -79,8 +79,8 @@ def plan(
     prompt_length: PromptLength = None,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
-    from flows.authoring import due_words, plan_table
     from flows.launch import plan_recipe
+    from flows.planning.authoring import due_words, plan_table
     from lineage.layout import Layout
 
     layout = Layout.find()
@@ -92,7 +92,7 @@ def plan(
 
         write_pipeline(layout, made)
     if memory:
-        from flows.memory import show_memory
+        from flows.planning.memory import show_memory
 
         show_memory(made, layout, console, gpu=gpu_memory, prompt=prompt_length, as_json=as_json)
     elif as_json:
@@ -111,8 +111,8 @@ def why(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Say why a step would run again, field by field, or which run it comes from."""
-    from flows.authoring import asked_step, why_text
     from flows.launch import plan_recipe
+    from flows.planning.authoring import asked_step, why_text
     from lineage.layout import Layout
 
     layout = Layout.find()

@@ -17,7 +17,7 @@ def promote(
     name: Annotated[str, typer.Option(help="The registered model whose champion it becomes.")],
 ) -> None:
     """Make a model champion that an earlier evaluation has proven; there is no way without one."""
-    from flows.promotion import promote_step
+    from flows.gates.promotion import promote_step
     from lineage.layout import Layout
 
     console.print(promote_step(Layout.find(), model, gate, name), highlight=False, markup=False, soft_wrap=True)
@@ -42,7 +42,7 @@ def champions(
     as_json: AsJson = False,
 ) -> None:
     """Show every champion, since when and by which gate, or the history of one."""
-    from flows.champion_tables import show_champions, show_history
+    from flows.gates.champion_tables import show_champions, show_history
     from lineage.layout import Layout
 
     layout = Layout.find()

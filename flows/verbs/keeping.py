@@ -20,7 +20,7 @@ def gc(
     """Say what could be removed and what the disk gets back; nothing promoted or pinned, and no ancestor of it."""
     if bool(keep) != bool(by):
         raise PlanError("--keep and --by go together: posttrain gc --keep 3 --by accuracy")
-    from flows.keeping import Policy, clear_away
+    from flows.history.keeping import Policy, clear_away
     from lineage.layout import Layout
 
     clear_away(Layout.find(), Policy(last, keep, by), console, yes=yes, as_json=as_json)
@@ -33,7 +33,7 @@ def pin(
     remove: Annotated[bool, typer.Option("--remove", help="Keep it no longer than others.")] = False,
 ) -> None:
     """Keep an artifact, and all it was made from, from being cleared away; without a target, list what is pinned."""
-    from flows.keeping import pin_target
+    from flows.history.keeping import pin_target
     from lineage.layout import Layout
 
     pin_target(Layout.find(), target, console, remove=remove)
@@ -51,7 +51,7 @@ def push(
     remote: Remote = None,
 ) -> None:
     """Send artifacts, with all they were made from, to a DVC remote: a folder, S3, or another store that DVC knows."""
-    from flows.exchange import push
+    from flows.history.exchange import push
     from lineage.layout import Layout
 
     push(Layout.find(), remote, _chosen(target, every), console)
@@ -64,7 +64,7 @@ def pull(
     trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed what is fetched.")] = False,
 ) -> None:
     """Fetch artifacts, with all they were made from, from a DVC remote: their steps are HIT from then on."""
-    from flows.exchange import pull
+    from flows.history.exchange import pull
     from lineage.layout import Layout
 
     pull(Layout.find(), remote, _chosen(target, every), console, trust=trust)

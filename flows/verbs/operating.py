@@ -20,7 +20,7 @@ def up(
     limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
 ) -> None:
     """Keep Prefect's server, MLflow's, a worker for deployments and the watcher of changes running until Ctrl-C."""
-    from flows.up import up
+    from flows.servers.up import up
     from lineage.layout import Layout
 
     ports = {"prefect_port": prefect_port, "mlflow_port": mlflow_port}
@@ -36,7 +36,7 @@ def deploy(
     ] = False,
 ) -> None:
     """Give every recipe a deployment in Prefect, with a form to start it from the UI; again: bring it up to date."""
-    from flows.deploy import deploy_recipes
+    from flows.deployments.deploy import deploy_recipes
     from lineage.layout import Layout
 
     raise typer.Exit(deploy_recipes(recipes, Layout.find(), every=every, prune=prune, prefect_yaml=prefect_yaml))

@@ -15,8 +15,8 @@ def diff(
     """Say in what two runs differ: recipe, data, code, environment, metrics, artifacts and cost."""
     import json
 
-    from flows.diff import compare
-    from flows.diff_view import render
+    from flows.history.diff import compare
+    from flows.history.diff_view import render
     from flows.runs import chosen_run
     from lineage.layout import Layout
 
@@ -34,7 +34,7 @@ def lock(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Write down beside a recipe what its results depend on: `run --locked` and `plan --locked` hold it to that."""
-    from flows.locking import lock_recipe
+    from flows.planning.locking import lock_recipe
     from lineage.layout import Layout
 
     for line in lock_recipe(recipe, Layout.find(), profile=profile, overrides=overrides, warn=warn):

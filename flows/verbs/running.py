@@ -63,7 +63,7 @@ def approve(
     name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
     """Decide about a gate with `on_fail: approve`. A run that waits goes on by itself; resume one that ended."""
-    from flows.approval import approve_gate
+    from flows.gates.approval import approve_gate
     from flows.runs import chosen_run
     from lineage.layout import Layout
 

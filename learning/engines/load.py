@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learning.actors import Actors
+from learning.distributed.actors import Actors
 from learning.engines.making import engine_of
 from learning.engines.protocol import EngineProtocol
-from learning.policy import Policy, load_policy, outline
+from learning.models.policy import Policy, load_policy, outline
 from learning.remote.desk import Desk
 from schemas.training import Training
 from schemas.use import EngineUse
@@ -32,9 +32,9 @@ def make_engine(
     """
     if actors is None or not actors.size("rollout"):
         return engine_of(use, policy, desk)
-    from learning.replica_worker import serve
-    from learning.replicas import Replicas
-    from learning.weight_sync_local import Files
+    from learning.distributed.replica_worker import serve
+    from learning.distributed.replicas import Replicas
+    from learning.distributed.weight_sync_local import Files
 
     dtype = str(policy.model.dtype).removeprefix("torch.")
     remotes = actors.start("rollout", serve, use, str(folder), dtype, training)

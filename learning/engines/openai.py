@@ -7,13 +7,13 @@ weights apart where answers are kept.
 import hashlib
 from typing import Any, Literal
 
-from learning.checksum import checksum
+from learning.distributed.weight_sync import weights_of
 from learning.engines.protocol import Generation, Request, Sampling
-from learning.policy import Policy
+from learning.models.checksum import checksum
+from learning.models.policy import Policy
 from learning.remote.client import ask
 from learning.remote.desk import Desk
 from learning.remote.question import COMPLETIONS, Answer, Failed, Question
-from learning.weight_sync import weights_of
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 

@@ -9,7 +9,7 @@ from learning.engines.flight import InFlight
 from learning.engines.protocol import Flight, Generation, Request, Sampling
 from learning.engines.running import Running
 from learning.engines.slots import slot_mode
-from learning.policy import Policy
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 

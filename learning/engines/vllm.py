@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from safetensors.torch import save_file
 
+from learning.distributed.sync_check import gap
+from learning.distributed.weight_sync import complete, weights_of
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.vllm_flight import Running, VllmFlight
 from learning.engines.vllm_host import Host, host_for, quiet
-from learning.policy import Policy
-from learning.sync_check import gap
-from learning.weight_sync import complete, weights_of
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 LIMITS = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.3}

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from learning.policy import Policy
-from learning.random_states import rng_state, set_rng_state
+from learning.loop.random_states import rng_state, set_rng_state
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 ENVIRONMENT = {

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learning.inquiry import Inquiry
 from learning.remote.question import Answer, Asked, Failed, Question, chat
+from learning.texts.inquiry import Inquiry
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from learning.gym import entry_of
+from learning.worlds.gym import entry_of
 
 NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from learning.policy import Policy
-from learning.trials import Trial
+from learning.loop.trials import Trial
+from learning.models.policy import Policy
 
 Row = dict[str, Any]
 SCORES = 1 << 24

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
+from learning.evaluating.verdicts import guest, replies
 from learning.lookup import Inner
 from learning.rewards.composite import asked
-from learning.verdicts import guest, replies
 from learning.worlds.observers import TEMPLATE, looked_up, shown_to
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef

@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
+from learning.evaluating.verdicts import guest, replies
 from learning.lookup import Inner
-from learning.verdicts import guest, replies
 from schemas.references import PolicyRef
 from schemas.use import DuelUse, EngineUse
 

@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
-from learning.questions import question
+from learning.evaluating.verdicts import guest, replies, word_logprobs
+from learning.loop.rollout import Sampler
 from learning.remote.desk import Desk
-from learning.rollout import Sampler
-from learning.verdicts import guest, replies, word_logprobs
+from learning.texts.questions import question
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.references import PolicyRef

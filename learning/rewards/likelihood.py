@@ -7,11 +7,11 @@ model no room for the answer.
 import math
 from typing import Any, Literal
 
-from learning.chat import encode_completion
+from learning.evaluating.verdicts import logprobs
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Trial
 from learning.rewards.answers import final_answer
-from learning.rollout import Sampler
-from learning.trials import Trial
-from learning.verdicts import logprobs
+from learning.texts.chat import encode_completion
 
 Row = dict[str, Any]
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from learning.auxiliary_models import TokenJudge, load_token_judge
-from learning.chat import encode_completion, encode_prompt
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy import Policy
-from learning.reward_model import RewardModel, load_reward_model
+from learning.loop.forest import single_turn
+from learning.models.auxiliary_models import TokenJudge, load_token_judge
+from learning.models.policy import Policy
+from learning.models.reward_model import RewardModel, load_reward_model
+from learning.texts.chat import encode_completion, encode_prompt
 from schemas.references import ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384

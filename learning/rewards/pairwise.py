@@ -12,12 +12,12 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
+from learning.evaluating.verdicts import guest, replies, word_logprobs
 from learning.lookup import Inner
-from learning.questions import question
+from learning.loop.rollout import Sampler
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
-from learning.rollout import Sampler
-from learning.verdicts import guest, replies, word_logprobs
+from learning.texts.questions import question
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse, RewardUse

@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
-from learning.questions import question
-from learning.verdicts import guest, replies
+from learning.evaluating.verdicts import guest, replies
+from learning.texts.questions import question
 from learning.worlds.sums import CLEAN
 from schemas.errors import StepError
 from schemas.references import PolicyRef

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.chat import encode_completion
-from learning.verdicts import guest, logprobs
+from learning.evaluating.verdicts import guest, logprobs
+from learning.texts.chat import encode_completion
 from learning.worlds.stories import incoherence
 from schemas.references import PolicyRef
 

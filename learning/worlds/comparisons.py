@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from learning.questions import question
-from learning.rows import read_rows
+from learning.texts.questions import question
+from learning.texts.rows import read_rows
 from schemas.references import PreferencePairsRef
 
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"

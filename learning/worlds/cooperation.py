@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.engines.protocol import Sampling
-from learning.trials import Ask
-from learning.verdicts import guest, replies
+from learning.evaluating.verdicts import guest, replies
+from learning.loop.trials import Ask
 from learning.worlds.observers import TEMPLATE, looked_up, shown_to
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.rows import read_rows, write_rows
+from learning.texts.rows import read_rows, write_rows
 from schemas.errors import StepError
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from learning.evaluating.retrieval import Shelf
 from learning.lookup import Inner
-from learning.mistakes import mistaken
-from learning.questions import question
-from learning.retrieval import Shelf
-from learning.rows import read_rows
+from learning.texts.mistakes import mistaken
+from learning.texts.questions import question
+from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.use import ProblemsUse, TeacherUse

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.rows import SCHEMAS, read_rows, write_rows
+from learning.texts.rows import SCHEMAS, read_rows, write_rows
 
 
 def problems_of_pairs(context: Any) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.rows import read_rows
+from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import PromptsRef
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.trials import Ask, Trial
+from learning.loop.trials import Ask, Trial
 from learning.worlds.coding import state_row
 from learning.worlds.execution import ProgramError
 

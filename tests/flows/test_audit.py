@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from flows.audit import show_lineage, show_query, show_verification
+from flows.history.audit import show_lineage, show_query, show_verification
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

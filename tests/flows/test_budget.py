@@ -6,10 +6,10 @@ import time
 import psutil
 import pytest
 
-from flows.budget import Ledger, spending_lines, with_budget
-from flows.estimate import cost_lines, estimates, excess, over
-from flows.explain import explain_plan
 from flows.launch import plan_recipe, run_plan
+from flows.planning.estimate import cost_lines, estimates, excess, over
+from flows.planning.explain import explain_plan
+from flows.running.budget import Ledger, spending_lines, with_budget
 from lineage.layout import Layout
 from lineage.spending import Cost, read_spending, total
 from lineage.store import Store

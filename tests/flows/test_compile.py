@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import flows.closure as closure_module
-from flows.closure import Closure, read_source
+import flows.planning.closure as closure_module
 from flows.compile import compile_recipe, only
+from flows.planning.closure import Closure, read_source
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.recipe import load_recipe
@@ -64,11 +64,11 @@ def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
 def test_closure_follows_modules_beside_the_recipe_but_not_packages_of_others(tmp_path):
     (tmp_path / "lab_pkg").mkdir()
     (tmp_path / "lab_pkg/__init__.py").write_text("import numpy\n")
-    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nfrom learning.rows import read_rows\n")
+    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nimport learning.texts.rows\n")
     (tmp_path / "lab_pkg/two.py").write_text("X = 1\n")
     found = Closure([tmp_path]).of_modules(["lab_pkg.one"])
     assert [m for m in found if m.startswith(("lab", "numpy"))] == ["lab_pkg.one", "lab_pkg.two"]
-    assert "learning.rows" in found
+    assert "learning.texts.rows" in found
     with pytest.raises(PlanError, match=r"no module `lab_pkg\.none`"):
         Closure([tmp_path]).of_modules(["lab_pkg.none"])
 
@@ -100,6 +100,7 @@ def test_a_changed_source_folder_changes_the_key(tmp_path):
 
 def test_planning_imports_nothing_heavy():
     heavy = "('torch', 'ray', 'prefect', 'mlflow', 'dvc')"
-    code = f"import sys, flows.compile, flows.explain, flows.launch; print([m for m in {heavy} if m in sys.modules])"
+    modules = "flows.compile, flows.planning.explain, flows.launch"
+    code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

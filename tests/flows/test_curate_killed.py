@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.launch import plan_recipe, run_plan
-from flows.step import run_step
+from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.store import Store
 

@@ -31,8 +31,8 @@ def ran(checkout, monkeypatch):
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"key": "\xff"}'])
 def test_a_damaged_manifest_is_a_miss_that_says_so_and_is_made_again(ran, damage):
-    from flows.explain import explain_plan
     from flows.launch import plan_recipe
+    from flows.planning.explain import explain_plan
 
     made, go = ran
     first = go().states["a"].manifest

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from flows.cli import main
-from flows.diff import compare, difference_interval, read_side
-from flows.diff_view import render
+from flows.history.diff import compare, difference_interval, read_side
+from flows.history.diff_view import render
 from flows.launch import plan_recipe, run_plan
 from flows.runs import chosen_run
 from lineage.ancestry import render as render_lineage
@@ -26,7 +26,7 @@ import json
 from pathlib import Path
 
 from diff_lab_rules import wanted
-from learning.rows import write_rows
+from learning.texts.rows import write_rows
 from tasks.context import Context
 
 

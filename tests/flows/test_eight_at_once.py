@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from flows.runlog import events, runs
+from flows.running.runlog import events, runs
 from lineage.auditcheck import check
 from lineage.auditlog import entries
 from lineage.store import Store

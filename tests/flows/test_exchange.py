@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.explain import explain_plan
 from flows.launch import plan_recipe, run_plan
-from flows.servers import free_port
+from flows.planning.explain import explain_plan
+from flows.servers.prefect_server import free_port
 from lineage.layout import Layout
 from lineage.store import Store
 from lineage.verification import verify

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.explain import explain_plan
-from flows.inprocess import InProcess, Running
 from flows.launch import plan_recipe, run_plan
-from flows.runlog import events
-from flows.step import run_step
+from flows.planning.explain import explain_plan
+from flows.running.runlog import events
+from flows.steps.inprocess import InProcess, Running
+from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import StepError

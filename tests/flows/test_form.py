@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from flows.deploy import write_prefect_yaml
-from flows.deployables import deployable, deployables, recipe_files
-from flows.flow_runs import remember, run_of, told
-from flows.prefect_artifacts import artifact_key, progress_words
-from flows.run_page import expected, outcome, plan_page, result_page, result_rows
-from flows.states import StepState
+from flows.deployments.deploy import write_prefect_yaml
+from flows.deployments.deployables import deployable, deployables, recipe_files
+from flows.deployments.flow_runs import remember, run_of, told
+from flows.running.states import StepState
+from flows.servers.prefect_artifacts import artifact_key, progress_words
+from flows.servers.run_page import expected, outcome, plan_page, result_page, result_rows
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 
@@ -109,7 +109,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
     file = write_prefect_yaml([deployable(path, layout)], layout)
     content = yaml.safe_load(file.read_text())
     (deployment,) = content["deployments"]
-    assert deployment["entrypoint"] == "flows/deployed.py:recipe_run"
+    assert deployment["entrypoint"] == "flows/deployments/deployed.py:recipe_run"
     assert deployment["parameters"] == {"recipe": "recipes/formed.yaml"}
     assert deployment["work_pool"]["name"] == "posttrain"
     assert deployment["work_pool"]["job_variables"]["env"]["POSTTRAIN_ROOT"] == str(layout.root)
@@ -182,7 +182,7 @@ def test_a_flow_run_finds_the_run_that_it_began(tmp_path):
 def test_a_signal_to_end_stops_the_work_and_is_passed_on():
     from prefect.exceptions import TerminationSignal
 
-    from flows.deployed import interruptible
+    from flows.deployments.deployed import interruptible
 
     seen = []
 

@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flows.approval import Answer, Desk, approve_gate
 from flows.cli import app
-from flows.evidence import evidence_page
 from flows.execute import Execution
-from flows.explain import explain_plan
-from flows.inprocess import InProcess
+from flows.gates.approval import Answer, Desk, approve_gate
+from flows.gates.evidence import evidence_page
 from flows.launch import plan_recipe, run_plan
-from flows.power import condition
-from flows.runlog import RunLog, events, read_plan
+from flows.planning.explain import explain_plan
+from flows.planning.power import condition
+from flows.running.runlog import RunLog, events, read_plan
 from flows.runs import status_table
+from flows.steps.inprocess import InProcess
 from lineage import auditlog
 from lineage.ancestry import trace
 from lineage.approvals import decisions
@@ -212,7 +212,7 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     plan = lab("min: 0.9, on_fail: approve")
 
     def elsewhere(execution, question, over):
-        from flows.approval import record
+        from flows.gates.approval import record
 
         record(
             lab.layout, "attended", question.step, question.manifest, question.gate, Answer("reject", "e", "no"), "x"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.alive import alive
 from flows.cli import app
 from flows.launch import plan_recipe, run_plan
+from flows.running.alive import alive
 from lineage.ancestry import trace
 from lineage.auditlog import entries
 from lineage.layout import Layout

@@ -89,7 +89,7 @@ def in_the_middle(made, processes, process):
 
 def victim(made, *words):
     """The process of the checkout whose name or command holds all the words."""
-    hosts = "flows.prefect_host"
+    hosts = "flows.servers.prefect_host"
     found = [[p, p.name(), *p.cmdline()] for p in made.processes() if hosts not in p.cmdline()]
     return next(words_of[0] for words_of in found if all(word in words_of[1:] for word in words))
 
@@ -106,7 +106,7 @@ def test_prefects_server_of_a_run(begun):
 
 def test_prefect_gone_for_good(begun):
     made, run = begun(PREFECT_CLIENT_MAX_RETRIES="1")
-    next(p for p in made.processes() if "flows.prefect_host" in p.cmdline()).kill()  # its server dies with it
+    next(p for p in made.processes() if "flows.servers.prefect_host" in p.cmdline()).kill()  # its server dies with it
     assert run.wait(PATIENCE) == 0, made.output.read_text()
     assert "Prefect's server does not answer any more" in made.output.read_text()
     assert "the run goes on without it" in made.output.read_text()

@@ -2,7 +2,7 @@
 
 import fcntl
 
-from flows.leftovers import sweep
+from flows.running.leftovers import sweep
 from lineage.layout import Layout
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flows.cli import main
-from flows.locking import lock_of
+from flows.planning.locking import lock_of
 from lineage.layout import Layout
 from lineage.packages import needed_packages
 

@@ -15,12 +15,15 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from flows.launch import plan_recipe
-from flows.memory import needs, told, warnings
-from learning import memory_estimate, memory_estimate_forward, packed, row_attention, streams
+from flows.planning.memory import needs, told, warnings
+from learning.asynchrony import streams
 from learning.engines import running
-from learning.memory_estimate import Phase, Place, Slots, Trained, training
-from learning.memory_estimate_forward import Forward, Pass, Precision
-from learning.memory_estimate_shape import ARCHITECTURES, Shape, shape_of
+from learning.footprint import estimate as memory_estimate
+from learning.footprint import forward as memory_estimate_forward
+from learning.footprint.estimate import Phase, Place, Slots, Trained, training
+from learning.footprint.forward import Forward, Pass, Precision
+from learning.footprint.shape import ARCHITECTURES, Shape, shape_of
+from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from tasks import reward_model
@@ -53,7 +56,7 @@ def test_parameters_are_counted_exactly(kind, tied):
 
 
 def test_adapters_are_counted_exactly():
-    from learning.adapters import attach
+    from learning.models.adapters import attach
     from schemas.stages.sft import Sft
 
     config = config_of("qwen3")
@@ -70,14 +73,14 @@ def test_constants_are_those_of_the_code():
     assert (row_attention.SHORTEST, row_attention.LONGEST) == memory_estimate_forward.ROW
     assert row_attention.SPAN == memory_estimate_forward.SPAN
     assert running.PREFILL_TOKENS == memory_estimate.PREFILL_TOKENS
-    from flows import memory_steps
+    from flows.planning import memory_steps
 
     assert reward_model.TOKENS == memory_steps.TOKENS
     assert streams.UNDER_WAY == memory_steps.UNDER_WAY
 
 
 def test_the_arithmetic_needs_no_torch():
-    code = "import sys, learning.memory_estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = "import sys, learning.footprint.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -243,7 +246,7 @@ def test_shorter_prompts_need_less(planned):
 
 
 def test_a_size_that_is_none_is_refused(planned):
-    from flows.memory import show_memory
+    from flows.planning.memory import show_memory
 
     plan, layout = planned()
     with pytest.raises(PlanError, match="--gpu-memory: '80' is no size"):

@@ -6,7 +6,7 @@ import pytest
 
 import flows.launch
 from flows.launch import plan_recipe, run_plan
-from flows.servers import is_healthy
+from flows.servers.prefect_server import is_healthy
 from lineage.layout import Layout
 
 LAB = """

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from flows.authoring import plan_table
 from flows.launch import plan_recipe, run_plan
-from flows.power import gate_lines
-from learning.paired_tests import minimum_detectable
+from flows.planning.authoring import plan_table
+from flows.planning.power import gate_lines
+from learning.evaluating.paired_tests import minimum_detectable
 from lineage.layout import Layout
 
 RECIPE = """

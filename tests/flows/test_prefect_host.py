@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_host import write_server
+from flows.servers.prefect_host import write_server
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def hosted(tmp_path):
 
     def start(*command):
         started.append(subprocess.Popen(
-            [sys.executable, "-m", "flows.prefect_host", str(tmp_path), "0", str(port), *command],
+            [sys.executable, "-m", "flows.servers.prefect_host", str(tmp_path), "0", str(port), *command],
             env={**os.environ, "PYTHONPATH": str(HOUSE)}, start_new_session=True,
         ))  # fmt: skip
         return started[-1]

@@ -291,7 +291,7 @@ def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
-    from flows.servers import prefect_environment
+    from flows.servers.prefect_server import prefect_environment
     from tests.flows.conftest import HOUSE
 
     said(served, "deploy", "--all", "--prefect-yaml")

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.actors import RayActors
-from flows.workers import RayWorkers
-from learning.actors import Lost
+from flows.steps.actors import RayActors
+from flows.steps.workers import RayWorkers
+from learning.distributed.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.stages.base import Resources, Role

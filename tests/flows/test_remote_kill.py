@@ -5,10 +5,10 @@ import sqlite3
 
 import pytest
 
-from flows.run_page import yield_tables
+from flows.running.states import StepState
 from flows.runs import rebuild_report
-from flows.states import StepState
-from learning.rows import read_rows
+from flows.servers.run_page import yield_tables
+from learning.texts.rows import read_rows
 from lineage.spending import read_spending
 from lineage.store import Store
 from tests.teacher_server import Teacher, digest, serving

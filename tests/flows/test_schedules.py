@@ -10,8 +10,8 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
-from flows.catch_up import Occasion, unscheduled, verdict
-from flows.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
+from flows.deployments.catch_up import Occasion, unscheduled, verdict
+from flows.deployments.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
 from schemas.schedule import Schedule, cron_problem
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pyarrow.parquet as pq
 import pytest
 
-from flows.capture import captured
-from flows.environment import hidden, secrets_of
+from flows.planning.environment import hidden, secrets_of
+from flows.steps.capture import captured
 from lineage.auditlog import entries
 from lineage.store import Store
 

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from flows.explain import explain_plan
 from flows.launch import plan_recipe, run_plan
-from flows.selection import repeated
+from flows.planning.explain import explain_plan
+from flows.planning.selection import repeated
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError

@@ -22,10 +22,10 @@ from flows.serving.models import Chosen
 from flows.serving.server import listen
 from flows.serving.texts import Text
 from flows.serving.worker import Job, Worker
-from learning.chat import decode, encode_prompt
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.policy import Policy
+from learning.models.policy import Policy
+from learning.texts.chat import decode, encode_prompt
 from learning.tokenizers import characters
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.explain import explain_plan
 from flows.launch import plan_recipe, run_plan
+from flows.planning.explain import explain_plan
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -61,7 +61,7 @@ stages:
 """
 PLANTED = '''
 from learning.problems import reasoning_gym
-from learning.rows import write_rows
+from learning.texts.rows import write_rows
 from tasks.context import Context
 
 
@@ -131,7 +131,7 @@ def test_the_tokens_that_steps_sample_and_train_on_are_counted(story):
 
 def edited_house(tmp_path, monkeypatch, file, change):
     """Plans are made from a copy of the sources in which one file is changed."""
-    import flows.closure
+    import flows.planning.closure
 
     copy = tmp_path / "house"
     for package in ("schemas", "learning", "tasks"):
@@ -139,14 +139,14 @@ def edited_house(tmp_path, monkeypatch, file, change):
     before = (copy / file).read_text()
     (copy / file).write_text(change(before))
     assert (copy / file).read_text() != before
-    original = flows.closure.read_module
+    original = flows.planning.closure.read_module
 
     def read(path, mtime, size):
         moved = copy / path.relative_to(HOUSE) if path.is_relative_to(HOUSE) else path
         there = moved if moved.is_file() else path
         return original(there, there.stat().st_mtime_ns, there.stat().st_size)
 
-    monkeypatch.setattr(flows.closure, "read_module", read)
+    monkeypatch.setattr(flows.planning.closure, "read_module", read)
 
 
 def test_an_edited_loss_runs_rl_and_not_sft(story, tmp_path, monkeypatch):

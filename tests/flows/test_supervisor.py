@@ -15,9 +15,9 @@ HOUSE = Path(__file__).resolve().parents[2]
 KEEP = """
 import os, sys, time
 from pathlib import Path
-from flows import supervisor
-from flows.family import with_family
-from flows.supervisor import Service, Supervisor
+from flows.servers.prefect_server import supervisor
+from flows.steps.family import with_family
+from flows.servers.supervisor import Service, Supervisor
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 supervisor.FIRST_WAIT = 0.05

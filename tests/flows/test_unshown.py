@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-import flows.unshown
+import flows.servers.unshown
 from flows.execute import Execution
-from flows.inprocess import InProcess
 from flows.launch import plan_recipe
-from flows.unshown import shown_while_it_can_be
+from flows.servers.unshown import shown_while_it_can_be
+from flows.steps.inprocess import InProcess
 from lineage.layout import Layout
 
 RECIPE = """
@@ -48,7 +48,7 @@ def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, ca
         execution.reporter = None
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(flows.unshown, "run_flow", breaks)
+    monkeypatch.setattr(flows.servers.unshown, "run_flow", breaks)
     shown_while_it_can_be(execution, lambda: ends.append(dict(execution.states)))
     assert {name: state.state for name, state in execution.states.items()} == {"a": "done", "b": "done"}
     assert [event for event in heard.events if event[1] == "done"] == [("a", "done"), ("b", "done")]
@@ -63,6 +63,6 @@ def test_other_errors_are_not_taken_for_a_lost_server(monkeypatch):
     class Nothing:
         reporter = None
 
-    monkeypatch.setattr(flows.unshown, "run_flow", breaks)
+    monkeypatch.setattr(flows.servers.unshown, "run_flow", breaks)
     with pytest.raises(ValueError, match="no"):
         shown_while_it_can_be(Nothing(), lambda: None)

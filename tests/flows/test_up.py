@@ -12,7 +12,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from flows.up import is_up, up
+from flows.servers.up import is_up, up
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

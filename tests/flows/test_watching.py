@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from flows.watching import Change, Watch
+from flows.deployments.watching import Change, Watch
 from lineage.layout import Layout
 from lineage.watched import content, glance
 

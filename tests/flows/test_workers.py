@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from flows.launch import plan_recipe, run_plan
-from flows.workers import TRIES, RayWorkers
+from flows.steps.workers import TRIES, RayWorkers
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

@@ -10,8 +10,8 @@ import yaml
 
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
 from schemas.stages.rl import Rl
 
 PRESETS = Path(__file__).parents[2] / "recipes" / "algorithms"

@@ -6,15 +6,15 @@ import torch
 
 from learning import advantages, ratios, surrogates
 from learning.algorithm import Algorithm
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation
-from learning.forest import forest, single_turn
 from learning.lookup import Bound, bind
-from learning.packed import packed_logprobs
-from learning.references import statistics_of
-from learning.rollout import names, score
-from learning.split import mini_batches
-from learning.trials import Trial
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest, single_turn
+from learning.loop.rollout import names, score
+from learning.loop.split import mini_batches
+from learning.loop.trials import Trial
+from learning.models.packed import packed_logprobs
+from learning.models.references import statistics_of
 from schemas.errors import StepError
 from schemas.schedules import Linear
 from schemas.stages.rl import Rl

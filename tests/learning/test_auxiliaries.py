@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from learning.auxiliary import Auxiliary
-from learning.auxiliary_models import load_network
-from learning.checkpoint import load_latest, save_checkpoint
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy import Policy, load_policy, save_policy
-from learning.reward_model import make_reward_model
-from learning.supply import Columns
+from learning.loop.forest import single_turn
+from learning.loop.supply import Columns
+from learning.models.auxiliary import Auxiliary
+from learning.models.auxiliary_models import load_network
+from learning.models.checkpoint import load_latest, save_checkpoint
+from learning.models.policy import Policy, load_policy, save_policy
+from learning.models.reward_model import make_reward_model
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

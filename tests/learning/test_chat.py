@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from learning.chat import MARK, encode_completion, encode_prompt
+from learning.texts.chat import MARK, encode_completion, encode_prompt
 from learning.tokenizers import characters
 from schemas.errors import StepError
 

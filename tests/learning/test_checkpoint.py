@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from learning.checkpoint import (
+from learning.loop.random_states import rng_state, set_rng_state
+from learning.models.checkpoint import (
     load_latest,
     load_optimizer_state,
     load_weights,
     optimizer_state,
     save_checkpoint,
 )
-from learning.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.random_states import rng_state, set_rng_state
+from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
 from schemas.errors import StepError
 from schemas.training import Training
 

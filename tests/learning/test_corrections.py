@@ -8,10 +8,10 @@ import torch
 
 from learning import ratios
 from learning.algorithm import bind_algorithm
-from learning.batch import Batch
 from learning.lookup import bind
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
-from learning.supply import Columns
+from learning.loop.batch import Batch
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
+from learning.loop.supply import Columns
 from schemas.signatures import names, signature
 from schemas.stages.rl import Rl
 from schemas.use import ComponentUse, CorrectUse, RatioUse, SurrogateUse

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from learning import advantages
-from learning.batch import Batch
-from learning.columns import Column, of_rewards
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
+from learning.loop.batch import Batch
+from learning.loop.forest import single_turn
+from learning.operations.columns import Column, of_rewards
 
 
 def batch(lengths, values, rewards, finishes=None, ends=None):

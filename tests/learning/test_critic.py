@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from learning import advantages
-from learning.checkpoint import load_latest, save_checkpoint
-from learning.columns import of_rewards
-from learning.critic import Critic, explained_variance
 from learning.critic_heads import least, mean, soft_min
 from learning.critic_losses import huber, squared
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import Bound
-from learning.supply import Columns
+from learning.loop.forest import single_turn
+from learning.loop.supply import Columns
+from learning.models.checkpoint import load_latest, save_checkpoint
+from learning.models.critic import Critic, explained_variance
+from learning.operations.columns import of_rewards
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

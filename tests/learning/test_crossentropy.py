@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from learning.chat import encode_completion, encode_prompt
-from learning.crossentropy import keeps_apart, loss_for, packed_loss, padded_loss
-from learning.examples import Example, encode_rows
-from learning.packed import pack, packed_logprobs
+from learning.models.crossentropy import keeps_apart, loss_for, packed_loss, padded_loss
+from learning.models.packed import pack, packed_logprobs
+from learning.texts.chat import encode_completion, encode_prompt
+from learning.texts.examples import Example, encode_rows
 from schemas.errors import StepError
 
 

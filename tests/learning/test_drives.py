@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from learning.chat import encode_completion, encode_prompt
 from learning.drives import overprovisioned, resets, whole, windowed
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
-from learning.forest import forest
-from learning.policy_loss import with_dropped
-from learning.rollout import Sampler, score
-from learning.rows import write_rows
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_dropped
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Ask
 from learning.selections import fresh
-from learning.trials import Ask
+from learning.texts.chat import encode_completion, encode_prompt
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 
 ROWS = [

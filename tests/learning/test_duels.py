@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from learning.duels import logistic, styles
+from learning.evaluating.sampling import weighted_scores
 from learning.lookup import bind
 from learning.rewards.duels import against
 from learning.rewards.wording import keywords
-from learning.sampling import weighted_scores
 from learning.teachers import styled
 from learning.worlds.errands import errands, stock_reply
 from learning.worlds.partitions import part

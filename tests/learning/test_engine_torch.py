@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from learning.engines.picking import draw
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.policy import Policy
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 PROMPTS = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 42, 3, 2, 30], [11, 12], [7, 7, 7, 7, 7, 7]]

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from learning.evaluation import Scores, comparisons, metric_name, table
-from learning.evaluation_report import markdown, write_report
-from learning.gates import check_gates, gate_outcomes
+from learning.evaluating.evaluation import Scores, comparisons, metric_name, table
+from learning.evaluating.evaluation_report import markdown, write_report
+from learning.evaluating.gates import check_gates, gate_outcomes
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from schemas.use import MetricUse

@@ -9,7 +9,7 @@ import torch
 
 from learning.engines.protocol import Flight, FlyingEngine, Request, Sampling
 from learning.engines.torch import Engine
-from learning.policy import Policy
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 REQUESTS = [Request(ids, 3, seed) for seed, ids in enumerate([[5, 6, 7], [9], [4, 8, 15, 16, 23, 42, 3, 2, 30]])]

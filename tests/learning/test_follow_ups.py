@@ -4,15 +4,15 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from learning.collecting import Collecting, collect, gate
 from learning.follow_ups import half_width
-from learning.forest import forest
-from learning.history import History
 from learning.lookup import Bound, bind
-from learning.policy_loss import with_dropped
+from learning.loop.collecting import Collecting, collect, gate
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import with_dropped
+from learning.loop.trials import Trial, by_group
 from learning.rewards.answers import exact
-from learning.rows import write_rows
-from learning.trials import Trial, by_group
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.use import DriveUse, FollowUpUse, GroupFilterUse, PlanUse
 

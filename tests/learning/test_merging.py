@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learning.blocks import BLOCK, kth_magnitude
+from learning.merge.blocks import BLOCK, kth_magnitude
 from learning.merging import (
     dare_linear,
     dare_ties,

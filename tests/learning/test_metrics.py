@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.evaluation import Scores, table, values
+from learning.evaluating.evaluation import Scores, table, values
 from learning.metrics import cons, distinct, win_rate
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate

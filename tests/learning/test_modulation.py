@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learning import modulation
-from learning.trials import SOURCES
+from learning.loop.trials import SOURCES
 
 A = torch.tensor([2.0, -2.0, 0.0, 1.0], dtype=torch.float64)
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from learning import advantages, weighing
-from learning.batch import Batch
-from learning.forest import forest
 from learning.lookup import bind
-from learning.policy_loss import with_dropped
-from learning.supply import Columns
-from learning.trials import Trial
+from learning.loop.batch import Batch
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_dropped
+from learning.loop.supply import Columns
+from learning.loop.trials import Trial
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from learning import packed as packed_module
-from learning.packed import pack, packed_logprobs
+from learning.models import packed as packed_module
+from learning.models.packed import pack, packed_logprobs
 from schemas.errors import StepError
 
 SHAPE = {

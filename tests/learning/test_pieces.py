@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.forest import forest
-from learning.pieces import Pieces
-from learning.policy_loss import with_advantages, with_dropped, with_factors
-from learning.trained import Trained
-from learning.trials import Trial
-from learning.update import update, with_proximal
+from learning.distributed.trained import Trained
+from learning.loop.forest import forest
+from learning.loop.pieces import Pieces
+from learning.loop.policy_loss import with_advantages, with_dropped, with_factors
+from learning.loop.trials import Trial
+from learning.loop.update import update, with_proximal
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 

@@ -5,17 +5,17 @@ import threading
 import pytest
 import torch
 
-from learning.actors import Threads
+from learning.distributed.actors import Threads
+from learning.distributed.placed_rewards import Placed, placed
+from learning.distributed.pool import TRIES, Pool
+from learning.distributed.trained import Trained
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import bind
-from learning.placed_rewards import Placed, placed
-from learning.pool import TRIES, Pool
-from learning.references import References
-from learning.reward_model import make_reward_model
-from learning.rollout import score
-from learning.trained import Trained
-from learning.trials import Trial
+from learning.loop.forest import single_turn
+from learning.loop.rollout import score
+from learning.loop.trials import Trial
+from learning.models.references import References
+from learning.models.reward_model import make_reward_model
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.stages.rl import ReferenceSpec
@@ -175,7 +175,7 @@ class Stage:
 
 
 def test_references_in_workers_have_the_same_bits(tiny_policy, tiny_policy_folder, tmp_path):
-    from learning.policy import save_policy
+    from learning.models.policy import save_policy
 
     with torch.no_grad():
         for parameter in tiny_policy.model.parameters():

@@ -4,11 +4,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learning.history import History
 from learning.lookup import bind
+from learning.loop.history import History
+from learning.loop.trials import Ask, by_group
 from learning.plans import prompts_of_step
-from learning.rows import write_rows
-from learning.trials import Ask, by_group
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.use import PlanUse
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.policy import load_policy, outline, save_policy, set_determinism
+from learning.models.policy import load_policy, outline, save_policy, set_determinism
 from schemas.errors import StepError
 
 IDS = torch.arange(6, 60)[None]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from learning import preferences
+from learning.distributed.trained import Trained
 from learning.lookup import bind
-from learning.preference_batches import Pair
-from learning.preference_loss import Term, completion_logprobs, gradient, implicit_rewards, strangers
-from learning.trained import Trained
+from learning.preference.batches import Pair
+from learning.preference.loss import Term, completion_logprobs, gradient, implicit_rewards, strangers
 from schemas.errors import StepError
 from schemas.signatures import names
 from schemas.use import PairLossUse

@@ -7,11 +7,11 @@ import torch
 import yaml
 
 from learning.algorithm import bind_algorithm
-from learning.critic import Critic
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import bind
-from learning.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.models.critic import Critic
 from schemas.stages.rl import Rl
 
 PRESETS = Path(__file__).parents[2] / "recipes" / "algorithms"

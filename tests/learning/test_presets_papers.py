@@ -3,7 +3,7 @@
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 
 
 def centred(golden):

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.forest import forest
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.loop.forest import forest
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.loop.trials import SOURCES, Trial
+from learning.methods.soft_surrogates import shaped_external, shaped_sources
 from learning.selections import sources
 from learning.shaping import source_bonus
-from learning.soft_surrogates import shaped_external, shaped_sources
-from learning.trials import SOURCES, Trial
 from schemas.errors import StepError
 
 DOUBLE = {"dtype": torch.float64}

@@ -5,16 +5,16 @@ import torch
 
 from learning.advantages import potential, rivals, stepwise, togo
 from learning.algorithm import bind_algorithm
-from learning.auxiliary import Auxiliary
 from learning.auxiliary_targets import mean_action, monte_carlo, outcome, progress, remaining, temporal_difference
-from learning.chat import encode_prompt
-from learning.columns import Column, of_rewards
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import with_advantages
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages
+from learning.loop.supply import Columns
+from learning.models.auxiliary import Auxiliary
+from learning.operations.columns import Column, of_rewards
 from learning.rewards.models import process
 from learning.shaping import from_tokens
-from learning.supply import Columns
+from learning.texts.chat import encode_prompt
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from learning.collecting import bind_collecting, processor_of
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
+from learning.loop.collecting import bind_collecting, processor_of
 from learning.processors import adaptive_temperature
 from schemas.stages.rl import Rl
 

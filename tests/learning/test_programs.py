@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from learning.combinators import concat, cross, filtered, mapped, reduced, split
+from learning.evaluating.combinators import concat, cross, filtered, mapped, reduced, split
+from learning.evaluating.recursion import Plan, leaves, plan, put_together, taken_apart
 from learning.lookup import bind
 from learning.programs import lambda_rlm
-from learning.recursion import Plan, leaves, plan, put_together, taken_apart
-from learning.rows import write_rows
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.use import ProgramUse
 

@@ -7,7 +7,7 @@ import torch
 
 from learning.algorithm import Algorithm
 from learning.lookup import Bound
-from learning.references import References
+from learning.models.references import References
 from schemas.stages.rl import ReferenceSpec
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from learning.rehearsal import rehearse
-from learning.rollout import Sampler
-from learning.rows import write_rows
+from learning.loop.rollout import Sampler
+from learning.methods.rehearsal import rehearse
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 
 

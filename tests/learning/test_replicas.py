@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from learning.actors import Threads
+from learning.distributed.actors import Threads
+from learning.distributed.replicas import TRIES, Replicas
+from learning.distributed.weight_sync import Receipt
 from learning.engines.load import make_engine
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.torch import Engine
-from learning.forwards import economical
-from learning.replicas import TRIES, Replicas
-from learning.weight_sync import Receipt
+from learning.models.forwards import economical
 from schemas.errors import StepError
 from schemas.training import Training
 from schemas.use import EngineUse

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from learning.evaluating.sampling import weighted_scores
 from learning.lookup import bind
-from learning.rollout import score, scoring
-from learning.sampling import weighted_scores
-from learning.trials import Trial
+from learning.loop.rollout import score, scoring
+from learning.loop.trials import Trial
 from schemas.errors import StepError
 from schemas.signatures import signature
 from schemas.use import RewardUse

@@ -5,9 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.packed import packed_statistics
-from learning.routing import recorded, replayed, routers, with_experts
+from learning.loop.forest import single_turn
+from learning.methods.routing import recorded, replayed, routers, with_experts
+from learning.models.packed import packed_statistics
 from schemas.errors import StepError
 
 SHAPE = {

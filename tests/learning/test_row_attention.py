@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from learning import row_attention, segments
-from learning.packed import pack, packed_logprobs
-from learning.row_attention import attend_rows
+from learning.models import row_attention, segments
+from learning.models.packed import pack, packed_logprobs
+from learning.models.row_attention import attend_rows
 
 LENGTHS = (49, 300, 64, 130, 512)
 SHAPE = {"vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -77,7 +77,7 @@ def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
     model.model.layers[-1].mlp.gate_proj.register_forward_hook(lambda _, given, out: seen.append(given[0].shape[1]))
     found = []
     for share in (0.9, 0.0):  # leaving out, and not
-        monkeypatch.setattr("learning.packed.WORTH_LEAVING_OUT", share)
+        monkeypatch.setattr("learning.models.packed.WORTH_LEAVING_OUT", share)
         model.zero_grad()
         logp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
         logp_M.sum().backward()

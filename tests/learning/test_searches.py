@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learning.sampling import Sample
+from learning.evaluating.sampling import Sample
 from learning.searches import Node, mcts, samples
 
 ROOT = {"id": "p", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "start"}]}

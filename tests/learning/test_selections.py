@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learning import selections
-from learning.trials import SOURCES
+from learning.loop.trials import SOURCES
 
 
 def test_sources_are_those_of_trials():

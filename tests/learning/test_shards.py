@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning import shards
-from learning.rows import SCHEMAS, count_rows, read_rows, row_writer, scan_rows, write_rows
-from learning.shards import bytes_of, find_shards, text_bytes
+from learning.texts import shards
+from learning.texts.rows import SCHEMAS, count_rows, read_rows, row_writer, scan_rows, write_rows
+from learning.texts.shards import bytes_of, find_shards, text_bytes
 from schemas.errors import StepError
 
 

@@ -4,12 +4,12 @@ from collections import Counter
 import pytest
 import torch
 
-from learning.forest import forest
 from learning.lookup import bind
-from learning.packed import pack, packed_logprobs
-from learning.rows import write_rows
+from learning.loop.forest import forest
+from learning.loop.trials import Trial, by_group
+from learning.models.packed import pack, packed_logprobs
 from learning.sources import teachers
-from learning.trials import Trial, by_group
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.use import SourceUse
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from learning.asynchrony.local_rollouts import LocalRollouts
+from learning.asynchrony.stream import Stream
+from learning.asynchrony.streaming_drives import one_step_off, streamed
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.local_rollouts import LocalRollouts
-from learning.policy import Policy
-from learning.rollout import Sampler
-from learning.stream import Stream
-from learning.streaming_drives import one_step_off, streamed
-from learning.trials import Ask
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
+from learning.models.policy import Policy
 from schemas.errors import StepError
 from schemas.use import EngineUse
 

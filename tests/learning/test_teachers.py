@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from learning.mistakes import mistaken
 from learning.rewards.answers import exact
 from learning.teachers import answer, worked_spelling, worked_sum
+from learning.texts.mistakes import mistaken
 from schemas.errors import StepError
 
 

@@ -5,15 +5,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from learning.chat import decode, encode_completion, encode_prompt
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.torch import Engine
-from learning.forest import forest
-from learning.packed import pack, packed_logprobs
-from learning.policy import Policy
-from learning.rollout import Sampler
+from learning.loop.forest import forest
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
+from learning.models.packed import pack, packed_logprobs
+from learning.models.policy import Policy
+from learning.texts.chat import decode, encode_completion, encode_prompt
 from learning.tokenizers import CHAT_TEMPLATE, characters
-from learning.trials import Ask
 
 ADVERSARIAL = ["", " ", "a<eos>b", "<assistant>", "  two  spaces ", "ends with <eos>", "<user><eos><assistant>", "\n\n"]
 

@@ -8,20 +8,20 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning import advantages, filters, weighing
 from learning.algorithm import Algorithm, Term
-from learning.batch import Batch
-from learning.collecting import gate
 from learning.components import kl
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import Bound
-from learning.packed import pack, packed_logprobs
+from learning.loop.batch import Batch
+from learning.loop.collecting import gate
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.loop.rollout import score, stream
+from learning.loop.split import micro_batches, mini_batches
+from learning.loop.trials import Trial
+from learning.models.packed import pack, packed_logprobs
 from learning.plans import prompts_of_step
-from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.ratios import sequence, token
-from learning.rollout import score, stream
-from learning.split import micro_batches, mini_batches
 from learning.surrogates import clipped
-from learning.trials import Trial
 
 VOCABULARY = 29
 

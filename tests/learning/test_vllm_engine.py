@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from learning.distributed.sync_check import gap
+from learning.distributed.weight_sync import weights_of
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine as TorchEngine
 from learning.engines.vllm import Engine
-from learning.policy import Policy, set_determinism
-from learning.sync_check import gap
-from learning.weight_sync import weights_of
+from learning.models.policy import Policy, set_determinism
 from schemas.errors import StepError
 
 pytestmark = [
@@ -250,7 +250,7 @@ def test_two_policies_share_vllm_and_keep_their_weights(wide_policy):
 
 
 def test_adapters_are_added_on_the_way(wide_policy):
-    from learning.adapters import attach
+    from learning.models.adapters import attach
     from schemas.training import LoRA
 
     policy = Policy(attach(wide_policy.model, LoRA(use_peft=True, lora_r=4)), wide_policy.tokenizer, 512)

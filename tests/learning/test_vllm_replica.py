@@ -5,11 +5,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from learning.actors import Threads
+from learning.distributed.actors import Threads
 from learning.engines.load import make_engine
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine as TorchEngine
-from learning.policy import save_policy
+from learning.models.policy import save_policy
 from schemas.use import EngineUse
 
 pytestmark = [

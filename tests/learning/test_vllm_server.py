@@ -16,7 +16,7 @@ import torch
 from learning.engines.openai import Engine
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine as TorchEngine
-from learning.policy import save_policy
+from learning.models.policy import save_policy
 from learning.remote.desk import Desk
 from schemas.endpoint import Endpoint
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.checksum import checksum
+from learning.distributed.sync_check import gap
+from learning.distributed.weight_sync import Receipt, aliases_of, weights_of
+from learning.distributed.weight_sync_collective import Arrivals, Collective, Meeting, join
+from learning.distributed.weight_sync_local import Files, InProcess, PolicyReceiver, from_file
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.policy import Policy
-from learning.sync_check import gap
-from learning.weight_sync import Receipt, aliases_of, weights_of
-from learning.weight_sync_collective import Arrivals, Collective, Meeting, join
-from learning.weight_sync_local import Files, InProcess, PolicyReceiver, from_file
+from learning.models.checksum import checksum
+from learning.models.policy import Policy
 from schemas.errors import StepError
 
 PROMPTS = [[5, 6, 7], [4, 8, 15, 16, 23]]
@@ -206,7 +206,7 @@ def test_a_member_that_never_comes_is_an_error(tiny_policy):
 
 
 def test_adapters_are_added_to_their_base_on_the_way(tiny_policy, replica, tmp_path):
-    from learning.adapters import attach
+    from learning.models.adapters import attach
     from schemas.training import LoRA
 
     base = {name: tensor.clone() for name, tensor in tiny_policy.model.state_dict().items()}

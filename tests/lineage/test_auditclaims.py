@@ -86,7 +86,7 @@ def test_an_artifact_that_is_gone_is_told_unless_gc_removed_it(claimed):
 def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed, capsys, monkeypatch):
     from rich.console import Console
 
-    from flows.audit import show_verification
+    from flows.history.audit import show_verification
 
     def read_only(*words, **facts):
         raise OSError(errno.EROFS, "Read-only file system")

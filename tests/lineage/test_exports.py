@@ -195,7 +195,7 @@ def test_a_server_receives_every_event_once(examined, receiver, monkeypatch):
 
 
 def test_a_run_tells_what_it_did_and_not_what_it_found(examined, receiver, monkeypatch):
-    from flows.exporting import send_run
+    from flows.history.exporting import send_run
 
     newer = examined.make("more", "sft", {"policy": {"w": b"3"}}, {"policy": "policy"}, [("data", "lessons", "data")],
                           run="run-2")  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.audit import show_verification
+from flows.history.audit import show_verification
 from lineage.records import read_records
 from lineage.seal import manifest_is_sealed
 from lineage.verification import verify

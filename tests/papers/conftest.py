@@ -15,7 +15,7 @@ def scripted(tiny_policy):
     import torch
     from transformers.modeling_outputs import CausalLMOutput
 
-    from learning.policy import Policy
+    from learning.models.policy import Policy
 
     class Scripted(torch.nn.Module):
         def __init__(self, lengths, eos, size):

@@ -5,19 +5,19 @@ import copy
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, collect
+from learning.asynchrony.local_rollouts import LocalRollouts
+from learning.asynchrony.stream import Stream
+from learning.distributed.trained import Trained
 from learning.engines.protocol import Sampling
-from learning.forest import forest
-from learning.history import History
-from learning.local_rollouts import LocalRollouts
-from learning.pieces import Pieces
-from learning.policy_loss import with_advantages, with_dropped, with_factors
-from learning.references import References
-from learning.rollout import Sampler
-from learning.stream import Stream
-from learning.trained import Trained
-from learning.trials import Ask
-from learning.update import update, with_proximal
+from learning.loop.collecting import bind_collecting, collect
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.pieces import Pieces
+from learning.loop.policy_loss import with_advantages, with_dropped, with_factors
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
+from learning.loop.update import update, with_proximal
+from learning.models.references import References
 from schemas.use import PlanUse
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
-from learning.forest import forest
-from learning.history import History
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.trials import Trial
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.loop.trials import Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "aepo-arbitrary.yaml"

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, gate
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
-from learning.forest import forest
-from learning.policy_loss import with_advantages, with_dropped
-from learning.rollout import Sampler
-from learning.trials import Ask
+from learning.loop.collecting import bind_collecting, gate
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "april.yaml"

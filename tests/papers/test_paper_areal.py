@@ -11,8 +11,8 @@ import torch
 
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import columns_of, with_dropped, with_factors
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import columns_of, with_dropped, with_factors
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
 

@@ -13,8 +13,8 @@ from learning.drives import whole
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.lookup import bind
-from learning.rollout import Sampler
-from learning.trials import Ask
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
 from learning.worlds.atlas import atlas, found, needed
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
@@ -63,11 +63,11 @@ def test_every_injection_takes_one_document_more(questions):
 
 
 def test_a_question_that_is_answered_without_its_documents_is_dropped(answering, questions, monkeypatch):
-    import learning.verdicts
+    import learning.evaluating.verdicts
 
     known = {row["prompt"][0]["content"].rpartition(". ")[2]: row["answer"] for row in questions[:20]}
     guesser = answering(lambda prompt, number: next((a for q, a in known.items() if q in prompt and number == 1), "no"))
-    monkeypatch.setattr(learning.verdicts, "guest", lambda folder: guesser)
+    monkeypatch.setattr(learning.evaluating.verdicts, "guest", lambda folder: guesser)
     keep = bind(STAGES["unknown"].filters[0], "filters.0", {"filters.0.model": Path("guesser")})
     assert [keep(row) for row in questions[:40]] == [False] * 20 + [True] * 20
     documents = {" ".join(document) for document in atlas(15, 0)}

@@ -12,18 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.compile import compile_recipe
-from learning.actors import Threads
-from learning.checksum import checksum
-from learning.collecting import bind_collecting, collect, gate
+from learning.asynchrony.rollout_service import RolloutService
+from learning.distributed.actors import Threads
+from learning.distributed.replicas import Replicas
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.history import History
 from learning.lookup import bind
-from learning.policy import load_policy
-from learning.replicas import Replicas
-from learning.rl_state import resume, save
-from learning.rollout_service import RolloutService
-from learning.rows import write_rows
+from learning.loop.collecting import bind_collecting, collect, gate
+from learning.loop.history import History
+from learning.loop.rl_state import resume, save
+from learning.models.checksum import checksum
+from learning.models.policy import load_policy
+from learning.texts.rows import write_rows
 from learning.worlds.atlas import look_up
 from learning.worlds.observers import looked_up
 from lineage.layout import Layout

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, collect
-from learning.forest import forest
-from learning.history import History
-from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.loop.collecting import bind_collecting, collect
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.problems import straight_programs
 from learning.rewards.execution import states
 from learning.worlds.coding import state_row

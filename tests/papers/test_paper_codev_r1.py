@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, collect, gate
-from learning.history import History
 from learning.lookup import find
-from learning.trials import by_group
+from learning.loop.collecting import bind_collecting, collect, gate
+from learning.loop.history import History
+from learning.loop.trials import by_group
 from learning.worlds.hardware import round_trip
 from schemas.recipe import load_recipe
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from flows.compile import compile_recipe
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation, Sampling
+from learning.loop.collecting import bind_collecting
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Trial
 from learning.rewards import collective
-from learning.rollout import Sampler, score
-from learning.trials import Trial
 from learning.worlds import cooperation
 from learning.worlds.observers import second_opinions, shown_to
 from lineage.layout import Layout

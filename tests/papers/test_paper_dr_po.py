@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.chat import decode, encode_completion
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
-from learning.forest import forest
-from learning.policy_loss import with_dropped, with_weights
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_dropped, with_weights
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Ask
 from learning.rewards import models
 from learning.rewards.summaries import topical
-from learning.rollout import Sampler, score
-from learning.rows import read_rows, write_rows
 from learning.teachers import summed_up
-from learning.trials import Ask
+from learning.texts.chat import decode, encode_completion
+from learning.texts.rows import read_rows, write_rows
 from learning.worlds.pairs import problems_of_pairs
 from learning.worlds.posts import posts
 from schemas.recipe import load_recipe

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from learning.chat import encode_prompt
-from learning.collecting import bind_collecting
-from learning.history import History
 from learning.lookup import bind
+from learning.loop.collecting import bind_collecting
+from learning.loop.history import History
 from learning.problems import list_functions
+from learning.texts.chat import encode_prompt
 from learning.tokenizers import characters
 from schemas.recipe import load_recipe
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.chat import encode_prompt
-from learning.collecting import bind_collecting
-from learning.forest import forest
 from learning.lookup import bind
-from learning.policy_loss import with_advantages, with_dropped
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.rollout import score
+from learning.loop.trials import Trial
 from learning.rewards import attention
-from learning.rollout import score
-from learning.trials import Trial
+from learning.texts.chat import encode_prompt
 from learning.worlds.guided_search import guided_priors, guided_search, search, trusted
 from learning.worlds.records import NAMES, drawn, fitted, records, salient, scaled
 from schemas.errors import StepError

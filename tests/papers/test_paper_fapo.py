@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation, Sampling
-from learning.forest import forest
-from learning.policy_loss import with_advantages, with_dropped
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Trial
 from learning.rewards import steps
 from learning.rewards.answers import final_answer
-from learning.rollout import Sampler, score
-from learning.trials import Trial
 from learning.worlds.sums import chain, flawed_sum, planted, step_chains, sum_of
 from schemas.errors import StepError
 from schemas.recipe import load_recipe

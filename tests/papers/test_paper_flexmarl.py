@@ -17,15 +17,15 @@ import torch
 
 from flows.compile import compile_recipe
 from learning.algorithm import bind_algorithm
-from learning.checkpoint import save_training
+from learning.distributed.trained import Trained
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.optimize import make_optimizer
-from learning.policy import load_policy
-from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.split import micro_batches
-from learning.trained import Trained
-from learning.update import update
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.loop.split import micro_batches
+from learning.loop.update import update
+from learning.models.checkpoint import save_training
+from learning.models.optimize import make_optimizer
+from learning.models.policy import load_policy
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from schemas.use import RewardUse
@@ -130,9 +130,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(sys.argv[2]) / "tests" / "papers"))
 from test_paper_flexmarl import digests, stages, turn
-from learning.checkpoint import load_training
-from learning.optimize import make_optimizer
-from learning.policy import load_policy, set_determinism
+from learning.models.checkpoint import load_training
+from learning.models.optimize import make_optimizer
+from learning.models.policy import load_policy, set_determinism
 
 set_determinism(0, 1)
 folder = Path(sys.argv[1])
@@ -157,7 +157,7 @@ def digests(policy, optimizer):
 
 @pytest.mark.slow
 def test_an_agent_that_makes_room_for_another_goes_on_elsewhere_from_the_same_bits(tiny_policy_folder, tmp_path):
-    from learning.policy import set_determinism
+    from learning.models.policy import set_determinism
 
     set_determinism(0, 1)
     planner = load_policy(tiny_policy_folder)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, collect
-from learning.forest import forest
-from learning.history import History
-from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.rows import write_rows
-from learning.trials import Trial
+from learning.loop.collecting import bind_collecting, collect
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.loop.trials import Trial
+from learning.texts.rows import write_rows
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.columns import of_rewards
-from learning.forest import forest
-from learning.policy_loss import with_advantages, with_dropped
-from learning.trials import Trial
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.trials import Trial
+from learning.operations.columns import of_rewards
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"

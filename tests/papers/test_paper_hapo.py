@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.heterogeneous import adaptive_bounds, entropy_score, redistributed
-from learning.policy_loss import with_advantages, with_dropped
-from learning.supply import Columns
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.supply import Columns
+from learning.methods.heterogeneous import adaptive_bounds, entropy_score, redistributed
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"

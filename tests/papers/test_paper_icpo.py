@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
-from learning.forest import forest
-from learning.policy_loss import columns_of, with_advantages, with_dropped
-from learning.rows import write_rows
-from learning.trials import Trial, by_group
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped
+from learning.loop.trials import Trial, by_group
+from learning.texts.rows import write_rows
 from learning.worlds.operations import operations
 from schemas.recipe import load_recipe
 

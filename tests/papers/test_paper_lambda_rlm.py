@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from learning import combinators, recursion
+from learning.evaluating import combinators, recursion
+from learning.evaluating.recursion import Plan, leaves, plan, taken_apart
 from learning.lookup import bind
-from learning.recursion import Plan, leaves, plan, taken_apart
 from learning.rewards.answers import exact
 from schemas.recipe import load_recipe
 

@@ -12,8 +12,8 @@ import torch
 from flows.compile import compile_recipe
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 

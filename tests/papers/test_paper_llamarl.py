@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
+from learning.distributed.weight_sync import receipt_of, weights_of
+from learning.distributed.weight_sync_local import Files, PolicyReceiver, from_file
 from learning.engines.protocol import Generation
 from learning.engines.torch import Engine
-from learning.forest import single_turn
-from learning.policy import load_policy
-from learning.policy_loss import columns_of, with_dropped
-from learning.weight_sync import receipt_of, weights_of
-from learning.weight_sync_local import Files, PolicyReceiver, from_file
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import columns_of, with_dropped
+from learning.models.policy import load_policy
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flows.compile import compile_recipe
-from flows.taxonomy import TREE, classify, covered, taxonomy_report
+from flows.planning.taxonomy import TREE, classify, covered, taxonomy_report
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe import load_recipe

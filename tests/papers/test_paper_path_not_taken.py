@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from learning.lookup import bind
-from learning.policy import load_policy, save_policy
+from learning.models.policy import load_policy, save_policy
 from schemas.recipe import load_recipe
 from tasks.context import Context
 from tasks.evaluate import run

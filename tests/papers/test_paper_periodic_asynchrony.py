@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.forest import forest
-from learning.packed import packed_logprobs
+from learning.loop.forest import forest
+from learning.models.packed import packed_logprobs
 from schemas.recipe import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, Update, by_chance, equal, letters

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import learning.worlds.mazes
-from learning.chat import encode_prompt
-from learning.examples import encode_rows
 from learning.lookup import bind
-from learning.policy import load_policy, set_determinism
-from learning.rows import write_rows
+from learning.models.policy import load_policy, set_determinism
+from learning.texts.chat import encode_prompt
+from learning.texts.examples import encode_rows
+from learning.texts.rows import write_rows
 from learning.worlds.mazes import maze_of, mazes, solved_maze
 from schemas.recipe import load_recipe
 from tasks import evaluate, init, sft

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.merge_tensor import Method
+from learning.merge.tensor import Method
 from schemas.recipe import load_recipe
 from tasks.context import Context
 from tasks.merge import run

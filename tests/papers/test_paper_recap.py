@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
-from learning.forest import forest
 from learning.lookup import bind
-from learning.policy_loss import with_advantages, with_dropped, with_weights
-from learning.references import References
-from learning.rollout import Sampler
-from learning.rows import write_rows
-from learning.trials import Trial
-from learning.update import regulate
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Trial
+from learning.loop.update import regulate
+from learning.models.references import References
+from learning.texts.rows import write_rows
 from schemas.recipe import load_recipe
 from schemas.schedules import settled
 

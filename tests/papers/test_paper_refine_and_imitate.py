@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from learning.chat import encode_prompt
-from learning.collecting import bind_collecting, collect
 from learning.engines.protocol import Generation, Sampling
-from learning.history import History
+from learning.evaluating.sampling import Sample, best_of
 from learning.lookup import bind
+from learning.loop.collecting import bind_collecting, collect
+from learning.loop.history import History
+from learning.loop.rollout import Sampler
 from learning.rewards.dialogue import contradicts
-from learning.rollout import Sampler
-from learning.rows import read_rows, write_rows
-from learning.sampling import Sample, best_of
+from learning.texts.chat import encode_prompt
+from learning.texts.rows import read_rows, write_rows
 from learning.worlds.demonstrations import human_over_sampled
 from learning.worlds.dialogues import donations, muddled
 from schemas.errors import StepError

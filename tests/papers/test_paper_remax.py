@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
-from learning.forest import forest
-from learning.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.trials import Trial, by_group
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.loop.trials import Trial, by_group
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remax.yaml"

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.forest import forest
+from learning.distributed.trained import Trained
 from learning.lookup import bind
-from learning.policy_loss import with_advantages, with_dropped
-from learning.references import References
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.trials import SOURCES, Trial
+from learning.loop.update import update
+from learning.models.references import References
 from learning.sources import replay
-from learning.trained import Trained
-from learning.trials import SOURCES, Trial
-from learning.update import update
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"

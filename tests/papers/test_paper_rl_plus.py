@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.forest import forest
-from learning.policy_loss import with_advantages, with_dropped, with_weights
-from learning.trials import Trial
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.trials import Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rl-plus.yaml"

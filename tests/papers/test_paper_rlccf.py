@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning import crowd_vote
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation, Sampling
-from learning.forest import forest
-from learning.policy_loss import with_advantages, with_dropped
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Trial
+from learning.methods import crowd_vote
 from learning.rewards import consensus
 from learning.rewards.consensus import collective, elected, majority
-from learning.rollout import Sampler, score
-from learning.rows import write_rows
-from learning.trials import Trial
+from learning.texts.rows import write_rows
 from schemas.recipe import load_recipe
 from tasks.context import Context
 

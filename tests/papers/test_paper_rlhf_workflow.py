@@ -15,7 +15,7 @@ from learning.lookup import bind
 from learning.preferences import dpo
 from learning.rewards import pairwise
 from learning.rewards.pairwise import judged
-from learning.rows import read_rows, write_rows
+from learning.texts.rows import read_rows, write_rows
 from learning.worlds.comparisons import TEMPLATE, comparisons
 from lineage.layout import Layout
 from schemas.recipe import load_recipe

@@ -11,8 +11,8 @@ import torch
 
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
-from learning.policy_loss import with_advantages, with_dropped
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.surrogates import clipped
 from schemas.recipe import load_recipe
 
@@ -90,7 +90,7 @@ def test_a_ratio_of_five_still_learns_where_ppo_has_stopped():
 
 
 def test_the_loop_measures_the_mean_over_the_vocabulary(tiny_policy):
-    from learning.packed import pack, packed_statistics
+    from learning.models.packed import pack, packed_statistics
 
     packed = pack([[5, 6, 7], [8, 9]], [-1, 0])
     found = packed_statistics(tiny_policy.model, packed, followed=("lp", "lp_mean"))

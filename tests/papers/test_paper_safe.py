@@ -12,7 +12,7 @@ import torch
 
 from learning.algorithm import bind_algorithm
 from learning.lookup import bind
-from learning.update import regulate
+from learning.loop.update import regulate
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "safe.yaml"

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from flows.compile import compile_recipe
-from learning import sharing
 from learning.algorithm import bind_algorithm
-from learning.chat import encode_completion
-from learning.collecting import bind_collecting, collect, gate
-from learning.forest import forest
-from learning.history import History
-from learning.packed import pack, packed_logprobs
-from learning.policy_loss import with_advantages, with_dropped, with_weights
-from learning.trajectories import Trajectories
-from learning.trials import Trial, by_group
+from learning.loop.collecting import bind_collecting, collect, gate
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.trajectories import Trajectories
+from learning.loop.trials import Trial, by_group
+from learning.methods import sharing
+from learning.models.packed import pack, packed_logprobs
+from learning.texts.chat import encode_completion
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe import load_recipe

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting, gate
 from learning.filters import mean_cosine
-from learning.history import History
-from learning.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.rollout import score
-from learning.trials import Trial
+from learning.loop.collecting import bind_collecting, gate
+from learning.loop.history import History
+from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.loop.rollout import score
+from learning.loop.trials import Trial
 from learning.worlds.unlabelled import unlabelled
 from schemas.recipe import load_recipe
 

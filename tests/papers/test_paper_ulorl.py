@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from learning.algorithm import bind_algorithm
-from learning.collecting import bind_collecting
 from learning.engines.protocol import Generation, Sampling
 from learning.engines.torch import Engine
-from learning.forest import forest, single_turn
-from learning.policy_loss import with_advantages, with_dropped, with_weights
-from learning.rollout import Sampler
-from learning.trials import Ask, Trial
+from learning.loop.collecting import bind_collecting
+from learning.loop.forest import forest, single_turn
+from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask, Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ulorl.yaml"

@@ -13,12 +13,12 @@ import torch
 
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import bind
-from learning.policy_loss import with_dropped, with_weights
-from learning.reward_tree import Attempt, grow, pairs, rescored_pairs
-from learning.rows import read_rows, write_rows
-from learning.sample_balance import balance
+from learning.loop.forest import single_turn
+from learning.loop.policy_loss import with_dropped, with_weights
+from learning.methods.reward_tree import Attempt, grow, pairs, rescored_pairs
+from learning.methods.sample_balance import balance
+from learning.texts.rows import read_rows, write_rows
 from learning.worlds.circuits import circuits
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
@@ -112,7 +112,7 @@ def test_the_stage_writes_the_rescored_pairs(context, monkeypatch):
             for _, shown in tasks
         ]
 
-    monkeypatch.setattr("learning.reward_tree._sampling", lambda *_: attempt)
+    monkeypatch.setattr("learning.methods.reward_tree._sampling", lambda *_: attempt)
     found = rescored_pairs(context, **tree())
     assert found == {"pairs": 4, "attempts": 8, "reflected": 2, "rescored": 2, "pass_rate": pytest.approx(1.65 / 4)}
     rows = read_rows(context.output("pairs"), "preference_pairs")

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from learning.algorithm import bind_algorithm
-from learning.chat import decode
-from learning.collecting import bind_collecting, collect
 from learning.follow_ups import half_width
-from learning.forest import forest
-from learning.history import History
 from learning.lookup import bind
-from learning.policy_loss import with_advantages, with_dropped
-from learning.trials import Trial
+from learning.loop.collecting import bind_collecting, collect
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.policy_loss import with_advantages, with_dropped
+from learning.loop.trials import Trial
+from learning.texts.chat import decode
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"

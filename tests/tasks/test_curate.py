@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning.rows import read_rows, write_rows
+from learning.texts.rows import read_rows, write_rows
 from schemas.errors import StepError
 from schemas.stages.curate import Curate
 from tasks.context import Context

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from learning.policy import load_policy
+from learning.models.policy import load_policy
 from schemas.errors import StepError
 from schemas.stages.merge import Merge
 from tasks.context import Context

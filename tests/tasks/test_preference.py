@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from learning.policy import load_policy
-from learning.preference_batches import encode_pairs
-from learning.preference_loss import completion_logprobs
-from learning.rows import write_rows
+from learning.models.policy import load_policy
+from learning.preference.batches import encode_pairs
+from learning.preference.loss import completion_logprobs
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks import preference
@@ -139,7 +139,7 @@ def test_dropout_of_the_comparing_pass_is_that_of_the_gradients(at, monkeypatch)
         seen.append(lp_B2)
         return loss, lp_B2
 
-    from learning import preference_loss
+    from learning.preference import loss as preference_loss
 
     first = []
     compare = preference_loss.loss_of

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from learning.adapters import attach
+from learning.distributed.trained import Trained
 from learning.engines.protocol import Generation
-from learning.forest import single_turn
 from learning.lookup import Bound
-from learning.policy import load_policy
-from learning.references import References, statistics_of
-from learning.rows import write_rows
-from learning.trained import Trained
+from learning.loop.forest import single_turn
+from learning.models.adapters import attach
+from learning.models.policy import load_policy
+from learning.models.references import References, statistics_of
+from learning.texts.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.rl import run
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.rows import write_rows
+from learning.texts.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from learning.auxiliary_models import load_network
-from learning.policy import load_policy
+from learning.models.auxiliary_models import load_network
+from learning.models.policy import load_policy
 from learning.rewards.models import process
-from learning.rows import write_rows
+from learning.texts.rows import write_rows
 from lineage.contract import fingerprint
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

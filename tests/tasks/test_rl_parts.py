@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from learning.policy import load_policy
-from learning.rows import write_rows
-from learning.trials import Ask
+from learning.loop.trials import Ask
+from learning.models.policy import load_policy
+from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

@@ -5,12 +5,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.chat import decode, encode_prompt
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.examples import encode_rows
-from learning.policy import load_policy
-from learning.rows import read_rows, write_rows
+from learning.models.policy import load_policy
+from learning.texts.chat import decode, encode_prompt
+from learning.texts.examples import encode_rows
+from learning.texts.rows import read_rows, write_rows
 from schemas.errors import StepError
 from schemas.stages.sft import Sft
 from tasks.context import Context

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from learning.problems import reasoning_gym
-from learning.rows import read_rows
+from learning.texts.rows import read_rows
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learning.group import Group
-from learning.policy import Policy, save_policy, set_determinism
-from learning.rows import write_rows
+from learning.distributed.group import Group
+from learning.models.policy import Policy, save_policy, set_determinism
+from learning.texts.rows import write_rows
 from learning.tokenizers import characters
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

@@ -1,0 +1,226 @@
+"""Whether a scheduled flow run may do its work: what became of due times that were missed, or met a run under way.
+
+Prefect starts late runs all the same, as many as it had scheduled ahead (three, or an hour's), and none for the due
+times after those. So each run of a schedule asks here first, and what a policy says of the others is done by the one
+that asks first.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.runtime import flow_run as current
+from prefect.states import Cancelling, Completed, Scheduled
+
+from flows.deployments.schedules import due_times
+from schemas.errors import StepError
+from schemas.schedule import Schedule
+
+MADE_UP = "made-up-for"
+"""Tag of flow runs for due times that Prefect had not scheduled."""
+WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
+GRACE = timedelta(minutes=1)
+"""How late a run is tried at most when nothing was down; half the time to the next due time where that is shorter."""
+FIRST_TURN, TURN = timedelta(seconds=15), timedelta(minutes=1)
+"""Until the first of those that wait tries again, and between one and the next.
+
+A worker tries ten seconds ahead: by then this run has ended; and it tries again, where it was in vain, before the next.
+"""
+MAKES_WAY = 120.0
+"""Seconds until a cancelled run must have ended."""
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """A flow run that stands for a due time."""
+
+    due: datetime
+    """When it should have started."""
+    tried: datetime
+    """When something first tried to start it."""
+    following: datetime | None
+    """The due time after it; None when there is none."""
+    later: Sequence[datetime] = field(default=())
+    """Later due times that have come, and have a flow run that was not cancelled and did not crash."""
+    meets: str | None = None
+    """Name of another run that was going on when this one was due."""
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether nothing was there to start it when it was due."""
+        half = (self.following - self.due) / 2 if self.following else GRACE
+        return self.tried - self.due > min(GRACE, half)
+
+
+def verdict(occasion: Occasion, schedule: Schedule) -> str | None:
+    """Why a flow run must not do its work; None when it may."""
+    if occasion.is_missed:
+        policy = schedule.catch_up
+        if policy == "skip" or (policy == "latest" and occasion.later):
+            return f"Skipped: missed while down (catch_up: {policy})"
+    elif occasion.meets and schedule.overlap == "skip":
+        return f"Skipped: {occasion.meets} was still running (overlap: skip)"
+    return None
+
+
+def unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
+    """Due times between the first of `known` and now that are not among them: nobody had scheduled them."""
+    there = sorted(known)
+    gone = due_times(schedule, there[0], until=now) if there else []
+    return [due for due in gone if all(abs(due - other) > timedelta(seconds=0.5) for other in there)]
+
+
+def skip_reason(schedule: Schedule | None) -> str | None:
+    """Called first in a deployed flow run: why it must end at once, None when it may do its work.
+
+    It also does what the policies ask for: runs that were missed as well and must not run are ended, due times that
+    nobody had scheduled get a flow run (`catch_up: all`), and a run under way makes way (`overlap: cancel`). Flow
+    runs started by hand, by a change or by a retry are never skipped. Raises StepError when a run does not make way.
+    """
+    with _seen_from_here(schedule) as siblings:
+        if siblings is None or siblings.run.run_count > 1:
+            return None
+        siblings.settle()
+        if siblings.reason is None and siblings.schedule.overlap == "cancel":
+            siblings.make_way()
+        return siblings.reason
+
+
+def pass_on(schedule: Schedule | None) -> None:
+    """Called last in a deployed flow run: of those that wait for its place, the one that was due first is next.
+
+    Prefect would let them try in turns, and the place would go to whichever tries first.
+    """
+    with suppress(Exception), _seen_from_here(schedule) as siblings:  # a matter of order only: the run has ended
+        if siblings is not None:
+            siblings.line_up()
+
+
+@contextmanager
+def _seen_from_here(schedule: Schedule | None) -> Iterator["Siblings | None"]:
+    if schedule is None or current.id is None:
+        yield None
+        return
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(UUID(current.id))
+        yield Siblings(client, run, schedule) if run.deployment_id else None
+
+
+def is_due(run: FlowRun) -> bool:
+    """Whether a flow run stands for a due time."""
+    return bool(run.auto_scheduled) or MADE_UP in run.tags
+
+
+class Siblings:
+    """The flow runs of one deployment, seen from one of them."""
+
+    def __init__(self, client: SyncPrefectClient, run: FlowRun, schedule: Schedule):
+        self.client, self.run, self.schedule = client, run, schedule
+        self.now = datetime.now(UTC)
+        self.come = [r for r in self._runs(expected_start_time={"before_": self.now}) if is_due(r)]
+        """Latest flow runs whose due time has come."""
+        self.reason: str | None = None
+        """Why the run from which they are seen must not do its work."""
+        if is_due(run) and run.run_count <= 1:
+            self.reason = self.verdict(run)
+
+    def verdict(self, run: FlowRun) -> str | None:
+        """Why one of them must not do its work."""
+        due = _due(run)
+        kept = [_due(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
+        following = due_times(self.schedule, due, count=1)
+        occasion = Occasion(
+            due=due, tried=self._tried(run), following=following[0] if following else None,
+            later=[other for other in kept if other > due], meets=self._meets(run, due),
+        )  # fmt: skip
+        return verdict(occasion, self.schedule)
+
+    def settle(self) -> None:
+        """End what was missed as well and must not run; give a flow run to due times that nobody had scheduled."""
+        for other in self._waiting():
+            if is_due(other) and (reason := self.verdict(other)):
+                self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
+        if self.schedule.catch_up != "all" or not is_due(self.run):
+            return
+        begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
+        known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
+        for due in unscheduled(self.schedule, self.now, known):
+            self.client.create_flow_run_from_deployment(
+                self.run.deployment_id, state=Scheduled(scheduled_time=due, message="missed while down"),
+                parameters=self.run.parameters, tags=[MADE_UP], idempotency_key=f"{MADE_UP} {due.isoformat()}",
+            )  # fmt: skip
+
+    def line_up(self) -> None:
+        """Those that wait try again one after the other, in the order in which they were due."""
+        if self.schedule.overlap == "cancel":
+            return
+        for place, other in enumerate(sorted(self._waiting(), key=_due)):
+            when = datetime.now(UTC) + FIRST_TURN + place * TURN
+            state = Scheduled(name="AwaitingConcurrencySlot", scheduled_time=when, message="waits for its turn")
+            self.client.set_flow_run_state(other.id, state, force=True)
+
+    def make_way(self) -> None:
+        """Cancel what runs and wait until it has ended."""
+        running = self._under_way()
+        for other in running:
+            message = f"cancelled for {self.run.name} (overlap: cancel)"
+            self.client.set_flow_run_state(other.id, Cancelling(message=message))
+        limit = time.monotonic() + MAKES_WAY
+        while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _ended(r)]:
+            if time.monotonic() > limit:
+                raise StepError(f"{running[0].name} was cancelled and has not ended after {MAKES_WAY:.0f} s")
+            time.sleep(0.5)
+
+    def _waiting(self) -> list[FlowRun]:
+        """Flow runs that should have started, and have not."""
+        found = self._runs(expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}})
+        return [run for run in found if run.id != self.run.id and run.state_name in WAITING]
+
+    def _under_way(self) -> list[FlowRun]:
+        """Runs that started before this one; those that will find that they must not run are left alone."""
+        wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
+        found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due(r) <= _due(self.run)]
+        return [r for r in found if not (is_due(r) and self.verdict(r))]
+
+    def _tried(self, run: FlowRun) -> datetime:
+        for state in sorted(self.client.read_flow_run_states(run.id), key=lambda s: s.timestamp):
+            if state.type != StateType.SCHEDULED or state.name == "AwaitingConcurrencySlot":
+                return _utc(state.timestamp)
+        return self.now
+
+    def _meets(self, run: FlowRun, due: datetime) -> str | None:
+        """Another run that had begun before `due` and not ended then; those that only looked do not count."""
+        for other in self._runs(start_time={"before_": due}):
+            looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
+            began = other.state_type != StateType.SCHEDULED and not looked
+            if other.id != run.id and began and (other.end_time is None or _utc(other.end_time) > due):
+                return other.name
+        return None
+
+    def _runs(self, **wanted: Any) -> list[FlowRun]:
+        """The 200 latest of the deployment's flow runs."""
+        return self.client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(wanted),
+            deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200,
+        )  # fmt: skip
+
+
+def _ended(run: FlowRun) -> bool:
+    return run.state is None or run.state.is_final()
+
+
+def _due(run: FlowRun) -> datetime:
+    return _utc(run.expected_start_time or run.created)
+
+
+def _utc(moment: Any) -> datetime:
+    return datetime.fromtimestamp(moment.timestamp(), UTC)

@@ -1,0 +1,81 @@
+"""`posttrain deploy`: one deployment of Prefect per recipe, which anybody can start from a form in its UI."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from flows.deployments.deployables import ENTRYPOINT, PULL, Deployable, deployables, environment, recipe_files
+from flows.servers.prefect_server import is_healthy, prefect_environment
+from flows.servers.services import POOL
+from flows.servers.up import is_up
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+
+def deploy_recipes(recipes: list[Path], layout: Layout, *, every: bool, prune: bool, prefect_yaml: bool) -> int:
+    """Deploy recipes, say what became of each, and return the exit code: 3 when one of them is not valid.
+
+    Raises PlanError when no server answers, or nothing was named.
+    """
+    if not recipes and not every:
+        raise PlanError("which recipes? Name some, or all of them: posttrain deploy --all")
+    made, wrong = deployables([*recipes, *(recipe_files(layout) if every else ())], layout)
+    for error in wrong:
+        print(error, file=sys.stderr)
+    if prefect_yaml:
+        print(f"wrote {os.path.relpath(write_prefect_yaml(made, layout))}: {len(made)} deployments")
+    else:
+        for line in _to_server(made, layout, prune=prune):
+            print(line)
+    return 3 if wrong else 0
+
+
+def server_of(layout: Layout) -> str:
+    """The API of the server to deploy to: PREFECT_API_URL, or that of `posttrain up`. Raises PlanError."""
+    given = os.environ.get("PREFECT_API_URL")
+    url = given or (is_up(layout) or {}).get("prefect")
+    if url is None:
+        raise PlanError("no Prefect server to deploy to: start one with `posttrain up`, or set PREFECT_API_URL")
+    if not is_healthy(url):
+        which = "PREFECT_API_URL" if given else "of `posttrain up`"
+        raise PlanError(f"Prefect's server at {url} ({which}) does not answer")
+    return url
+
+
+def _to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterator[str]:
+    """Create or update the deployments, one after the other; yields a line for each.
+
+    With `prune`, those of this checkout whose recipe is gone are removed; without, they are told.
+    """
+    os.environ.update(prefect_environment(layout) | {"PREFECT_API_URL": server_of(layout)})
+    from flows.deployments.prefect_deployments import ensure_pool, put, vanished
+
+    ensure_pool(POOL)
+    for one in made:
+        yield put(one, layout)
+    yield from vanished(layout, prune)
+
+
+def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
+    """Write `prefect.yaml` beside the code, for `prefect deploy --all` on a server of one's own; returns its path."""
+    from flows.deployments.schedules import as_yaml
+
+    deployments = [
+        {
+            "name": one.recipe.name,
+            "description": one.description,
+            "tags": one.tags,
+            "entrypoint": ENTRYPOINT,
+            "parameters": {"recipe": one.file},
+            "work_pool": {"name": POOL, "job_variables": {"env": environment(layout)}},
+            **as_yaml(one.recipe),
+        }
+        for one in made
+    ]
+    content = {"name": "posttrain", "pull": PULL, "deployments": deployments}
+    file = layout.root / "prefect.yaml"
+    file.write_text("# Written by `posttrain deploy --prefect-yaml`.\n" + yaml.safe_dump(content, sort_keys=False))
+    return file

@@ -1,0 +1,108 @@
+"""What a recipe's deployment says in Prefect's UI: its name, description, tags and form."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.deployments.form import Schema, form
+from flows.planning.closure import HOUSE
+from lineage.layout import Layout
+from schemas.errors import Problem, RecipeError
+from schemas.recipe import Recipe, load_recipe
+
+TAG = "posttrain"
+"""Every deployment of ours has it."""
+ENTRYPOINT = "flows/deployments/deployed.py:recipe_run"
+PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(HOUSE)}}]
+"""Where a worker finds the code: in this checkout."""
+LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})\b|\b(docs/[\w./-]+\.md)\b")
+
+
+@dataclass(frozen=True)
+class Deployable:
+    """A recipe with what its deployment says."""
+
+    recipe: Recipe
+    file: str
+    """As the deployment's parameter: relative to the checkout, or absolute where it lies outside."""
+    description: str
+    form: Schema
+
+    @property
+    def tags(self) -> list[str]:
+        """The recipe's own, and ours."""
+        return list(dict.fromkeys([*self.recipe.head.tags, TAG]))
+
+
+def recipe_files(layout: Layout) -> list[Path]:
+    """All recipes of a checkout: the YAML files below `recipes/` that have stages, or that extend one that has."""
+    found = []
+    for path in sorted((layout.root / "recipes").rglob("*.yaml")):
+        lines = path.read_text(errors="replace").splitlines()
+        if any(line.startswith(("stages:", "extends:")) for line in lines) and "bases" not in path.parts:
+            found.append(path)
+    return found
+
+
+def deployables(paths: Iterable[Path], layout: Layout) -> tuple[list[Deployable], list[RecipeError]]:
+    """What can be deployed, and everything wrong with the other recipes; two of one name are both refused."""
+    good: dict[str, Deployable] = {}
+    wrong: list[RecipeError] = []
+    for path in paths:
+        try:
+            made = deployable(path, layout)
+        except RecipeError as error:
+            wrong.append(error)
+            continue
+        other = good.get(made.recipe.name)
+        if other is not None and other.file != made.file:
+            wrong.append(_same_name(path, made, other))
+            continue
+        good[made.recipe.name] = made
+    return list(good.values()), wrong
+
+
+def _same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
+    lines = path.read_text().splitlines()
+    line = next((n for n, text in enumerate(lines, 1) if text.startswith("name:")), 1)
+    said = f"{other.file} is called `{made.recipe.name}` as well"
+    return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
+
+
+def deployable(path: Path, layout: Layout) -> Deployable:
+    """A recipe with its form; raises RecipeError, also for a profile that does not validate."""
+    recipe = load_recipe(path)
+    profiles = list(recipe.head.profiles)
+    stages = dict.fromkeys(recipe.origin(name) for name in recipe.steps)
+    for profile in profiles:
+        known = load_recipe(path, profile=profile)
+        stages |= dict.fromkeys(known.origin(name) for name in known.steps)
+    inside = path.resolve().is_relative_to(layout.root)
+    file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
+    return Deployable(recipe, file, described(recipe, path.read_text()), form(recipe, profiles, list(stages)))
+
+
+def described(recipe: Recipe, text: str) -> str:
+    """The recipe's description and, where its header names one, a link to its paper or page (markdown)."""
+    header = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
+    links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _links(line))
+    return "\n\n".join(filter(None, [recipe.head.description, *links]))
+
+
+def _links(line: str) -> Iterator[str]:
+    for found in LINK.finditer(line):
+        if found[1]:
+            yield f"[arXiv:{found[1]}](https://arxiv.org/abs/{found[1]})"
+        else:
+            yield f"`{found[2]}`" if found[2] else f"[{found[0]}]({found[0]})"
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
+    return {
+        "POSTTRAIN_ROOT": str(layout.root),
+        "PYTHONPATH": str(HOUSE),
+        "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
+    }

@@ -1,0 +1,150 @@
+"""What a worker of Prefect executes for every deployment: plan the recipe, run it, go on where a retry finds it."""
+
+import io
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import FailedRun, TerminationSignal
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+from rich.console import Console
+
+from flows.deployments.catch_up import pass_on, skip_reason
+from flows.deployments.flow_runs import remember, run_of
+from flows.launch import Outcome, plan_recipe, run_plan
+from flows.pipeline import THREADS, carry_out, flow_state
+from flows.running.reader import outlive_reader
+from flows.running.runlog import new_run, read_plan
+from flows.running.states import EXIT_CANCELLED
+from flows.runs import project
+from lineage.auditlog import append
+from lineage.layout import Layout
+from schemas.errors import PosttrainError
+from schemas.plan import Plan
+from schemas.recipe import load_recipe
+
+
+@flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)
+def recipe_run(
+    recipe: str,
+    profile: str | None = None,
+    seed: int | None = None,
+    from_stages: list[str] | None = None,
+    to_stages: list[str] | None = None,
+    overrides: list[str] | None = None,
+    fresh: bool = False,
+) -> State[Any]:
+    """Run a recipe of this checkout; what is there already is not done again.
+
+    Args:
+        recipe: File of the recipe, relative to the checkout.
+        profile: Named set of overrides in the recipe.
+        seed: Of every stage that has none of its own.
+        from_stages: Begin at these stages; what is before must be there.
+        to_stages: Only these stages and what they need.
+        overrides: Keys to set in the recipe, each as stages.x.y=value.
+        fresh: Do again what is there already; the earlier artifacts stay and are compared.
+    """
+    outlive_reader()  # the worker, which may be killed
+    layout = Layout.find()
+    os.chdir(layout.root)
+    logging.getLogger("prefect.flow_runs").addFilter(_says_something)
+    options = {
+        "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
+        "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
+    }  # fmt: skip
+    return interruptible(lambda stop: _carried_out(recipe, layout, options, stop))
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    """Drop the traceback that Prefect's engine logs for every flow that returns Failed: the state says why it is."""
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+
+
+def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
+    """Work in another thread, so that this one can hear Prefect's signal to end; then the event is set, and obeyed.
+
+    Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
+    """
+    stop, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def body() -> State[Any]:
+        begun.set()
+        try:
+            return work(stop)
+        finally:
+            done.set()
+
+    try:
+        return ThreadPoolExecutor(1, thread_name_prefix="run").submit(copy_context().run, body).result()
+    except TerminationSignal:
+        stop.set()
+        _heard(begun, 1.0)  # the signal may have come before the thread
+        while begun.is_set() and not _heard(done, 1.0):
+            continue
+        raise
+
+
+def _heard(event: threading.Event, seconds: float) -> bool:
+    """Wait for an event, at most that long; another signal in between changes nothing: who cancels may say it twice."""
+    try:
+        return event.wait(seconds)
+    except TerminationSignal:
+        return event.is_set()
+
+
+def _carried_out(recipe: str, layout: Layout, options: dict[str, Any], stop: threading.Event) -> State[Any]:
+    try:
+        schedule = load_recipe(recipe).head.schedule
+        if reason := skip_reason(schedule):
+            return Completed(name="Skipped", message=reason)
+        run, plan = _begun(recipe, layout, options)
+        outcome = _run(run, plan, layout, stop)
+        pass_on(schedule)
+    except PosttrainError as error:
+        get_run_logger().error(str(error))
+        return Failed(message=str(error).splitlines()[0])
+    if outcome.exit_code == EXIT_CANCELLED and not stop.is_set():  # cancelled while it waited for a person
+        raise TerminationSignal(signal=signal.SIGTERM)
+    return flow_state(outcome.states)
+
+
+def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
+    """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
+    shown, logger = FlowRunContext.get().flow_run, get_run_logger()
+    if run := run_of(layout, str(shown.id), shown.name):
+        plan = read_plan(layout, run)
+        logger.info("going on with run %s of %s as it was planned", run, plan.file)
+        append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
+        return run, plan
+    plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
+    run = new_run()
+    remember(layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters)
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(shown.id, name=run)
+    append(layout, "flow run started", run=run, flow_run=str(shown.id), recipe=recipe, parameters=shown.parameters)
+    return run, plan
+
+
+def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
+    said, logger = io.StringIO(), get_run_logger()
+    console = Console(file=said, width=200)
+
+    def tell(outcome: Outcome) -> Path:
+        report = project(outcome, plan, layout, console)
+        for line in filter(None, said.getvalue().splitlines()):
+            logger.warning(line)
+        return report
+
+    return run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)

@@ -1,0 +1,139 @@
+"""Starts deployed recipes when what they watch changes, and finds their runs that died.
+
+`python -m flows.deployments.watcher`; `posttrain up` keeps it running.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.states import Scheduled
+
+from flows.deployments.watching import Change, Watch
+from flows.running.dead_runs import SAID, bury
+from lineage.auditlog import append
+from lineage.layout import Layout
+from lineage.watched import content, glance
+from schemas.errors import PosttrainError
+from schemas.recipe import load_recipe
+from schemas.schedule import Schedule
+
+LOOK = 2.0
+"""Seconds between looks at the sources; a change is told when two looks see the same."""
+REFRESH = 10.0
+"""Seconds between looks at the deployments and their recipes."""
+TAG = "on-change"
+"""Tag of the flow runs that a change started."""
+
+
+class Watcher:
+    """Watches the sources of every recipe of a checkout that is deployed on one server."""
+
+    def __init__(self, layout: Layout, say: Callable[[str], None]):
+        self.layout, self.say = layout, say
+        self.watches: dict[UUID, Watch] = {}
+        self.told: dict[str, str] = {}
+        """What is wrong at the moment, by whom; said once."""
+
+    def refresh(self, client: SyncPrefectClient) -> None:
+        """See which deployments there are, which of their runs died, and what their recipes watch now."""
+        found = {}
+        ours = deployments(client, self.layout)
+        for run in bury(client, [deployment.id for deployment in ours]):
+            append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
+            self.say(f"{run.name}: {SAID}")
+        for deployment in ours:
+            schedule, file = self._schedule(deployment)
+            if schedule is None or not schedule.active or deployment.paused or not schedule.on_change:
+                continue
+            before = self.watches.get(deployment.id)
+            if before is None or list(before.sources) != schedule.on_change:
+                before = self._watch(deployment, schedule, file)
+                self.say(f"{deployment.name}: waits for changes of {', '.join(schedule.on_change)}")
+            found[deployment.id] = before
+        self.watches = found
+
+    def look(self, client: SyncPrefectClient) -> None:
+        """Look at every source once and start the recipes of what changed."""
+        for deployment, watch in self.watches.items():
+            with self.forgiving(watch.file.stem):
+                watch.look(partial(self._start, client, deployment))
+
+    def _watch(self, deployment: DeploymentResponse, schedule: Schedule, file: Path) -> Watch:
+        folders = tuple(dict.fromkeys((file.parent, self.layout.root)))
+        return Watch(
+            self.layout.state / "watch" / f"{deployment.name}.json", schedule.on_change,
+            partial(glance, layout=self.layout, folders=folders), partial(content, layout=self.layout, folders=folders),
+        )  # fmt: skip
+
+    def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:
+        file = (self.layout.root / deployment.parameters["recipe"]).resolve()
+        with self.forgiving(deployment.name):
+            return load_recipe(file).head.schedule, file
+        kept = self.watches.get(deployment.id)
+        return (Schedule(on_change=list(kept.sources)) if kept else None), file
+
+    def _start(self, client: SyncPrefectClient, deployment: UUID, changes: list[Change], key: str) -> None:
+        what = "; ".join(map(str, changes))
+        there = client.read_deployment(deployment)
+        schedule, _ = self._schedule(there)
+        profile = {"profile": schedule.profile} if schedule and schedule.profile else {}
+        run = client.create_flow_run_from_deployment(
+            deployment, idempotency_key=key, parameters=profile, tags=[TAG, *(change.source for change in changes)],
+            state=Scheduled(scheduled_time=datetime.now(UTC), message=f"changed: {what}"),
+        )  # fmt: skip
+        facts = [{"source": c.source, "before": c.before, "after": c.after} for c in changes]
+        append(self.layout, "started by a change", deployment=there.name, flow_run=str(run.id), changes=facts)
+        self.say(f"{there.name}: {what}; started {run.name}")
+
+    @contextlib.contextmanager
+    def forgiving(self, who: str) -> Iterator[None]:
+        """Say what is wrong, once, and go on: a server that is down is asked again, and a change is seen later."""
+        try:
+            yield
+            self.told.pop(who, None)
+        except Exception as error:
+            said = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
+            if self.told.get(who) != said:
+                self.say(f"{who}: {said}")
+            self.told[who] = said
+
+
+def deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+    """All deployments of this checkout's recipes; a server may have those of others too."""
+    tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
+    found: list[DeploymentResponse] = []
+    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(found)):
+        found += page
+    root = str(layout.root)
+    ours = [d for d in found if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
+    return [deployment for deployment in ours if "recipe" in deployment.parameters]
+
+
+def main() -> None:
+    """Watch until SIGTERM or Ctrl-C; a server that does not answer is asked again."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    watcher = Watcher(Layout.find(), lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True))
+    refreshed = -REFRESH
+    with get_client(sync_client=True) as client:
+        while not stop.wait(LOOK):
+            with watcher.forgiving("server"):
+                if time.monotonic() - refreshed >= REFRESH:
+                    watcher.refresh(client)
+                    refreshed = time.monotonic()
+                watcher.look(client)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Gates that stop, branch or ask a person, and the champions that passed them."""

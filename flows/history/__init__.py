@@ -1,0 +1,1 @@
+"""What was made: asked about, compared, exported, exchanged, cleared away."""

@@ -1,0 +1,224 @@
+"""Two runs side by side: recipe, data, code, environment, metrics, steps and cost; only what differs is named."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flows.history.diff_data import DataChange, data_changes
+from flows.planning.difference import changes, code_changes
+from flows.running.runlog import events, read_plan
+from flows.running.states import FINISHED
+from lineage.layout import Layout
+from lineage.report import ALL
+from lineage.store import Store
+from schemas.manifest import Manifest
+from schemas.plan import Plan
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    run: str
+    plan: Plan
+    states: dict[str, dict[str, Any]]
+    """Step to its last event."""
+    manifests: dict[str, Manifest]
+    """Step to its manifest, of finished steps whose artifacts are there."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that differs: what it is (a dotted path, a package, a module) and what it was on either side."""
+
+    what: str
+    before: Any
+    after: Any
+    steps: tuple[str, ...] = ()
+    """Steps it concerns, where it does not concern the run as a whole."""
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """One number that differs; `interval` is that of the difference, from the intervals of both, where there are any.
+
+    `outside`: whether the interval of the difference leaves out 0; None without intervals.
+    """
+
+    step: str
+    metric: str
+    before: float
+    after: float
+    interval: tuple[float, float] | None = None
+    outside: bool | None = None
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps by what became of them; `again` ran under another key and came to the same bytes."""
+
+    same: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    """In both plans, but at least one run has no artifact of it."""
+    only_before: tuple[str, ...] = ()
+    only_after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Everything in which two runs differ."""
+
+    before: str
+    after: str
+    recipe: tuple[Change, ...] = ()
+    data: tuple[DataChange, ...] = ()
+    code: tuple[Change, ...] = ()
+    environment: tuple[Change, ...] = ()
+    metrics: tuple[MetricChange, ...] = ()
+    steps: Steps = field(default_factory=Steps)
+    cost: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Wall, processor and GPU seconds of the steps that each run did itself, and wall seconds of those it found."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether recipe, data, code, environment, metrics and artifacts are the same."""
+        moved = self.steps.again + self.steps.changed + self.steps.only_before + self.steps.only_after
+        return not (self.recipe or self.data or self.code or self.environment or self.metrics or moved)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return asdict(self)
+
+
+def compare(before: str, after: str, layout: Layout) -> Difference:
+    """What differs between two runs, by their names. Raises PlanError when there is no such run."""
+    a, b = read_side(before, layout), read_side(after, layout)
+    both = [step.name for step in b.plan.steps if step.name in {s.name for s in a.plan.steps}]
+    return Difference(
+        before=before,
+        after=after,
+        recipe=tuple(_recipe(a, b)),
+        data=tuple(data_changes(a.plan, b.plan, a.manifests, b.manifests, Store(layout))),
+        code=tuple(_code(a, b, both)),
+        environment=tuple(_environment(a, b, both)),
+        metrics=tuple(_metrics(a, b, both)),
+        steps=_steps(a, b, both),
+        cost=_cost(a, b),
+    )
+
+
+def read_side(run: str, layout: Layout) -> Side:
+    """A run as it was recorded. Raises PlanError when there is no such run."""
+    plan, store = read_plan(layout, run), Store(layout)
+    states = {e["step"]: e for e in events(layout, run) if e["type"] == "step"}
+    manifests = {}
+    for step in plan.steps:
+        if states.get(step.name, {}).get("state") in FINISHED and (found := store.find(step.kind, step.key)):
+            manifests[step.name] = found
+    return Side(run, plan, states, manifests)
+
+
+def _recipe(a: Side, b: Side) -> Iterator[Change]:
+    """What was asked for, with defaults filled in; the names of recipe, profile and head included."""
+    said = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
+    for path, old, new in changes(said[0] | a.plan.resolved, said[1] | b.plan.resolved):
+        yield Change(path, old, new)
+
+
+def _code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
+    """Modules that changed, each once, with the steps that use it."""
+    users: dict[str, list[str]] = {}
+    for name in both:
+        for line in code_changes(a.plan.step(name).code, b.plan.step(name).code):
+            users.setdefault(line.removeprefix("code: "), []).append(name)
+    for line, steps in sorted(users.items()):
+        module, _, what = line.partition(" ")
+        before, after = {"changed": ("one", "another"), "is used now": (None, "used")}.get(what, ("used", None))
+        yield Change(module, before, after, tuple(steps))
+
+
+def _environment(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
+    """What the artifacts were made with, of steps whose artifacts are not the same one."""
+    users: dict[tuple[str, Any, Any], list[str]] = {}
+    for name in both:
+        old, new = a.manifests.get(name), b.manifests.get(name)
+        if old is not None and new is not None and old != new:
+            for path, one, other in changes(_made_with(old), _made_with(new)):
+                users.setdefault((path, one, other), []).append(name)
+    for (what, one, other), steps in users.items():
+        yield Change(what, one, other, tuple(steps))
+
+
+def _made_with(manifest: Manifest) -> dict[str, Any]:
+    return {**manifest.versions, "commit": manifest.commit, "uncommitted changes": manifest.dirty, **manifest.machine}
+
+
+def _metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricChange]:
+    for name in both:
+        old, new = a.manifests.get(name), b.manifests.get(name)
+        if old is None or new is None or old.key == new.key:
+            continue
+        measured = _measured(old), _measured(new)
+        for line in (line for line in measured[1] if line in measured[0]):
+            one, other = measured[0][line], measured[1][line]
+            if one["value"] != other["value"]:
+                interval = difference_interval(one, other)
+                outside = not interval[0] <= 0.0 <= interval[1]
+                yield MetricChange(name, line, one["value"], other["value"], interval, outside)
+        known = {*measured[0], *(line["metric"] for line in measured[0].values())}  # `accuracy`: of the last model
+        for metric, one, other in changes(old.metrics, new.metrics):
+            if metric not in known and _is_number(one, other):
+                yield MetricChange(name, metric, one, other)
+
+
+def _measured(manifest: Manifest) -> dict[str, dict[str, float]]:
+    """Lines of an evaluation's table by the names that their values have among the metrics."""
+    table = manifest.details.get("table", []) if manifest.kind == "evaluate" else []
+    return {
+        f"{line['metric']}.{line['model']}" + ("" if line["family"] == ALL else f".{line['family']}"): line
+        for line in table
+    }
+
+
+def difference_interval(one: dict[str, float], other: dict[str, float]) -> tuple[float, float]:
+    """Interval of other − one from an interval of each, as if measured independently (Zou and Donner 2008, eq. 2)."""
+    gain = other["value"] - one["value"]
+    down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])
+    up = math.hypot(other["high"] - other["value"], one["value"] - one["low"])
+    return gain - down, gain + up
+
+
+def _is_number(*values: Any) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _steps(a: Side, b: Side, both: list[str]) -> Steps:
+    names: dict[str, list[str]] = {"same": [], "again": [], "changed": [], "unfinished": []}
+    for name in both:
+        old, new = a.manifests.get(name), b.manifests.get(name)
+        if old is None or new is None:
+            names["unfinished"].append(name)
+        elif old.key == new.key:
+            names["same"].append(name)
+        else:
+            equal = {n: o.digest for n, o in old.outputs.items()} == {n: o.digest for n, o in new.outputs.items()}
+            names["again" if equal else "changed"].append(name)
+    return Steps(
+        **{what: tuple(found) for what, found in names.items()},
+        only_before=tuple(s.name for s in a.plan.steps if s.name not in both),
+        only_after=tuple(s.name for s in b.plan.steps if s.name not in both),
+    )
+
+
+def _cost(a: Side, b: Side) -> dict[str, tuple[float, float]]:
+    def spent(side: Side, what: str) -> float:
+        return sum(getattr(m, what) for n, m in side.manifests.items() if side.states[n]["state"] == "done")
+
+    def saved(side: Side) -> float:
+        return sum(m.seconds for n, m in side.manifests.items() if side.states[n]["state"] == "cached")
+
+    found = {what: (spent(a, what), spent(b, what)) for what in ("seconds", "cpu_seconds", "gpu_seconds")}
+    return {**found, "saved_seconds": (saved(a), saved(b))}

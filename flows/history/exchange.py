@@ -1,0 +1,42 @@
+"""`posttrain push` and `pull`: what they did, said and noted; nothing is cleared away meanwhile."""
+
+from rich.console import Console
+from rich.text import Text
+
+from flows.running.alive import undisturbed
+from lineage import auditlog, sharing
+from lineage.layout import Layout
+from lineage.remote import place
+
+
+def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> None:
+    """Send a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
+    with undisturbed(layout):
+        moved = sharing.push(layout, remote, target)
+    _tell(console, "sent", moved)
+    if moved.records:
+        auditlog.append(layout, "push", remote=place(remote), artifacts=_keys(moved))
+
+
+def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
+    """Fetch a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
+    with undisturbed(layout):
+        moved = sharing.pull(layout, remote, target, trust=trust)
+    _tell(console, "fetched", moved)
+    for key in moved.strangers:
+        said = f"signed by {key[:16]}, which is not trusted here; if you know whose key that is: posttrain pull --trust"
+        console.print(Text(said, "yellow"), soft_wrap=True)
+    if moved.records or moved.trusted:
+        facts = {"artifacts": _keys(moved), "trusted": list(moved.trusted)}
+        auditlog.append(layout, "pull", remote=place(remote), **facts)
+
+
+def _tell(console: Console, done: str, moved: sharing.Moved) -> None:
+    for record in moved.records:
+        console.print(Text(f"{done} {record['step']} ({record['key'][:16]})"), soft_wrap=True)
+    counts = f"{len(moved.records)} artifacts {done}, {moved.there} were there; {moved.objects} files"
+    console.print(counts, highlight=False)
+
+
+def _keys(moved: sharing.Moved) -> list[str]:
+    return [record["key"] for record in moved.records]

@@ -1,0 +1,126 @@
+"""What a plan will cost, by what the nearest earlier artifacts cost; what nobody knows is said to be unknown."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flows.planning.difference import changes
+from flows.planning.explain import Verdict
+from lineage.history import earlier
+from lineage.index import Index, ask
+from lineage.layout import Layout
+from lineage.records import Record
+from lineage.spending import Cost, total
+from schemas.budget import Budget, Prices
+from schemas.plan import Plan, Step
+
+SIMILAR = 3
+"""Settings in which an artifact of a step of another name may differ and still say something."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step will cost, or for a HIT what it cost when it was made: so much is saved."""
+
+    cost: Cost | None
+    """None: nothing like it ran before."""
+    basis: str
+    """Which run says so, and in how many settings it differed."""
+    is_hit: bool
+
+
+def estimates(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
+    """Step to its estimate."""
+    return ask(layout, lambda index: {s.name: _estimate(s, plan, index, verdicts[s.name][0]) for s in plan.steps})
+
+
+def _estimate(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
+    if verdict == "HIT" and (made := index.record(step.key)):
+        return Estimate(cost_of(made, step), f"run {made['run']}", True)
+    records, same_name = earlier(index, step.kind, step.name, plan.recipe)
+    by_distance = [(_distance(record, step), place, record) for place, record in enumerate(records)]
+    if not by_distance:
+        return Estimate(None, "", False)
+    distance, _, nearest = min(by_distance, key=lambda found: found[:2])
+    if not same_name and distance > SIMILAR:
+        return Estimate(None, "", False)
+    return Estimate(cost_of(nearest, step), _basis(nearest, distance, step), False)
+
+
+def _distance(record: Record, step: Step) -> int:
+    return sum(1 for _ in changes(record["identity"]["settings"], step.identity["settings"]))
+
+
+def _basis(record: Record, distance: int, step: Step) -> str:
+    said = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
+    other = {0: "", 1: ", 1 setting differs"}.get(distance, f", {distance} settings differ")
+    return f"{said}run {record['run']}{other}"
+
+
+def cost_of(record: Record, step: Step) -> Cost:
+    """What an artifact cost, with the resources that the step asks for now."""
+    paid = float(record.get("paid") or 0.0), int(record.get("paid_tokens") or 0)
+    return holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
+
+
+def holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
+    """What it costs that a step holds its resources for so long, with the tokens it told and what servers charged."""
+    held = step.resources
+    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
+
+
+def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
+    """Step to the predicted cost, of the steps that will run."""
+    return {name: estimate.cost for name, estimate in found.items() if not estimate.is_hit}
+
+
+def cost_lines(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+    """What will be spent and what is saved, in sentences for a plan."""
+    prices = plan.budget.prices if plan.budget else Prices()
+    costs = predicted(found)
+    unknown = [name for name, cost in costs.items() if cost is None]
+    if len(unknown) < len(costs):
+        without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
+        yield f"estimated cost: {said(total(costs.values()), prices)}{without}"
+    elif unknown:
+        yield "estimated cost: unknown, nothing like these steps ran before"
+    if saved := [estimate.cost for estimate in found.values() if estimate.is_hit]:
+        yield f"saved by what is there: {said(total(saved), prices)}"
+
+
+def excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+    """Every limit of the budget that the plan is predicted to pass."""
+    if plan.budget is None:
+        return
+    for line in over(plan.budget, total(predicted(found).values())):
+        yield f"the plan is predicted to pass its budget: {line}"
+
+
+def over(budget: Budget, cost: Cost) -> list[str]:
+    """The limits of a budget that a cost passes, as `120 core-seconds of 100`."""
+    money = cost.money(budget.prices)
+    facts = (
+        ("core-seconds", cost.core_seconds, budget.core_seconds),
+        ("GPU-seconds", cost.gpu_seconds, budget.gpu_seconds),
+        ("tokens", cost.tokens, budget.tokens),
+        ("of money", money, budget.money),
+    )
+    return [
+        f"{_number(amount)} {what}, the limit is {_number(limit)}"
+        for what, amount, limit in facts
+        if limit is not None and amount is not None and amount > limit
+    ]
+
+
+def said(cost: Cost, prices: Prices) -> str:
+    """A cost in words, with money only where there are prices."""
+    parts = [f"{_number(cost.core_seconds)} core-seconds"]
+    parts += [f"{_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
+    parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
+    money = cost.money(prices)
+    return ", ".join(parts) + (f", {_number(money)} of money" if money is not None else "")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, int) or value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,55 @@
+"""HIT or MISS for each step of a plan, with the first thing that differs from when the step last ran."""
+
+from typing import Literal
+
+from flows.planning.difference import first_difference
+from lineage.history import latest
+from lineage.layout import Layout
+from lineage.store import Store
+from schemas.manifest import Manifest
+from schemas.plan import Plan, Step
+
+Verdict = tuple[Literal["HIT", "MISS"], str]
+
+
+def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
+    """Step name to (HIT, which run made it) or (MISS, why)."""
+    store = Store(layout)
+    before = latest(layout, plan.recipe, [step.name for step in plan.steps])
+    verdicts: dict[str, Verdict] = {}
+    for step in plan.steps:
+        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)
+    return verdicts
+
+
+def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
+    found = store.find(step.kind, step.key)
+    if found is not None:
+        return "HIT", f"made by run {found.run}"
+    if store.layout.artifact(step.kind, step.key).exists():
+        return "MISS", "its artifact is damaged: the manifest changed, or a file is missing or has another size"
+    if "fresh" in step.identity:
+        return "MISS", "to be done again although it is there (fresh)"
+    if last is None:
+        return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
+    said = first_difference(last.identity, step.identity)
+    if said.startswith("input "):
+        said = _input_difference(step, plan, last, verdicts) or said
+    return "MISS", said
+
+
+def _input_difference(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:
+    before = last.identity.get("inputs", {})
+    for given in step.inputs:
+        now = step.identity["inputs"][given.port]
+        if before.get(given.port) == now:
+            continue
+        if given.source is not None:
+            return f"input {given.port}: the content of {given.source} changed"
+        again = [name for name in given.steps if verdicts[name][0] == "MISS"]
+        return (
+            f"input {given.port}: {', '.join(again)} runs again"
+            if again
+            else f"input {given.port}: is {given.steps[0]} now"
+        )
+    return None

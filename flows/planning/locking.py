@@ -1,0 +1,179 @@
+"""`recipe.lock`: everything a recipe's results depend on, written down, and the drift from it.
+
+The lock lies beside the recipe and holds sources from outside by commit or digest, judges and teachers, the settings
+of every step, the code in use by module, Python and every package that is needed. Two locks of one state are equal
+byte for byte: no time, no machine, no order of chance. `models` is for readers: settings and sources hold the same.
+"""
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.compile import compile_recipe
+from flows.planning.difference import changes, code_changes, said
+from lineage.layout import Layout
+from lineage.packages import needed_packages
+from lineage.pins import pin
+from lineage.whole_files import write_whole
+from schemas.errors import PlanError
+from schemas.plan import Plan, Step
+from schemas.recipe import load_recipe
+
+VERSION = 1
+HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
+MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+SHORT = 16
+"""Characters of digests and commits in messages."""
+EMBEDDED = "torch"
+"""The engine that is this code itself."""
+OWN = ("model", "models")
+"""Ports of the models that a stage is about; models at other ports judge, teach or guide."""
+
+
+class _Plain(yaml.SafeDumper):
+    """Says everything where it belongs, however often."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Never an anchor."""
+        return True
+
+
+def lock_file(recipe: Path | str) -> Path:
+    """Where the lock of a recipe lies: beside it, `recipe.lock` of `recipe.yaml`."""
+    return Path(recipe).with_suffix(".lock")
+
+
+def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
+    """What the plan's results depend on, at this moment. Raises PlanError for a source that is gone."""
+    sources = {i.source: i.digest or "" for step in plan.steps for i in step.inputs if i.source is not None}
+    code = {module: digest for step in plan.steps for module, digest in step.code.items()}
+    return {
+        "lock_version": VERSION,
+        "recipe": plan.recipe,
+        "profile": plan.profile,
+        "seed": plan.resolved["seed"],
+        "sources": {name: pin(name, sources[name], layout, folders) for name in sorted(sources)},
+        "models": {path: model for step in plan.steps for path, model in _others(step)},
+        "steps": {
+            step.name: {"key": step.key, "kind": step.kind, "seed": step.seed, "settings": step.settings}
+            for step in plan.steps
+        },
+        "code": dict(sorted(code.items())),
+        "python": platform.python_version(),
+        "packages": needed_packages(),
+    }
+
+
+def _others(step: Step) -> Iterator[tuple[str, Any]]:
+    """Judges, teachers and engines elsewhere, by dotted path: what has a say in a step besides its own model."""
+    for given in step.inputs:
+        if given.type in MODELS and given.port.partition(".")[0] not in OWN:
+            yield f"{step.name}.{given.port}", given.source or given.steps[0]
+    for slot in ("teacher", "engine"):
+        if (use := step.settings.get(slot)) and use["use"] != EMBEDDED:
+            yield f"{step.name}.{slot}", use
+
+
+def lock_recipe(
+    path: Path | str,
+    layout: Layout,
+    *,
+    profile: str | None = None,
+    overrides: Sequence[str] = (),
+    warn: Callable[[str], None] = lambda text: None,
+) -> Iterator[str]:
+    """Lock a recipe; says what was pinned, and what changed since the last lock. Raises RecipeError or PlanError."""
+    recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
+    for problem in recipe.warnings:
+        warn(str(problem))
+    plan, file = compile_recipe(recipe, layout), lock_file(path)
+    now = lock_of(plan, layout, recipe.folders)
+    before = read_lock(file) if file.is_file() else None
+    _write(file, Path(path).name, now)
+    for name, pinned in now["sources"].items():
+        yield f"{name}: {', '.join(f'{what} {value}' for what, value in pinned.items())}"
+    for name, model in now["models"].items():
+        yield f"{name}: {model if isinstance(model, str) else model['use']}"
+    for line in drift(before, now) if before else ():
+        yield f"changed since the last lock: {line}"
+    yield f"{file}: {len(now['steps'])} steps, {len(now['code'])} modules, {len(now['packages'])} packages"
+
+
+def _write(file: Path, recipe: str, lock: dict[str, Any]) -> None:
+    text = yaml.dump(lock, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
+    try:
+        write_whole(file, HEAD.format(name=recipe) + text)
+    except OSError as error:
+        raise PlanError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def check_locked(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
+    """Raises PlanError that names everything in which a whole plan differs from its recipe's lock."""
+    file = lock_file(plan.file)
+    wrong = list(drift(read_lock(file), lock_of(plan, layout, folders)))
+    if wrong:
+        lines = "\n".join(f"    {line}" for line in wrong)
+        command = " ".join(["posttrain lock", plan.file, *([f"--profile {plan.profile}"] if plan.profile else [])])
+        raise PlanError(f"{plan.file} has drifted from {file}:\n{lines}\nif that is meant, lock it again: {command}")
+
+
+def read_lock(file: Path) -> dict[str, Any]:
+    """A lock. Raises PlanError when there is none, or it is of another version."""
+    try:
+        lock = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        recipe = file.with_suffix(".yaml")
+        raise PlanError(f"{file}: no such lock; write it: posttrain lock {recipe}") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise PlanError(f"{file}: not a lock: {error}") from error
+    if not isinstance(lock, dict) or lock.get("lock_version") != VERSION:
+        raise PlanError(f"{file}: not a lock of version {VERSION}; write it again: posttrain lock")
+    return lock
+
+
+def drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Everything in which the present differs from a lock, each thing once, as `package numpy: 2.1 → 2.2`."""
+    found = list(_drift(lock, now))
+    keys = [name for name, step in now["steps"].items() if lock["steps"].get(name, {}).get("key") != step["key"]]
+    if keys and not found:  # a lock that was edited, or an identity of another format
+        return [f"keys of {', '.join(keys)}: not those of the lock"]
+    return found
+
+
+def _drift(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for what in ("recipe", "profile", "seed", "python"):
+        if lock.get(what) != now[what]:
+            yield f"{what}: {said(lock.get(what))} → {said(now[what])}"
+    for name, before, after in _pairs(lock, now, "sources"):
+        for what, old, new in changes(before, after) if before and after else ():
+            yield f"{name}: {what} {str(old)[:SHORT]} → {str(new)[:SHORT]}"
+    for name, before, after in _pairs(lock, now, "steps"):
+        follows = before and after and (before["seed"], after["seed"]) == (lock.get("seed"), now["seed"])
+        yield from _step_drift(name, before, after, () if follows else ("seed",))
+    yield from code_changes(lock.get("code", {}), now["code"])
+    for name, before, after in _pairs(lock, now, "packages"):
+        if before != after:
+            yield f"package {name}: {before or 'not installed'} → {after or 'not installed'}"
+
+
+def _pairs(lock: dict[str, Any], now: dict[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
+    before, after = lock.get(section, {}), now[section]
+    for name in sorted({*before, *after}):
+        yield name, before.get(name), after.get(name)
+
+
+def _step_drift(
+    name: str, before: dict[str, Any] | None, now: dict[str, Any] | None, facts: tuple[str, ...]
+) -> Iterator[str]:
+    if before is None or now is None:
+        yield f"step {name}: {'is new' if before is None else 'is not in the recipe any more'}"
+        return
+    for what in ("kind", *facts):
+        if before[what] != now[what]:
+            yield f"stages.{name}.{what}: {said(before[what])} → {said(now[what])}"
+    for path, old, new in changes(before["settings"], now["settings"]):
+        if path != "kind":
+            yield f"stages.{name}.{path}: {said(old)} → {said(new)}"

@@ -1,0 +1,158 @@
+"""What a plan needs in memory, step by step and role by role, beside what it asked for and what a GPU has."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.planning import memory_steps
+from flows.planning.memory_models import Models
+from learning.footprint.estimate import Place
+from lineage.layout import Layout
+from schemas.errors import PlanError, StepError
+from schemas.plan import Plan, Step
+from schemas.stages.base import MEMORY, bytes_of
+
+SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
+"""Headings that leave room for numbers."""
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "cache", "other models")
+"""Columns; what a phase holds under other names is shown as working memory."""
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Need:
+    """One step: its places, or why they are not known; a step without models has neither."""
+
+    step: str
+    places: tuple[Place, ...] = ()
+    unknown: str = ""
+
+
+def show_memory(
+    plan: Plan, layout: Layout, console: Console, *, gpu: str | None, prompt: int | None, as_json: bool
+) -> None:
+    """Print the table, or JSON. Raises PlanError when `gpu` is no size."""
+    if gpu is not None and not re.fullmatch(MEMORY, gpu):
+        raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
+    limit = bytes_of(gpu) or None
+    found = needs(plan, layout, gpu=limit, prompt=prompt)
+    if as_json:
+        print(json.dumps(told(plan, found, limit), indent=2))
+    else:
+        console.print(memory_table(plan, found, limit))
+
+
+def needs(plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None) -> list[Need]:
+    """What every step needs; `gpu` is the memory of one GPU in bytes, `prompt` the tokens of the longest prompt."""
+    models = Models(plan, layout)
+    return [_need(step, models, gpu, prompt) for step in plan.steps]
+
+
+def _need(step: Step, models: Models, gpu: int | None, prompt: int | None) -> Need:
+    places = getattr(memory_steps, step.kind, None)
+    if places is None:
+        return Need(step.name)
+    ports = dict(models.ports(step))
+    if step.kind == "init":
+        ports["made"] = models.made[step.name]["model"]
+    try:
+        return Need(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
+    except StepError as error:
+        return Need(step.name, unknown=str(error))
+
+
+def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[str]:
+    """What does not fit: a place beside the `memory` it reserves, and beside a GPU where it has one."""
+    for need in found:
+        resources = plan.step(need.step).resources
+        for place in need.places:
+            role = getattr(resources, place.role, None) or resources
+            limits = {"its `memory`": bytes_of(role.memory)} if not role.num_gpus else {"a GPU": gpu or 0}
+            for name, limit in limits.items():
+                if limit and place.peak.total > limit:
+                    yield (
+                        f"{need.step}: {place.role} needs {size(place.peak.total)} at its worst moment "
+                        f"({place.peak.name}), {name} has {size(limit)}; {advice(place)}"
+                    )
+
+
+def advice(place: Place) -> str:
+    """What makes the largest part of a place smaller."""
+    part = max(place.peak.parts, key=lambda name: place.peak.parts[name])
+    return {
+        "weights": "spread it over more workers (train: {strategy: fsdp2}), or use dtype: bfloat16",
+        "gradients": "train: {strategy: fsdp2} spreads it, use_peft trains less",
+        "optimizer": "train: {strategy: fsdp2} spreads it, use_peft trains less",
+        "activations": "lower the tokens of a pass (per_device_train_batch_size, max_tokens_per_micro_batch), or set "
+        "gradient_checkpointing",
+        "logits": "lower the tokens of a pass",
+        "cache": "lower max_slots (torch) or kv_cache_gib and gpu_memory_utilization (vllm), or give rollout workers",
+        "other models": "give `reference`, `reward` or `rollout` processes of their own",
+    }.get(part, "lower the tokens of a pass")
+
+
+def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table:
+    """One row per place, the parts of its worst moment, and what was reserved."""
+    caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
+    caption = "\n".join([caption, *warnings(plan, found, gpu)])
+    left = {"title_justify": "left", "caption_justify": "left"}
+    close = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
+    table = Table(title=f"Memory of {plan.recipe}", caption=caption, **close, **left)
+    for column in ("step", "role", *PARTS, "work", "peak", "when", "reserved"):
+        number = column in (*PARTS, "work", "peak")
+        heading = SHORT.get(column, column)
+        table.add_column(
+            heading, overflow="fold", no_wrap=column in ("step", "role"), justify="right" if number else "left"
+        )
+    for need in found:
+        resources = plan.step(need.step).resources
+        if need.unknown:
+            table.add_row(need.step, "", *[""] * 8, "unknown", Text(need.unknown), "")
+        for place in need.places:
+            parts = place.peak.parts
+            shown = [size(parts.get(name, 0)) for name in PARTS]
+            work = sum(amount for name, amount in parts.items() if name not in PARTS)
+            role = getattr(resources, place.role, None) or resources
+            name = place.role if place.workers == 1 else f"{place.role} x {place.workers}"
+            total = Text(size(place.peak.total), style="bold")
+            table.add_row(need.step, name, *shown, size(work), total, place.peak.name, role.memory or "")
+    return table
+
+
+def size(number: int) -> str:
+    """Bytes for people."""
+    if not number:
+        return "-"
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}" if number < 100 * unit else f"{number / unit:.0f} {name}"
+    return f"{max(1, number // 1024)} KiB"
+
+
+def told(plan: Plan, found: list[Need], gpu: int | None = None) -> dict[str, Any]:
+    """The same for programs, in bytes."""
+    return {"recipe": plan.recipe, "steps": [_told(need) for need in found], "warnings": [*warnings(plan, found, gpu)]}
+
+
+def _told(need: Need) -> dict[str, Any]:
+    return {
+        "step": need.step,
+        **({"unknown": need.unknown} if need.unknown else {}),
+        "places": [
+            {
+                "role": place.role,
+                "workers": place.workers,
+                "peak": place.peak.total,
+                "when": place.peak.name,
+                "phases": {phase.name: dict(phase.parts) for phase in place.phases},
+            }
+            for place in need.places
+        ],
+    }

@@ -1,0 +1,205 @@
+"""Prefect's server for a run: one that another run started is shared, otherwise one is started; it ends with the last.
+
+Everything that Prefect writes lies in `.posttrain/prefect`; it binds to 127.0.0.1 and tells nobody anything.
+"""
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flows.planning.closure import HOUSE
+from flows.servers.prefect_host import LOOK, PATIENCE, write_server
+from lineage.database import SCHEMAS, chosen_database, prefect_address
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+HOST = "127.0.0.1"
+START_LIMIT = 120.0
+"""Seconds until a server must answer; 8 to 20 are usual."""
+RESTARTED = (
+    "Prefect's server died during this run: its UI may lack what it was told meanwhile (states, lines of logs).\n"
+    "    Nothing else is lost: artifacts, `posttrain logs` and the report have all of it"
+)
+NOTICE = 5 * LOOK
+"""Seconds in which a host notices that nobody uses its server."""
+
+
+def prefect_environment(layout: Layout) -> dict[str, str]:
+    """Settings that keep Prefect in the state folder and quiet; those already set are left alone."""
+    home = layout.state / "prefect"
+    wanted = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),
+        "PREFECT_LOGGING_SETTINGS_PATH": str(home / "logging.yml"),
+        "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_LEVEL": "INFO",  # what steps print goes to the server ...
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter tells
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # pages about each event that a server which died did not hear
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
+        # Kept in memory, the place of a run that died with the server would be taken for ever.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "DO_NOT_TRACK": "1",
+    }
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def server_environment(layout: Layout) -> dict[str, str]:
+    """Where a server keeps its records, for its own process only: an address may hold a password."""
+    database = chosen_database(layout.state)
+    if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
+        return {}
+    return {
+        "PREFECT_API_DATABASE_CONNECTION_URL": prefect_address(database),
+        "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": f"{SCHEMAS[0]}, public",
+    }
+
+
+@contextlib.contextmanager
+def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
+    """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
+
+    The function returns False when its event was set before that; else it sets this process's PREFECT_API_URL, so
+    Prefect must not be imported before.
+    """
+    os.environ.update(prefect_environment(layout))
+    if given := os.environ.get("PREFECT_API_URL"):
+        yield lambda stop: _given(given)
+        return
+    home = layout.state / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "users").open("ab") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is ending
+        process, before = start_server(layout), ""
+
+        def ready(stop: threading.Event) -> bool:
+            nonlocal before
+            healthy = _wait_until_healthy(layout, stop)
+            before = _process(home)
+            return healthy
+
+        try:
+            yield ready
+        finally:
+            if before and _process(home) != before:
+                print(RESTARTED, file=sys.stderr)
+            os.environ.pop("PREFECT_API_URL", None)
+            fcntl.flock(users, fcntl.LOCK_UN)
+            _wait_until_ended(process, layout)
+
+
+def server_url(layout: Layout) -> str | None:
+    """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
+    return _server(layout.state / "prefect").get("url")
+
+
+def _server(home: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((home / "server.json").read_text()))
+    return {}
+
+
+def _process(home: Path) -> str:
+    """Which process the server is; another one after it died."""
+    return str(_server(home).get("pid", ""))
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a Prefect API answers there."""
+    return answers(f"{url}/health")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET succeeds within two seconds."""
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
+    """Start a server, which does not answer yet, unless one is there; it ends when no process uses it any more."""
+    home = layout.state / "prefect"
+    with (home / "host.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        port = free_port()
+        url = f"http://{HOST}:{port}/api"
+        write_server(home, 0, url)
+        server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.servers.prefect_host", str(home), str(lock.fileno()), str(port), *server],
+            env={**os.environ, **prefect_environment(layout), **server_environment(layout), "PREFECT_API_URL": url,
+                 "PYTHONPATH": with_house()},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            pass_fds=[lock.fileno()],
+        )  # fmt: skip
+
+
+def _given(url: str) -> bool:
+    if not is_healthy(url):
+        raise PlanError(f"Prefect's server at {url} (PREFECT_API_URL) does not answer; start it or unset the variable")
+    return True
+
+
+def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
+    limit, home = time.monotonic() + START_LIMIT, layout.state / "prefect"
+    while (url := server_url(layout)) is None or not is_healthy(url):
+        if time.monotonic() > limit or not _hosted(home):
+            where = f"see {home / 'server.log'}, or run with --executor inprocess"
+            raise PlanError(f"Prefect's server at {url} does not answer; {where}")
+        if stop.wait(0.1):
+            return False
+    os.environ["PREFECT_API_URL"] = url
+    return True
+
+
+def _hosted(home: Path) -> bool:
+    """Whether a host lives: it holds the lock that it was handed."""
+    with (home / "host.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -> None:
+    """Wait for the host that was started here to end the server, unless others use it."""
+    if process is None:
+        return
+    limit = time.monotonic() + NOTICE
+    while time.monotonic() < limit and server_url(layout) is not None:
+        time.sleep(0.02)
+    if server_url(layout) is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(3 * PATIENCE)
+
+
+def with_house() -> str:
+    """PYTHONPATH of a process that imports this checkout."""
+    return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

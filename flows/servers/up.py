@@ -1,0 +1,227 @@
+"""`posttrain up`: the servers, the worker and the watcher of a checkout, kept running until Ctrl-C.
+
+`.posttrain/up.json` tells their addresses and processes while they run; `.posttrain/up/` holds what each writes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from flows.servers.prefect_host import write_server
+from flows.servers.prefect_server import HOST, free_port, is_healthy
+from flows.servers.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
+from flows.servers.supervisor import Say, Service, Supervisor
+from flows.steps.family import Stopped, with_family
+from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
+from lineage.layout import Layout
+from lineage.whole_files import write_whole
+from schemas.errors import PlanError
+
+FILE, FOLDER, LOCK = "up.json", "up", "lock"
+KEPT_LOG = 5_000_000
+"""Bytes beyond which the log of an earlier `up` is put aside when the next begins."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the servers answer, and which of them were there before and are left alone."""
+
+    prefect: str
+    """The API."""
+    mlflow: str
+    prefect_given: bool = False
+    mlflow_given: bool = False
+
+
+def up(
+    layout: Layout, console: Console, *, prefect_port: int, mlflow_port: int, database: str | None, limit: int
+) -> int:
+    """Keep everything running until Ctrl-C or SIGTERM; returns the exit code.
+
+    Raises PlanError before anything starts: another `up` is here, a port is taken, a server or database that was named
+    does not answer.
+    """
+    folder = layout.state / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(layout, folder):
+        addresses = _addresses(prefect_port, mlflow_port)
+        _choose_database(layout, database)
+        return with_family(lambda stopped: _keep(layout, console, addresses, limit, stopped))
+
+
+def is_up(layout: Layout) -> dict | None:
+    """What `up.json` says of the `up` that runs in this checkout; None when none does."""
+    folder = layout.state / FOLDER
+    with contextlib.suppress(OSError, ValueError), (folder / LOCK).open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return json.loads((layout.state / FILE).read_text())
+    return None
+
+
+def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: Stopped) -> int:
+    def say(name: str, text: str) -> None:
+        console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
+
+    def changed(pids: dict[str, int]) -> None:
+        told = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
+        write_whole(layout.state / FILE, json.dumps(told, indent=1) + "\n")
+        if "prefect" in pids:  # a run beside sees that it is another process now
+            write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
+
+    supervisor = Supervisor(_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
+    for name in supervisor.kept:
+        _put_aside(supervisor.log(name))
+    changed({})
+    try:
+        with _as_host(layout, addresses.prefect, say, stopped) as hosted:
+            if hosted:
+                console.print("starting Prefect, MLflow and the worker ...", highlight=False)
+                supervisor.run(stopped, lambda: _announce(console, layout, addresses, limit))
+                console.print("stopped", highlight=False)
+    finally:
+        (layout.state / FILE).unlink(missing_ok=True)
+    return 0
+
+
+def _services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]:
+    api, needs = addresses.prefect, "" if addresses.prefect_given else "prefect"
+    services = [
+        None if addresses.prefect_given else prefect_service(layout, api),
+        None if addresses.mlflow_given else mlflow_service(layout, addresses.mlflow),
+        worker_service(layout, api, limit, needs),
+        watcher_service(layout, api, needs),
+    ]
+    return [service for service in services if service is not None]
+
+
+def _announce(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
+    database = chosen_database(layout.state)
+    for name, text in (
+        ("Prefect", addresses.prefect.removesuffix("/api") + (" (was there)" if addresses.prefect_given else "")),
+        ("MLflow", addresses.mlflow + (" (was there)" if addresses.mlflow_given else "")),
+        ("worker", f"pool {POOL}, at most {limit} flow runs at a time"),
+        ("records", without_password(database) if database else f"SQLite in {_near(layout.state)}"),
+        ("logs", _near(layout.state / FOLDER)),
+    ):
+        console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
+    console.print("Ctrl-C ends all of it", highlight=False)
+
+
+def _near(path: Path) -> str:
+    return os.path.relpath(path)
+
+
+@contextlib.contextmanager
+def _alone(layout: Layout, folder: Path) -> Iterator[None]:
+    """Be the only `up` of the checkout; the kernel gives the lock back when its family is gone."""
+    with (folder / LOCK).open("ab") as lock:
+        for _ in range(3):  # somebody may just be looking whether it is held
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.1)
+        else:
+            there = is_up(layout) or {}
+            where = ", ".join(f"{name} at {there[name]}" for name in ("prefect", "mlflow") if name in there)
+            pid = there.get("pids", {}).get("up", "?")
+            raise PlanError(
+                f"`posttrain up` runs in this checkout already: {where or 'it is starting'}\n"
+                f"    end it with Ctrl-C there, or: kill {pid}"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def _as_host(layout: Layout, api: str, say: Say, stopped: Stopped) -> Iterator[bool]:
+    """Stand in for the server that runs would start for themselves: they find this one; False when stopped before.
+
+    Two servers on one SQLite file would get into each other's way, so one that a run has started must end first.
+    """
+    home = layout.state / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "host.lock").open("ab") as lock:
+        told = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    say("prefect", "waits for a run that started a server of its own to end")
+                told = True
+                if stopped(0.5):
+                    yield False
+                    return
+        write_server(home, 0, api)
+        try:
+            yield True
+        finally:
+            (home / "server.json").unlink(missing_ok=True)
+
+
+def _addresses(prefect_port: int, mlflow_port: int) -> Addresses:
+    """Where things will be; PREFECT_API_URL and MLFLOW_TRACKING_URI name servers that are there."""
+    prefect, mlflow = os.environ.get("PREFECT_API_URL"), os.environ.get("MLFLOW_TRACKING_URI", "")
+    if prefect and not is_healthy(prefect):
+        raise PlanError(
+            f"Prefect's server at {prefect} (PREFECT_API_URL) does not answer; start it or unset the variable"
+        )
+    given = mlflow.rstrip("/") if mlflow.startswith(("http://", "https://")) else ""
+    if given and not is_healthy(given):
+        raise PlanError(
+            f"MLflow's server at {given} (MLFLOW_TRACKING_URI) does not answer; start it or unset the variable"
+        )
+    api = prefect.rstrip("/") if prefect else f"http://{HOST}:{_port('Prefect', '--prefect-port', prefect_port)}/api"
+    ui = given or f"http://{HOST}:{_port('MLflow', '--mlflow-port', mlflow_port)}"
+    return Addresses(api, ui, bool(prefect), bool(given))
+
+
+def _port(who: str, option: str, port: int) -> int:
+    if port == 0:
+        return free_port()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            why = (
+                "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
+            )
+            advice = f"give another with {option} (0: any free one)"
+            raise PlanError(f"port {port} of {HOST}, where {who} should answer, {why}; {advice}") from error
+    return port
+
+
+def _choose_database(layout: Layout, database: str | None) -> None:
+    if database is not None:
+        if database != SQLITE:
+            _refuse_password(database)
+            prepare_database(database)
+        remember_database(layout.state, database)
+    elif chosen := chosen_database(layout.state):
+        prepare_database(chosen)
+
+
+def _refuse_password(database: str) -> None:
+    if without_password(database) != database:
+        raise PlanError(
+            f"--database {without_password(database)}: everybody on this machine sees a password given so\n"
+            "    put it into PGPASSWORD or ~/.pgpass, or the whole address into POSTTRAIN_DATABASE"
+        )
+
+
+def _put_aside(log: Path) -> None:
+    if log.is_file() and log.stat().st_size > KEPT_LOG:
+        log.replace(log.with_suffix(".log.old"))

@@ -1,0 +1,1 @@
+"""One step, and the processes it runs in."""

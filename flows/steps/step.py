@@ -1,0 +1,155 @@
+"""One step, on the worker's side: lock, look again, check, run the task, digest, publish.
+
+A spec is plain JSON: {root, run, recipe, attempt, step, inputs, folders, whole_process}. `inputs` maps a port to
+{kind, key, output, step} or {source, digest}.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flows.planning.contracts import CARRIERS, INDEPENDENT
+from flows.planning.difference import first_difference
+from flows.planning.environment import secrets_of
+from flows.running.audited import artifact_published
+from flows.steps.actors import actors_of
+from flows.steps.capture import captured
+from flows.steps.lock import locked
+from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
+from lineage.contract import disagreement, fingerprint
+from lineage.layout import Layout
+from lineage.provenance import commit, machine, versions
+from lineage.sources import find_source
+from lineage.store import Store
+from schemas.errors import StepError
+from schemas.manifest import Contract, InputRecord, Manifest
+from schemas.plan import Step
+from tasks.context import Context
+
+Received = list[tuple[InputRecord, Path]]
+
+
+def run_step(spec: dict[str, Any]) -> dict[str, Any]:
+    """Make the artifact of a step, or find that it is there; returns its manifest. Raises StepError.
+
+    A failed or killed try leaves its checkpoints and its log in the step's work folder.
+    """
+    step, layout = Step.model_validate(spec["step"]), Layout(Path(spec["root"]))
+    store, work = Store(layout), layout.work(step.key)
+    tell = teller(layout, step, spec["attempt"])
+    with locked(work, on_wait=lambda: tell({"waiting": True})):
+        manifest = store.find(step.kind, step.key)
+        if manifest is None:
+            tell({"started": os.getpid()})
+            _claim_checkpoints(work / "checkpoints", step)
+            manifest = store.publish(*_make(spec, step, layout, work))
+            artifact_published(layout, manifest)
+        shutil.rmtree(work, ignore_errors=True)
+    return manifest.model_dump(mode="json")
+
+
+def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple[Path, Manifest]:
+    """Run the task into an unpublished folder; returns it with the manifest that it will have."""
+    for leftover in work.glob("tmp-*"):
+        shutil.rmtree(leftover)
+    folder = work / f"tmp-{secrets.token_hex(4)}"
+    folder.mkdir()
+    received = _received(spec, step, layout)
+    _check_contracts(step, received)
+    hear, spent = listener(layout, step, spec["attempt"])
+    grouped = spec["whole_process"] and step.resources.train is not None
+    context = Context(
+        inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
+        seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
+        device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
+        actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
+    )  # fmt: skip
+    started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
+    hide = secrets_of(step.settings)
+    with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
+        if grouped:
+            from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
+
+            result, told = run_group(spec, step, context, work)
+            spent.update(told)
+        else:
+            result = run_task(step, context, [Path(f) for f in spec["folders"]])
+    seconds = time.monotonic() - wall
+    outputs = Store(layout).describe(folder, dict(step.outputs))
+    (work / "step.log").rename(folder / "step.log")
+    head, dirty = commit(Path(__file__).resolve().parents[2])
+    return folder, Manifest(
+        key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
+        seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
+        contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
+        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
+        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
+        tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
+        peak_rss=max(peak_rss(), spent["peak_rss"]),
+    )  # fmt: skip
+
+
+def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
+    """Every input with its folder, checked to be there."""
+    store, found = Store(layout), []
+    for given in step.inputs:
+        chosen = spec["inputs"][given.port]
+        if given.source is not None:
+            source = find_source(given.source, layout, [Path(f) for f in spec["folders"]])
+            if source.digest != given.digest:
+                raise StepError(f"{step.name}: {given.source} changed since the plan was made; run the recipe again")
+            made = {"step": source.step, "key": source.key, "output": source.output}
+            record = InputRecord(port=given.port, source=given.source, digest=source.digest, type=given.type, **made)
+            found.append((record, source.folder))
+            continue
+        manifest = store.find(chosen["kind"], chosen["key"])
+        if manifest is None:
+            raise StepError(f"{step.name}: input {given.port}: the artifact of {chosen['step']} is missing or damaged")
+        output = manifest.outputs[chosen["output"]]
+        record = InputRecord(
+            port=given.port, step=chosen["step"], key=chosen["key"], output=chosen["output"], digest=output.digest,
+            type=output.type,
+        )  # fmt: skip
+        found.append((record, store.folder(manifest) / "outputs" / chosen["output"]))
+    return found
+
+
+def _check_contracts(step: Step, received: Received) -> None:
+    if step.kind in INDEPENDENT:
+        return
+    models = [(r, fingerprint(path)) for r, path in received if r.type in CARRIERS]
+    known = [(r, contract) for r, contract in models if contract is not None]
+    for record, contract in known[1:]:
+        if (problem := disagreement(known[0][1], contract)) is not None:
+            pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))
+            raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
+
+
+def _contract(folder: Path, step: Step) -> Contract | None:
+    """Of the first output that is a model."""
+    names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
+    found = (fingerprint(folder / "outputs" / name) for name in names)
+    return next((contract for contract in found if contract is not None), None)
+
+
+def _claim_checkpoints(folder: Path, step: Step) -> None:
+    """Refuse checkpoints that another key left; mark new ones with this key."""
+    folder.mkdir(exist_ok=True)
+    owner = folder / "key.json"
+    if owner.is_file():
+        left = json.loads(owner.read_text())
+        if left["key"] != step.key:
+            what = first_difference(left["identity"], step.identity)
+            raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
+    elif any(folder.iterdir()):
+        raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")
+    else:
+        temporary = folder.parent / "key.json.tmp"
+        temporary.write_text(json.dumps({"key": step.key, "identity": step.identity}))
+        temporary.replace(owner)

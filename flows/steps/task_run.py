@@ -1,0 +1,85 @@
+"""The task of a step on one process: what it is given, what it says of itself, what it costs."""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from flows.planning.environment import hidden, secrets_of, with_environment
+from lineage.layout import Layout
+from schemas.errors import PosttrainError, StepError
+from schemas.plan import Step
+from schemas.stages.union import Stage
+from tasks.context import Context, Result
+
+
+def progress_file(layout: Layout, key: str, attempt: str) -> Path:
+    """Where a try tells how it goes, one JSON object per line."""
+    return layout.work(key) / f"progress-{attempt}.jsonl"
+
+
+def teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any]], None]:
+    """Writes events of a try into its progress file."""
+    file = progress_file(layout, step.key, attempt)
+
+    def tell(event: dict[str, Any]) -> None:
+        with contextlib.suppress(FileNotFoundError, FileExistsError):  # the folder's holder may just have removed it
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as stream:
+                stream.write(json.dumps(event) + "\n")
+
+    return tell
+
+
+def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[str, Any]], None], Counter[str]]:
+    """Hears what a task says of itself, tells it on, and counts what it spends."""
+    tell, spent = teller(layout, step, attempt), Counter()
+
+    def hear(event: dict[str, Any]) -> None:
+        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
+        tell(event)
+
+    return hear, spent
+
+
+def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
+    """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
+    sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
+    hide = secrets_of(step.settings)
+    try:
+        result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
+        return Result(hidden(result.metrics, hide), hidden(result.details, hide))
+    except PosttrainError as error:
+        traceback.print_exc()
+        raise StepError(f"{step.name}: {hidden(str(error), hide)}") from error
+    except Exception as error:
+        traceback.print_exc()
+        raise StepError(f"{step.name}: {type(error).__name__}: {hidden(str(error), hide)}") from error
+
+
+def _stage(step: Step) -> Any:
+    try:
+        return TypeAdapter(Stage).validate_python(with_environment(step.settings))
+    except ValidationError as error:  # its own text shows values, and shortened ones could not be hidden
+        wrong = error.errors(include_input=False, include_url=False, include_context=False)
+        raise StepError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong)) from None
+
+
+def peak_rss() -> int:
+    """The most memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def cpu_seconds() -> float:
+    """Seconds of processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,29 @@
+"""What runs in a Ray worker: its own process group, its threads, one step."""
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from flows.steps.family import die_with_parent
+from flows.steps.surroundings import surroundings
+
+
+def work(spec: dict[str, Any]) -> dict[str, Any]:
+    """Do a step; {"manifest": ...} or {"error": text}. Nothing that needs the number of threads is imported before."""
+    die_with_parent()
+    os.setpgid(0, 0)
+    surroundings(spec["step"]["resources"]["num_cpus"])
+    folder = Path(spec["root"]) / ".posttrain" / "work" / spec["step"]["key"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another run may just have finished the step and removed its folder
+        (folder / f"pid-{spec['attempt']}").write_text(f"{socket.gethostname()} {os.getpid()}")
+
+    from flows.steps.step import run_step
+    from schemas.errors import PosttrainError
+
+    try:
+        return {"manifest": run_step(spec)}
+    except PosttrainError as error:
+        return {"error": str(error)}

@@ -1,0 +1,1 @@
+"""What an evaluation asks of models and concludes from their answers."""

@@ -1,0 +1,123 @@
+"""A model's completions of prompts rows and what rewards say of them, for data and for evaluation."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from learning.asynchrony.streams import completions
+from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
+from learning.lookup import Bound
+from learning.remote.desk import Desk
+from learning.texts.chat import decode, encode_prompt
+from learning.texts.row_journal import RowJournal, row_key
+from schemas.errors import StepError
+from schemas.schedules import Number, value_at
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion; `finish` is `length` where the limit cut it."""
+
+    text: str
+    finish: Literal["stop", "length"]
+
+
+def sample_rows(
+    engine: EngineProtocol,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    n: int,
+    seed: int,
+    sampling: Sampling,
+    on_progress: Callable[[int, int], None],
+    journal: RowJournal | None = None,
+) -> list[list[Sample]]:
+    """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
+
+    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
+    knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
+    """
+    names = [row_key(row) for row in rows]
+    known = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
+    missing = {name: row for name, row in zip(names, rows, strict=True) if name not in known}
+    if known:
+        on_progress(len(rows) - len(missing), 0)
+    total = len(known) + len(missing)
+    for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
+        if journal is not None:
+            journal.add({name: [[one.text, one.finish] for one in group] for name, group in done.items()})
+        known |= done
+        on_progress(len(rows) - total + len(known), tokens)
+    return [known[name] for name in names]
+
+
+def _sampled(
+    engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
+) -> Iterator[tuple[dict[str, list[Sample]], int]]:
+    """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
+    names = list(rows)
+    asked = (
+        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name])))
+        for i, name in enumerate(names)
+    )
+    open_: dict[int, dict[int, Generation]] = {}
+    for made in completions(engine, asked, sampling):
+        for ticket, one in made:
+            open_.setdefault(ticket, {})[one.sample] = one
+        whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
+        if whole:
+            done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(whole.items())}
+            yield done, sum(len(one.token_ids) for of in whole.values() for one in of.values())
+
+
+def _sample(tokenizer: Any, one: Generation) -> Sample:
+    return Sample(decode(tokenizer, one.token_ids), one.finish)
+
+
+def _read(value: list[list[str]]) -> list[Sample]:
+    return [Sample(text, finish) for text, finish in value]
+
+
+def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
+    """The rows, `size` at a time."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def row_seed(seed: int, row: dict[str, Any]) -> int:
+    """Random stream of a row, below 2^63."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
+
+
+def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+    """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
+    left = iter(scores)
+    of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
+    return [[group[of.index(max(of))]] for group, of in zip(groups, of_groups, strict=True)]
+
+
+def weighted_scores(
+    rewards: Sequence[Bound],
+    weights: Sequence[Number],
+    rows: list[dict[str, Any]],
+    texts: list[str],
+    desk: Desk | None = None,
+) -> list[float | None]:
+    """Weighted sum of the rewards of each completion, None where one of them could not score it.
+
+    `desk` is for rewards that ask remote models. Raises StepError when a reward gives another number of scores.
+    """
+    totals = [0.0] * len(texts)
+    places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
+    have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
+    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
+    for bound, weight in zip(rewards, weights, strict=True):
+        scores = bound.ask(0, have)
+        if len(scores) != len(texts):
+            raise StepError(f"reward {bound.name}: {len(scores)} scores for {len(texts)} completions")
+        factor = value_at(weight, 0)
+        totals = [t + factor * (math.nan if s is None else float(s)) for t, s in zip(totals, scores, strict=True)]
+    return [None if math.isnan(total) else total for total in totals]

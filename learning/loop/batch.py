@@ -1,0 +1,111 @@
+"""The record of the RL loop: a forest of segments with ragged token columns; a training sample is a root→leaf path.
+
+A prompt is stored once, whatever the number of its completions. Token ids are those the engine sampled, never tokenised
+again; log-probabilities are those of the sampling policy, stored AT the token. Columns are only ever added.
+
+Shapes: M tokens of all segments, T of them sampled by the policy and trained on (`learn`), P paths.
+
+Token columns: `learn` bool, `lp_behav`, `owner` (the first path that holds the token: shared tokens count once),
+`broken` bool (the engine's log-probability was not a number; such a token is left out of the loss and counted).
+Path columns: `path`, `group`, `episode` (ids), `truncated` bool; scores and rewards once they are known.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from learning.models.packed import Packed, pack
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Segments, their tokens' columns and their paths' columns."""
+
+    segments: Sequence[list[int]]
+    parents: Sequence[int]
+    leaves: Sequence[int]
+    """The last segment of each path."""
+    tokens: Mapping[str, Tensor]
+    paths: Mapping[str, Tensor]
+
+    @property
+    def num_paths(self) -> int:
+        """P."""
+        return len(self.leaves)
+
+    @cached_property
+    def packed(self) -> Packed:
+        """The token ids, laid out for one forward pass."""
+        return pack(list(self.segments), list(self.parents))
+
+    @cached_property
+    def sampled_T(self) -> Tensor:
+        """Indices of the tokens that are trained on; those of one path are in its order."""
+        return self.tokens["learn"].nonzero()[:, 0]
+
+    @cached_property
+    def path_T(self) -> Tensor:
+        """Path (0..P−1) that owns each sampled token."""
+        order = self.paths["path"].argsort()
+        found = torch.searchsorted(self.paths["path"][order], self.tokens["owner"][self.sampled_T])
+        return order[found]
+
+    def sampled(self, column: str) -> Tensor:
+        """A token column at the sampled tokens: (T,)."""
+        return self.tokens[column][self.sampled_T]
+
+    def key(self, by: str) -> Tensor:
+        """Ids (P,) by which statistics are taken; `batch` puts all paths together."""
+        return torch.zeros(self.num_paths, dtype=torch.long) if by == "batch" else self.paths[by]
+
+    def with_paths(self, **columns: Tensor) -> "Batch":
+        """Add path columns; raises ValueError for one that exists."""
+        return replace(self, paths=_added(self.paths, columns))
+
+    def with_tokens(self, **columns: Tensor) -> "Batch":
+        """Add token columns, given at the sampled tokens (T,), 0 elsewhere; raises ValueError for one that exists."""
+        size = len(self.tokens["learn"])
+        spread = {k: v.new_zeros(size).index_put((self.sampled_T,), v) for k, v in columns.items()}
+        return replace(self, tokens=_added(self.tokens, spread))
+
+    def replaced(self, **columns: Tensor) -> "Batch":
+        """Token columns, given at the sampled tokens (T,), in the place of those of the same names."""
+        return replace(self, tokens={k: v for k, v in self.tokens.items() if k not in columns}).with_tokens(**columns)
+
+    def take(self, chosen: Sequence[int]) -> "Batch":
+        """The chosen paths, in that order, with the segments they need; tokens owned by other paths become context."""
+        needed: set[int] = set()
+        for segment in (self.leaves[p] for p in chosen):
+            while segment >= 0 and segment not in needed:
+                needed.add(segment)
+                segment = self.parents[segment]
+        old = sorted(needed)
+        new = {segment: i for i, segment in enumerate(old)}
+        starts = self._starts
+        at = torch.cat([torch.arange(starts[s], starts[s + 1]) for s in old]) if old else torch.zeros(0).long()
+        index_P = torch.tensor(list(chosen), dtype=torch.long)
+        tokens = {k: v[at] for k, v in self.tokens.items()}
+        tokens["learn"] = tokens["learn"] & torch.isin(tokens["owner"], self.paths["path"][index_P])
+        return Batch(
+            [self.segments[s] for s in old],
+            [new.get(self.parents[s], -1) for s in old],
+            [new[self.leaves[p]] for p in chosen],
+            tokens,
+            {k: v[index_P] for k, v in self.paths.items()},
+        )
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for segment in self.segments:
+            starts.append(starts[-1] + len(segment))
+        return starts
+
+
+def _added(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if twice := old.keys() & new.keys():
+        raise ValueError(f"column {', '.join(sorted(twice))} exists already: a part may only add columns")
+    return {**old, **new}

@@ -1,0 +1,118 @@
+"""From trials to the batch that is trained on: a prompt is stored once per group.
+
+Shapes: M tokens of all segments, P paths.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from learning.engines.protocol import Generation
+from learning.loop.batch import Batch
+from learning.loop.trials import SOURCES, Trial
+
+
+class _Forest:
+    """Segments and token columns under construction."""
+
+    def __init__(self) -> None:
+        self.segments: list[list[int]] = []
+        self.parents: list[int] = []
+        self.leaves: list[int] = []
+        self.columns: dict[str, list[Any]] = {
+            name: [] for name in ("learn", "lp_behav", "owner", "external", "version", "entropy_behav")
+        }
+
+    def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
+        """Add one segment; a column that is not given is 0. Returns its index."""
+        self.segments.append(list(ids))
+        self.parents.append(parent)
+        for name, column in self.columns.items():
+            column += columns.get(name) or [owner if name == "owner" else 0] * len(ids)
+        return len(self.segments) - 1
+
+
+def forest(trials: Sequence[Trial]) -> Batch:
+    """The trials as paths, in their order. The sampled stop token is part of a completion and trained on.
+
+    Token columns beside those of `learning.loop.batch`: `external` bool (nobody's policy sampled it: probability 1),
+    `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked). Path columns:
+    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
+    `family` (numbers of the row and of its family), `weight`.
+    """
+    made, roots = _Forest(), {}
+    for path, trial in enumerate(trials):
+        key = (trial.group, tuple(trial.prompt_ids))
+        if key not in roots:
+            roots[key] = made.grow(trial.prompt_ids, -1, path)
+        parent, cut = roots[key], trial.given
+        if cut:
+            parent = made.grow(trial.completion_ids[:cut], parent, path)
+        made.leaves.append(made.grow(trial.completion_ids[cut:], parent, path, **_sampled(trial)))
+    return Batch(made.segments, made.parents, made.leaves, _token_columns(made.columns), _path_columns(trials))
+
+
+def _sampled(trial: Trial) -> dict[str, list[Any]]:
+    """Token columns of what was sampled, or given by somebody outside to be learnt from."""
+    cut, size = trial.given, len(trial.completion_ids) - trial.given
+    outside = trial.logprobs is None
+    return {
+        "learn": [trial.source != "greedy"] * size,
+        "lp_behav": [0.0] * size if trial.logprobs is None else list(trial.logprobs[cut:]),
+        "external": [outside] * size,
+        "version": list(trial.versions[cut:]),
+        "entropy_behav": list(trial.entropies[cut:]),
+    }
+
+
+def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
+    lp_behav_M = torch.tensor(columns["lp_behav"], dtype=torch.float64)
+    broken_M = ~lp_behav_M.isfinite()
+    return {
+        "learn": torch.tensor(columns["learn"], dtype=torch.bool),
+        "lp_behav": lp_behav_M.masked_fill(broken_M, 0.0),
+        "broken": broken_M,
+        "owner": torch.tensor(columns["owner"], dtype=torch.long),
+        "external": torch.tensor(columns["external"], dtype=torch.bool),
+        "version": torch.tensor(columns["version"], dtype=torch.long),
+        "entropy_behav": torch.tensor(columns["entropy_behav"], dtype=torch.float64),
+    }
+
+
+def _path_columns(trials: Sequence[Trial]) -> dict[str, torch.Tensor]:
+    ids = torch.arange(len(trials))
+    rows = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("id") for t in trials))}
+    families = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("family") for t in trials))}
+    columns = {
+        "group": torch.tensor([t.group for t in trials], dtype=torch.long),
+        "truncated": torch.tensor([t.finish != "stop" for t in trials], dtype=torch.bool),
+        "source": torch.tensor([SOURCES.index(t.source) for t in trials], dtype=torch.long),
+        "prompt": torch.tensor([rows[t.row.get("id")] for t in trials], dtype=torch.long),
+        "family": torch.tensor([families[t.row.get("family")] for t in trials], dtype=torch.long),
+        "weight": torch.tensor([t.weight for t in trials], dtype=torch.float64),
+        "path": ids,
+        "episode": ids.clone(),
+    }
+    if all(t.scores for t in trials):
+        names = list(dict.fromkeys(name for t in trials for name in t.scores))
+        columns |= {f"score:{name}": _numbers([t.scores.get(name) for t in trials]) for name in names}
+        columns["reward"] = _numbers([t.reward for t in trials])
+        columns["scorable"] = columns["reward"].isfinite()
+    return columns
+
+
+def _numbers(values: list[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if v is None else float(v) for v in values], dtype=torch.float64)
+
+
+def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Generation]]) -> Batch:
+    """Groups of completions, one group per prompt."""
+    return forest(
+        [
+            Trial({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")
+            for group, (prompt, completions) in enumerate(zip(prompts, generations, strict=True))
+            for g in completions
+        ]
+    )

@@ -1,0 +1,30 @@
+"""What one iteration of an RL loop samples and trains on, equal on every rank of its group."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from learning.distributed.shared_engine import by_main
+from learning.loop.batch import Batch
+from learning.loop.collecting import collect, gate
+from learning.loop.rl_state import Loop
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Trial
+
+
+def harvest(
+    loop: Loop, sampler: Sampler, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> tuple[list[Trial], Batch]:
+    """The trials, and the batch of those that the filter keeps.
+
+    Rank 0 plans, drives and scores, so that a reward is paid once, and all ranks sample; `have` is as for `collect`.
+    """
+
+    def drive() -> tuple[list[Trial], Batch, dict[str, Any]]:
+        trials = collect(loop.collecting, sampler, loop.history, controls, have)
+        kept = [trial for trial in trials if trial.reward is not None]
+        batch = gate(loop.collecting.filter, kept, have["step"], controls, {**have, "history": loop.history})
+        return trials, batch, dict(loop.states)
+
+    trials, batch, states = by_main(loop.group, loop.engine, sampler.sampling.processor, drive)
+    loop.states.update(states)
+    return trials, batch

@@ -1,0 +1,111 @@
+"""What an RL stage sampled, as Parquet: one row per completion, trained on or not.
+
+Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from learning.loop.batch import Batch
+from learning.loop.trials import Trial
+from learning.texts.shards import ShardWriter, scan
+
+FILE = "trajectories.parquet"
+"""The name of a small table; a large one is several files."""
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("group", pa.int32()),
+        ("sample", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("family", pa.string()),
+        ("source", pa.string()),
+        ("version", pa.int32()),
+        ("completion", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("scores", pa.map_(pa.string(), pa.float64())),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("status", pa.string()),
+        ("trained", pa.bool_()),
+    ]
+)
+"""`version` is the oldest iteration whose weights sampled a token; tokens are those sampled, not given ones."""
+
+
+class Trajectories:
+    """The rows of a stage so far; `share` is the part of the groups that is kept."""
+
+    def __init__(self, folder: Path, share: float, seed: int):
+        self.folder, self.share, self.seed = folder, share, seed
+        self.waiting: list[dict[str, Any]] = []
+
+    def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
+        """Add the trials of a step; the advantage of each, None where it was not trained on."""
+        kept = {g for g in {t.group for t in trials} if self._keeps(step, g)}
+        seen: dict[int, int] = {}
+        for trial, advantage in zip(trials, advantages, strict=True):
+            sample = seen[trial.group] = seen.get(trial.group, -1) + 1
+            if trial.group in kept:
+                place = {"step": step, "group": trial.group, "sample": sample}
+                self.waiting.append({**place, **_row(trial, advantage)})
+
+    def put_aside(self, step: int) -> None:
+        """Write the waiting rows beside the checkpoint of `step`, before it is written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(self.waiting, schema=SCHEMA), self._part(step), compression="zstd")
+        self.waiting = []
+
+    def publish(self, output: Path, parts: list[int]) -> None:
+        """Write the rows put aside at `parts` and the waiting ones as one table; equal rows give equal bytes."""
+        with ShardWriter(output, SCHEMA, "trajectories") as writer:
+            for batch in scan([self._part(step) for step in parts], SCHEMA, "trajectories"):
+                writer.write(batch)
+            writer.write(pa.Table.from_pylist(self.waiting, schema=SCHEMA))
+
+    def _part(self, step: int) -> Path:
+        return self.folder / f"rows-{step:08d}.parquet"
+
+    def _keeps(self, step: int, group: int) -> bool:
+        return self.share >= 1 or np.random.default_rng([self.seed, step, group]).random() < self.share
+
+
+def path_advantages(trained: Batch) -> dict[int, float]:
+    """Mean advantage over the tokens of each path, by the path's id."""
+    if not trained.num_paths:
+        return {}
+    path_T, values_T = trained.path_T, trained.sampled("advantage")
+    counts = path_T.bincount(minlength=trained.num_paths).clamp(min=1)
+    means = values_T.new_zeros(trained.num_paths).index_add(0, path_T, values_T) / counts
+    return dict(zip(trained.paths["path"].tolist(), means.tolist(), strict=True))
+
+
+def status(trial: Trial) -> str:
+    """`done`, `truncated` (hit the length limit), `suspended` or `unscorable` (a reward could not judge it)."""
+    if trial.reward is None:
+        return "unscorable"
+    return {"stop": "done", "length": "truncated", "suspended": "suspended"}[trial.finish]
+
+
+def _row(trial: Trial, advantage: float | None) -> dict[str, Any]:
+    cut = trial.given
+    return {
+        "prompt_id": trial.row["id"],
+        "family": trial.row["family"],
+        "source": trial.source,
+        "version": min(trial.versions, default=None),
+        "completion": trial.text,
+        "token_ids": trial.completion_ids[cut:],
+        "logprobs": None if trial.logprobs is None else trial.logprobs[cut:],
+        "scores": list(trial.scores.items()),
+        "reward": trial.reward,
+        "advantage": advantage,
+        "status": status(trial),
+        "trained": advantage is not None,
+    }

@@ -1,0 +1,175 @@
+"""One tensor of a merge: its parameters, its sources read and checked, the method applied."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from learning.lookup import find, options_of
+from learning.merge.document import Source, Target, located, parameter
+from schemas.errors import StepError
+from schemas.use import MergeMethodUse
+
+WITHOUT_EFFECT = {"int8_mask"}
+"""mergekit's parameters that change how it computes and not what: masks take one byte per entry here anyhow."""
+
+
+@dataclass
+class Method:
+    """A merge method with what its signature says: what it is supplied with, and which options are per model."""
+
+    name: str
+    function: Callable[..., Tensor] = field(init=False)
+    supplied: set[str] = field(init=False)
+    options: dict[str, bool] = field(init=False)
+    """Option to whether it holds one value per model."""
+    required: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the function; raises StepError when there is none."""
+        self.function = find(MergeMethodUse(use=self.name))
+        parameters = inspect.signature(self.function).parameters.values()
+        hints = get_type_hints(self.function)
+        keyword = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        self.supplied = {p.name for p in parameters if p not in keyword}
+        self.options = {p.name: list in (hints[p.name], *get_args(hints[p.name])) for p in keyword}
+        self.required = {p.name for p in keyword if p.default is inspect.Parameter.empty}
+        self._checked: dict[str, dict[str, Any]] = {}
+
+    @property
+    def takes_base(self) -> bool:
+        """Whether it works on differences to a base model."""
+        return "base" in self.supplied
+
+    def refuse_unknown(self, levels: list[Mapping[str, Any]]) -> None:
+        """Raise StepError for a parameter that the method does not have."""
+        known = {_spelt(option) for option in self.options}
+        for name in sorted({name for level in levels for name in level} - known - WITHOUT_EFFECT):
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}"
+            raise StepError(f"merge_method {self.name}: no parameter {name!r}; {hint}")
+
+    def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> dict[str, Any]:
+        """The options for one tensor, checked against the signature; raises StepError when one is missing."""
+        given = {}
+        for option, per_model in self.options.items():
+            name, shared = _spelt(option), [target.slice.parameters, document]
+            if per_model:
+                values = [parameter(name, target, [source.parameters, *shared]) for source in models]
+            else:
+                sources = [source.parameters for source in target.slice.sources]
+                values = [parameter(name, target, [*sources, *shared])]
+            if all(value is None for value in values) and option not in self.required:
+                continue
+            for source, value in zip(models, values, strict=False):
+                if value is None:
+                    whose = f"{source.label} has" if per_model else "there is"
+                    raise StepError(f"merge_method {self.name}: {whose} no {name} for tensor {target.name}; set one")
+            given[option] = values if per_model else values[0]
+        if repr(given) not in self._checked:
+            self._checked[repr(given)] = options_of(self.function, given, self.name)
+        return self._checked[repr(given)]
+
+
+def _spelt(option: str) -> str:
+    """The word in the document: `lambda_` is `lambda`, which Python keeps for itself."""
+    return option.removesuffix("_")
+
+
+def participants(target: Target, method: Method) -> tuple[list[Source], Source | None]:
+    """The models that are merged, and the base where the method takes one."""
+    if not method.takes_base:
+        return [s for s in target.slice.sources if s.listed], None
+    base = next((source for source in target.slice.sources if source.is_base), None)
+    if base is None:
+        raise StepError(f"merge_method {method.name}: base_model is missing, or not among the sources of a slice")
+    others = [source for source in target.slice.sources if not source.is_base]
+    if not others:
+        raise StepError(f"merge_method {method.name}: no model beside base_model")
+    return others, base
+
+
+def shape_of(target: Target) -> tuple[int, ...]:
+    """The tensor's shape; raises StepError when models differ in it."""
+    first, *others = zip(target.slice.sources, target.source_names, strict=True)
+    shape = first[0].weights.entries[located(*first)].shape
+    for source, name in others:
+        theirs = source.weights.entries[located(source, name)].shape
+        if theirs != shape:
+            raise StepError(
+                f"merge: tensor {target.name} is {list(shape)} in {first[0].label} and "
+                f"{list(theirs)} in {source.label}; "
+                "only models of one shape can be merged"
+            )
+    return shape
+
+
+def read(target: Target) -> list[Tensor]:
+    """The tensor of every source, in the order of the slice."""
+    pairs = zip(target.slice.sources, target.source_names, strict=True)
+    return [source.weights.read(located(source, name)) for source, name in pairs]
+
+
+def supplied(
+    target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
+) -> tuple[list[Source], dict[str, Any]]:
+    """The models that are merged and what their method is given of them; takes the tensors out of the list."""
+    models, base = participants(target, method)
+    by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
+    tensors.clear()
+    given: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
+    if base is not None:
+        given["base"] = by_source[id(base)]
+    return models, given
+
+
+def totals_of(wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype) -> list[float]:
+    """What `<method>_totals` beside the method says of every tensor, added up; raises StepError when it is missing."""
+    if "totals" not in method.supplied:
+        return []
+    name = f"{method.function.__name__}_totals"
+    count = getattr(sys.modules[method.function.__module__], name, None)
+    if count is None:
+        raise StepError(f"merge_method {method.name}: asks for totals, but there is no function {name} beside it")
+    options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    totals: list[float] = []
+    for target in wanted:
+        tensors = read(target)
+        if tensors[0].is_floating_point():
+            models, given = supplied(target, tensors, method, dtype)
+            bound = method.bind(target, models, document)
+            found = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
+            totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
+    return totals
+
+
+def merged(
+    target: Target,
+    tensors: list[Tensor],
+    method: Method,
+    document: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    seed: int,
+    totals: list[float],
+) -> Tensor:
+    """Apply the method to the tensors of all sources; integers are not merged but must be equal."""
+    if not tensors[0].is_floating_point():
+        if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
+            raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
+        return tensors[0]
+    models, given = supplied(target, tensors, method, dtype)
+    own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
+    shape = given["tensors"][0].shape
+    given |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}
+    result = method.function(**given, **method.bind(target, models, document))
+    if result.shape != shape:
+        raise StepError(f"merge_method {method.name}: made {list(result.shape)} for tensor {target.name}")
+    return result.to(out_dtype)

@@ -1,0 +1,1 @@
+"""Functions of single published methods that slots offer beside the common ones."""

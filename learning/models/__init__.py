@@ -1,0 +1,1 @@
+"""Networks: how they are opened, computed, optimised and kept."""

@@ -1,0 +1,66 @@
+"""Cross-entropy of completions, summed: whoever calls divides by the tokens of the whole optimiser batch.
+
+A mean per forward pass would weigh the tokens of short passes more. Shapes: M packed tokens, B rows, L longest row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learning.models.packed import pack, packed_logprobs
+from learning.texts.examples import Example
+from schemas.errors import StepError
+
+Loss = Callable[[Any, Sequence[Example]], Tensor]
+
+
+def packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+    """Sum of −log p over learned tokens, in one forward pass without padding; rows never see each other.
+
+    Raises StepError for an architecture whose attention cannot be confined to rows.
+    """
+    packed = pack([example.ids for example in examples], [-1] * len(examples))
+    learn_M = torch.cat([torch.arange(len(e.ids)) >= max(e.num_given, 1) for e in examples])
+    logp_M, _ = packed_logprobs(model, packed.to(model.device), needed_M=learn_M)
+    return -logp_M.sum()
+
+
+def padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+    """The same with right padding, for architectures that are not attention alone."""
+    longest = max(len(example.ids) for example in examples)
+    ids_BL = torch.tensor([e.ids + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
+    real_BL = torch.tensor([[1] * len(e.ids) + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
+    given_B = torch.tensor([max(e.num_given, 1) for e in examples], device=model.device)
+    place_L = torch.arange(longest, device=model.device)
+    learn_BL = (real_BL == 1) & (place_L >= given_B[:, None])
+    logits_BLV = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False).logits[:, :-1]
+    dtype = torch.promote_types(logits_BLV.dtype, torch.float32)
+    logp_BL = logits_BLV.to(dtype).log_softmax(-1).gather(2, ids_BL[:, 1:, None])[..., 0]
+    return -logp_BL[learn_BL[:, 1:]].sum()
+
+
+def loss_for(model: Any, examples: Sequence[Example], *, packing: bool) -> Loss:
+    """The fastest exact loss for an architecture; raises StepError when it cannot pack and `packing` is asked for."""
+    shortest = min(examples, key=lambda example: len(example.ids))
+    if keeps_apart(model, shortest.ids):
+        return packed_loss
+    if packing:
+        raise StepError(f"packing: rows would see each other in a {model.config.model_type} model; set it to false")
+    return padded_loss
+
+
+@torch.no_grad()
+def keeps_apart(model: Any, ids_L: list[int]) -> bool:
+    """Whether a row's log-probabilities are the same bits whatever is packed before it.
+
+    Architectures that are not attention alone, or that do their attention themselves, let it through.
+    """
+    size = model.get_input_embeddings().weight.shape[0]
+    others = (ids_L, [(token + 1) % size for token in ids_L])
+    try:
+        found = [packed_logprobs(model, pack([other, ids_L], [-1, -1]).to(model.device))[0] for other in others]
+    except (StepError, TypeError):  # TypeError: a model that does not pass on what attention needs
+        return False
+    return torch.equal(found[0][len(ids_L) :], found[1][len(ids_L) :])

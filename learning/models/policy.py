@@ -1,0 +1,142 @@
+"""A language model with its tokenizer: loading, saving, determinism."""
+
+import json
+import os
+import random
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from schemas.errors import StepError
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+LOADING = threading.Lock()
+"""transformers changes settings of the whole process while it loads a model."""
+
+
+@dataclass
+class Policy:
+    """A causal language model, its tokenizer, and the longest sequence (in tokens) that it was made for."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+
+
+def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
+    """Load a model folder; an adapter folder (its base lies in `base/`) is folded into its base.
+
+    Only safetensors are read and no code of the folder is run. Raises StepError when the folder is no model.
+    """
+    folder = Path(folder)
+    adapter = (folder / "adapter_config.json").is_file()
+    base = folder / "base" if adapter else folder
+    needed = [base / "config.json", *([folder / "adapter_model.safetensors"] if adapter else [])]
+    for file in needed:
+        if not file.is_file():
+            raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
+    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with LOADING:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                base,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                output_loading_info=True,
+                **kwargs,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
+    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"]], key=str):
+        raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
+    if adapter:
+        from learning.models.adapters import fold  # peft takes long to import, and few need it
+
+        model = fold(model, folder)
+    return Policy(model.to(device).eval(), tokenizer, _longest(tokenizer, model))
+
+
+def outline(folder: Path, *, dtype: str = "float32") -> Policy:
+    """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
+
+    Raises StepError when the folder is no model.
+    """
+    base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
+    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with LOADING, torch.device("meta"):
+            config = AutoConfig.from_pretrained(base, **kwargs)
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+    except (OSError, ValueError) as error:
+        raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
+    return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
+
+
+def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    return min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
+
+
+def room(policy: Policy, max_length: int | None) -> int:
+    """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
+    if max_length is not None and max_length > policy.max_length:
+        raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
+    return max_length or policy.max_length
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    policy.model.config.architectures = [type(policy.model).__name__]
+    policy.model.config.dtype = policy.model.dtype
+    policy.model.config.save_pretrained(folder)
+    if getattr(policy.model, "generation_config", None) is not None:  # classifiers have none
+        policy.model.generation_config.save_pretrained(folder)
+    save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
+    _forget_paths(folder / "config.json")
+    save_tokenizer(policy.tokenizer, folder)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the tokenizer and its chat template; equal tokenizers give equal bytes."""
+    tokenizer.save_pretrained(folder)
+    _forget_paths(folder / "tokenizer_config.json")
+
+
+def untied(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in sorted(state.items())}
+
+
+def _forget_paths(file: Path) -> None:
+    """Drop where a file was loaded from, which would make equal models unequal."""
+    if file.is_file():
+        content = json.loads(file.read_text())
+        for key in ("_name_or_path", "name_or_path", "local_files_only", "is_local"):
+            content.pop(key, None)
+        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def set_determinism(seed: int, num_threads: int) -> None:
+    """Seed every generator, fix the number of threads, and refuse operations that are not deterministic."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's matrix products may differ
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 — libraries draw from the global generator
+    torch.manual_seed(seed)
+    torch.set_num_threads(max(1, num_threads))
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it; filling costs 2 % of a step

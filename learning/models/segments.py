@@ -1,0 +1,240 @@
+"""Attention over a forest of segments: each sees itself causally and its whole chain of ancestors, nothing else.
+
+No M x M mask exists. Segments are gathered into padded blocks of similar shape, inside the attention call only: roots
+go through a plain causal kernel, and children of one parent (a group of completions) share one copy of its keys. On a
+CPU, roots of some length stay where they are (`learning.models.row_attention`).
+
+Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
+X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from learning.models.row_attention import LONGEST, SHORTEST, Rows, attend_rows
+from schemas.errors import StepError
+
+NAME = "posttrain_segments"
+WASTE = 1.5
+"""A block may hold this many times the scores its segments need; beyond it a new block is begun."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Families of similar shape, padded: N of them, G children, L tokens each, after a chain of P tokens (0: roots)."""
+
+    shape: tuple[int, int, int, int]
+    absent_NP: Tensor | None
+    """Where a chain is padding; None: nowhere."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A forest cut into blocks: which packed token is in each place of a block, and in which place each token is.
+
+    Padding holds some real token's rows: it is masked or ignored, and its gradient is 0.
+    """
+
+    blocks: list[Block]
+    child_X: Tensor
+    chain_Y: Tensor
+    home_M: Tensor
+    rows: Rows = ()
+    """Roots in no block; their places come after those of the blocks."""
+
+    def to(self, device: torch.device | str) -> "Layout":
+        """The same on another device."""
+        blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
+        return Layout(blocks, *(x.to(device) for x in (self.child_X, self.chain_Y, self.home_M)), self.rows)
+
+
+def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) -> Layout:
+    """Cut a forest into blocks, and with `by_row` into rows.
+
+    `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
+    """
+    lengths = [b - a for a, b in pairwise(starts)]
+    chains = chain_lengths(lengths, parents)
+    alone = {
+        s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST
+    }  # fmt: skip
+    families: dict[tuple[int, int], list[int]] = {}
+    for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
+        # Siblings of very different lengths are kept apart: padding them to the longest would cost more than it shares.
+        size_class = length.bit_length() if parent >= 0 else segment
+        if length and segment not in alone:
+            families.setdefault((parent, size_class), []).append(segment)
+    shapes = sorted((chains[m[0]], len(m), max(lengths[s] for s in m), m) for m in families.values())
+    blocks, children, ancestry = [], [], []
+    for group in _batches(shapes):
+        block, child_X, chain_Y = _block(group, starts, parents)
+        blocks.append(block)
+        children.append(child_X)
+        ancestry.append(chain_Y)
+    empty = torch.zeros(0, dtype=torch.long)
+    child_X, chain_Y = torch.cat([empty, *children]), torch.cat([empty, *ancestry])
+    real_X = (child_X >= 0).nonzero()[:, 0]
+    home_M = torch.empty(starts[-1], dtype=torch.long).index_put((child_X[real_X],), real_X)
+    rows, place = tuple((starts[s], starts[s + 1]) for s in sorted(alone)), len(child_X)
+    for start, end in rows:
+        home_M[start:end] = torch.arange(place, place + end - start)
+        place += end - start
+    return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows)
+
+
+def chain_lengths(lengths: list[int], parents: list[int]) -> list[int]:
+    """Tokens before each segment on its path."""
+    chains: list[int] = []
+    for parent in parents:
+        chains.append(chains[parent] + lengths[parent] if parent >= 0 else 0)
+    return chains
+
+
+def _batches(shapes: list[tuple[int, int, int, list[int]]]) -> list[list[tuple[int, int, int, list[int]]]]:
+    """Neighbours in sorted order share a block while padding stays below WASTE."""
+    batches: list[list[tuple[int, int, int, list[int]]]] = []
+    needed = 0
+    for shape in shapes:
+        chain, count, longest, _ = shape
+        area = count * longest * (chain + longest)
+        if batches and bool(batches[-1][0][0]) == bool(chain):
+            p, g, length = (max(s[i] for s in [*batches[-1], shape]) for i in range(3))
+            padded = (len(batches[-1]) + 1) * g * length * (p + length)
+            if padded <= WASTE * (needed + area):
+                batches[-1].append(shape)
+                needed += area
+                continue
+        batches.append([shape])
+        needed = area
+    return batches
+
+
+def _block(
+    shapes: list[tuple[int, int, int, list[int]]], starts: list[int], parents: list[int]
+) -> tuple[Block, Tensor, Tensor]:
+    """One batch of families: its block, its children's places and its chains' places, −1 at padding."""
+    chain, count, longest = (max(s[i] for s in shapes) for i in range(3))
+    child_NGL = torch.full((len(shapes), count, longest), -1, dtype=torch.long)
+    chain_NP = torch.full((len(shapes), chain), -1, dtype=torch.long)
+    for n, (*_, members) in enumerate(shapes):
+        for g, segment in enumerate(members):
+            length = starts[segment + 1] - starts[segment]
+            child_NGL[n, g, :length] = torch.arange(starts[segment], starts[segment + 1])
+        before = ancestors(members[0], starts, parents)
+        chain_NP[n, : len(before)] = before
+    absent_NP = chain_NP < 0
+    block = Block((len(shapes), count, longest, chain), absent_NP if bool(absent_NP.any()) else None)
+    return block, child_NGL.flatten(), chain_NP.flatten()
+
+
+def ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
+    """Packed indices of all tokens before a segment on its path, in order."""
+    spans: list[Tensor] = []
+    while (segment := parents[segment]) >= 0:
+        spans.append(torch.arange(starts[segment], starts[segment + 1]))
+    return torch.cat(spans[::-1]) if spans else torch.zeros(0, dtype=torch.long)
+
+
+def _roots(q_XC: Tensor, k_XC: Tensor, v_XC: Tensor, block: Block, heads: tuple[int, int], scaling: float) -> Tensor:
+    """Causal attention of each root to itself: (N·G·L, H·D). Right padding is never seen by a real token."""
+    n, g, length, _ = block.shape
+    q, k, v = (
+        x.view(n * g, length, h, -1).transpose(1, 2)
+        for x, h in ((q_XC, heads[0] * heads[1]), (k_XC, heads[0]), (v_XC, heads[0]))
+    )
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=heads[1] > 1)
+    return out.transpose(1, 2).reshape(n * g * length, -1)
+
+
+def _families(
+    q_XC: Tensor,
+    k_XC: Tensor,
+    v_XC: Tensor,
+    far_k_YC: Tensor,
+    far_v_YC: Tensor,
+    block: Block,
+    heads: tuple[int, int],
+    scaling: float,
+) -> Tensor:
+    """Attention of children to their parent's chain, read once per family, and to themselves: (N·G·L, H·D)."""
+    (n, g, length, p), (k, r) = block.shape, heads
+    q = q_XC.view(n, g, length, k, r, -1).permute(0, 3, 1, 4, 2, 5).contiguous() * scaling
+    own_k, own_v = (x.view(n, g, length, k, -1).permute(0, 3, 1, 2, 4) for x in (k_XC, v_XC))
+    far_k, far_v = (x.view(n, p, k, -1).transpose(1, 2) for x in (far_k_YC, far_v_YC))
+    d = q.shape[-1]
+    far = (q.view(n, k, g * r * length, d) @ far_k.transpose(-1, -2)).view(n, k, g, r, length, p)
+    own = (q.view(n, k, g, r * length, d) @ own_k.transpose(-1, -2)).view(n, k, g, r, length, length)
+    if block.absent_NP is not None:
+        far = far.masked_fill_(block.absent_NP[:, None, None, None, None], -torch.inf)
+    later_LL = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    scores = torch.cat([far, own.masked_fill_(later_LL, -torch.inf)], -1)
+    share = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
+    far_share, own_share = share.split([p, length], -1)
+    out = (far_share.reshape(n, k, g * r * length, p) @ far_v).view(n, k, g, r, length, d)
+    out = out + (own_share.reshape(n, k, g, r * length, length) @ own_v).view(n, k, g, r, length, d)
+    return out.permute(0, 2, 4, 1, 3, 5).reshape(n * g * length, -1)
+
+
+def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, heads: tuple[int, int], scaling: float) -> Tensor:
+    """Attention of the roots that are in no block: (Σ lengths, H·D)."""
+    k_HMD, v_HMD = (x.squeeze(0).repeat_interleave(heads[1], 0) if heads[1] > 1 else x.squeeze(0) for x in (key, value))
+    if query.dtype in (torch.float32, torch.float64):
+        return attend_rows(query.squeeze(0), k_HMD, v_HMD, rows, scaling)
+    parts = [
+        F.scaled_dot_product_attention(
+            *(x[:, a:b] for x in (query.squeeze(0), k_HMD, v_HMD)), is_causal=True, scale=scaling
+        )
+        for a, b in rows
+    ]
+    return torch.cat(parts, 1).transpose(0, 1).flatten(1)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    layout: Layout,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """An attention function for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
+
+    Raises StepError for attention that is more than causal softmax (windows, caps, sinks) and for dropout.
+    """
+    if dropout or sliding_window or softcap or s_aux is not None:
+        raise StepError("packed forward: dropout, sliding windows, capped scores and attention sinks are not supported")
+    if query.dtype != value.dtype:  # bf16 leaves rotated queries and keys in float32
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    heads = (key.shape[1], query.shape[1] // key.shape[1])
+    rows = _by_row(query, key, value, layout.rows, heads, scaling) if layout.rows else None
+    if rows is not None and not layout.blocks:  # rows in order: each token is in its place
+        return rows.view(1, query.shape[2], query.shape[1], -1), None
+    q_MC, k_MC, v_MC = (x.squeeze(0).transpose(0, 1).flatten(1) for x in (query, key, value))
+    places = [n * g * length for n, g, length, _ in (b.shape for b in layout.blocks)]
+    before = [n * p for n, _, _, p in (b.shape for b in layout.blocks)]
+    own = [x.index_select(0, layout.child_X).split(places) for x in (q_MC, k_MC, v_MC)]
+    far = [x.index_select(0, layout.chain_Y).split(before) for x in (k_MC, v_MC)]
+    pieces = [
+        _families(q, k, v, far_k, far_v, block, heads, scaling)
+        if block.shape[-1]
+        else _roots(q, k, v, block, heads, scaling)
+        for block, q, k, v, far_k, far_v in zip(layout.blocks, *own, *far, strict=True)
+    ]
+    out_MC = torch.cat([*pieces, rows] if rows is not None else pieces).index_select(0, layout.home_M)
+    return out_MC.view(1, query.shape[2], query.shape[1], -1), None
+
+
+AttentionInterface.register(NAME, attend)

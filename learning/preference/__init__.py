@@ -1,0 +1,1 @@
+"""Training on preference pairs: their tokens, columns and losses."""

@@ -1,0 +1,199 @@
+"""The loss of preference pairs: functions that a recipe names, each asking for its columns; the gradient of a step.
+
+The loss of a step is Σ over functions of weight · mean over its pairs, and does not depend on how the pairs are cut
+into forward passes. Shapes: P pairs of one forward pass, B pairs of the step, 2 sides (chosen, rejected), M packed
+tokens.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learning.distributed.group import ALONE, Each
+from learning.distributed.trained import Trained
+from learning.lookup import Bound, bind
+from learning.models.packed import pack, packed_logprobs
+from learning.preference.batches import Pair, by_tokens, micro_batches
+from schemas.errors import StepError
+from schemas.schedules import Number, value_at
+from schemas.stages.preference import Preference
+
+SIDES = ("chosen", "rejected")
+AT_A_TIME = 256
+"""Forward passes whose pairs are in memory together, where there are many."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss and its weight."""
+
+    function: Bound
+    weight: Number
+
+    @property
+    def compares(self) -> bool:
+        """Whether it must see all pairs of the step at once."""
+        return any(name in self.function.asks for name in ("chosen_B", "rejected_B", "state"))
+
+
+def bind_losses(stage: Preference, inputs: Mapping[str, Path]) -> list[Term]:
+    """Bind the stage's losses; raises StepError for an unknown name or option."""
+    return [Term(bind(use, f"loss.{i}", inputs), use.weight) for i, use in enumerate(stage.loss)]
+
+
+def asked(terms: Sequence[Term]) -> set[str]:
+    """What some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
+    return {name.removesuffix("_P").removesuffix("_B") for term in terms for name in term.function.asks}
+
+
+def completion_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
+    """Log-probabilities (P, 2) of the chosen and the rejected completions given their prompt, which is computed once.
+
+    Prompt tokens count nothing; the end-of-sequence token that closes a completion does.
+    """
+    roots: dict[tuple[int, ...], int] = {}
+    segments, parents, leaves = [], [], []
+    for pair in pairs:
+        if (prompt := tuple(pair.prompt)) not in roots:
+            roots[prompt] = len(segments)
+            segments.append(pair.prompt)
+            parents.append(-1)
+        leaves += [len(segments), len(segments) + 1]
+        segments += [pair.chosen, pair.rejected]
+        parents += [roots[prompt]] * 2
+    packed = pack(segments, parents).to(model.device)
+    owner_M = torch.repeat_interleave(torch.arange(len(segments)), packed.cu_seqlens_S1.diff()).to(model.device)
+    needed_M = (packed.parent_S >= 0).to(model.device)[owner_M]
+    lp_M, _ = packed_logprobs(model, packed, needed_M=needed_M)
+    sums_S = lp_M.new_zeros(len(segments)).index_add(0, owner_M, lp_M)
+    return sums_S[torch.tensor(leaves, device=model.device)].view(-1, 2)
+
+
+@torch.no_grad()
+def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
+    """The same for any number of pairs, without gradient and dropout, on the CPU.
+
+    `each` is how the ranks of a group share the forward passes.
+    """
+    active = [module for module in model.modules() if module.training]
+    for module in active:
+        module.training = False
+    micros, found = micro_batches(pairs, max_tokens), []
+    while some := list(islice(micros, AT_A_TIME)):
+        found += each(some, lambda micro: completion_logprobs(model, micro).cpu())
+    for module in active:
+        module.training = True
+    return torch.cat(found) if found else torch.zeros(0, 2)
+
+
+def gradient(
+    terms: Sequence[Term], trained: Trained, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
+) -> tuple[float, Tensor]:
+    """Add the gradient of the step's loss to the model; returns the loss and the log-probabilities (B, 2).
+
+    `have` holds the columns of the step's pairs by their names with `_B`, `kl` and `states`. Ranks of a group share the
+    forward passes.
+    """
+    model, group = trained.model, trained.group
+    sizes = [pair.size for pair in pairs]
+    micros = by_tokens(pairs, group.fair(max_tokens, sum(sizes), max(sizes)))
+    whole_B2, pull_B2, loss = None, None, 0.0
+    comparing = [term for term in terms if term.compares]
+    once = len(micros) == 1 and group.size == 1
+    if comparing:
+        # Dropout of the second pass must be that of the first.
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, not once):
+            known = partial(completion_logprobs, model)
+            parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
+        whole_B2 = torch.cat(parts)
+        leaf_B2 = whole_B2.detach().requires_grad_()
+        total = loss_of(comparing, leaf_B2, have, slice(None), step)
+        (pull_B2,) = torch.autograd.grad(total, leaf_B2)
+        loss = float(total.detach())
+    rest = [term for term in terms if not term.compares]
+
+    def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
+        micro, part = given
+        lp_P2 = whole_B2 if once and whole_B2 is not None else completion_logprobs(model, micro)
+        total = loss_of(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
+        pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
+        return pulled, (float(total.detach()), lp_P2.detach() if group.size == 1 else lp_P2.detach().cpu())
+
+    mine = trained.backward(list(zip(micros, spans(micros), strict=True)), part_loss)
+    loss += group.add_up([sum(value for value, _ in mine)])[0]
+    return loss, torch.cat(group.together([lp_P2 for _, lp_P2 in mine]))
+
+
+def spans(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
+    """Where each forward pass lies among the pairs of the step."""
+    start = 0
+    for micro in micros:
+        yield slice(start, start + len(micro))
+        start += len(micro)
+
+
+def loss_of(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
+    """Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
+    known = dict(have)
+    for name, value in have.items():
+        if name.endswith("_B"):
+            known[name] = value.to(lp_P2)
+            known[f"{name.removesuffix('_B')}_P"] = known[name][part]
+    known |= {f"{side}_{shape}": lp_P2[:, i] for i, side in enumerate(SIDES) for shape in "PB"}
+    known |= {"step": step, "kl": have["kl"].to(lp_P2)} if "kl" in have else {"step": step}
+    total = lp_P2.new_zeros(())
+    for term in terms:
+        loss_P = term.function.ask(step, known)
+        if loss_P.shape != lp_P2.shape[:1]:
+            raise StepError(f"loss {term.function.name}: gives {tuple(loss_P.shape)} for {len(lp_P2)} pairs, one each")
+        total = total + value_at(term.weight, step) * loss_P.mean()
+    return total
+
+
+def held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
+    """The loss of pairs that are not trained on; no function remembers having seen them."""
+    states = {"states": deepcopy(have["states"])}
+    return float(loss_of(terms, lp_B2, {**have, **states}, slice(None), step))
+
+
+def implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
+    """What the policy thinks of both sides (B, 2): β·(log-ratio to the reference), else β·(mean log-prob per token).
+
+    β is the first that a loss has, else 1. Without `reference` it is `previous` that log-ratios are against.
+    """
+    betas = [term.function.options["beta"] for term in terms if "beta" in term.function.options]
+    beta = value_at(betas[0], step) if betas else 1.0
+    for base in ("ref", "prev"):
+        if f"chosen_{base}_B" in have:
+            return beta * (lp_B2.cpu() - torch.stack([have[f"{side}_{base}_B"] for side in SIDES], 1))
+    return beta * lp_B2.cpu() / torch.stack([have[f"{side}_tokens_B"] for side in SIDES], 1)
+
+
+def strangers(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
+    """Every prompt with the completions of the next pair that has another prompt and fits: KTO's mismatched pairs.
+
+    Raises StepError when a pair has none.
+    """
+    mates = [_mate(pairs, i, max_length) for i in range(len(pairs))]
+    return [replace(p, chosen=m.chosen, rejected=m.rejected) for p, m in zip(pairs, mates, strict=True)]
+
+
+def _mate(pairs: Sequence[Pair], index: int, max_length: int) -> Pair:
+    pair = pairs[index]
+    for step in range(1, len(pairs)):
+        other = pairs[(index + step) % len(pairs)]
+        longest = max(len(other.chosen), len(other.rejected))
+        if other.prompt != pair.prompt and len(pair.prompt) + longest <= max_length:
+            return other
+    raise StepError(
+        f"kl: pair {pair.id} finds no other prompt whose completions fit behind its own in {max_length} tokens; "
+        "give pairs of more prompts, or raise max_length"
+    )
