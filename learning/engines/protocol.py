@@ -6,13 +6,27 @@ Shapes: B sequences at once, V vocabulary.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Processor = Callable[["Tensor", "Tensor"], "Tensor"]
 """(logits_BV after temperature, place_B of the token in its completion) → logits_BV; every row for itself alone."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the model inside a completion, and what an environment made of it."""
+
+    sampled: int
+    """Tokens that the model sampled."""
+    observed: int = 0
+    """Tokens that follow them and tell what came of it, up to where the model's next turn begins."""
+    reward: float = 0.0
+    seconds: float = 0.0
+    """What the action took, on the environment's clock."""
+    ok: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,10 @@ class Request:
     """Tokens of the completion that exist already: they count in its length and are not returned again."""
     temperature: float | None = None
     """None: that of the sampling; 0: greedy."""
+    row: dict[str, Any] | None = field(default=None, compare=False)
+    """The problem, for an environment that answers the model's turns; engines do not look at it."""
+    turns: tuple[Turn, ...] = ()
+    """The whole turns among `begun`; what comes after them is the beginning of the next."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,9 @@ class Generation:
     """Nats of the distribution that each token was sampled from; empty unless the sampling asks for them."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Spans (version, tokens) of `token_ids`, in order: which weights sampled how many; empty: those of the call."""
+    turns: list[Turn] = field(default_factory=list)
+    """Turns that ended in this call, in order, with an environment; their observations are among `token_ids`, with
+    log-probability and entropy 0, and are nobody's samples. What follows the last is a turn that has not ended."""
     sample: int = 0
     """Random stream within its request: `first` for the first of the `n`, and so on; told by a flight alone."""
 
