@@ -1,1 +1,1 @@
-"""Environments: what answers a model's turns. One file each with one class `Environment`; `env:` of a stage names it."""
+"""Environments: what answers the turns of a model. One file each, with one class `Environment`; `env:` names it."""
