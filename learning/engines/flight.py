@@ -192,4 +192,4 @@ class InFlight(Decoding):
 
     @staticmethod
     def _told(one: Member, finish: Finish) -> Generation:
-        return Generation(one.ids, one.logprobs, finish, one.entropies, one.versions, one.sample)
+        return Generation(one.ids, one.logprobs, finish, one.entropies, one.versions, sample=one.sample)

@@ -47,7 +47,7 @@ class Running:
     def generation(self, finish: Finish, *, entropy: bool) -> Generation:
         """What there is of it."""
         entropies = self.entropies if entropy else []
-        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, self.sample)
+        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample)
 
 
 Ended = tuple[Running, Generation]
