@@ -130,10 +130,17 @@ def one(name: str, seed: int, inputs: dict[str, Path], folder: Path, options: ar
         "staleness_max": max(point.get("staleness_max", 0.0) for point in curve),
         "older_tokens": statistics.fmean(point.get("older_tokens", 0.0) for point in curve),
         "trainer_wait": sum(point.get("trainer_wait_seconds", 0.0) for point in curve) / seconds,
-        "generator_idle": statistics.fmean(point.get("generator_idle_share", 0.0) for point in curve),
+        "generator_idle": idle_share(curve),
         "environment": sum(max(of) for of in waits.values()) / seconds,
         "reward": final_reward(work / "outputs" / "model", inputs["prompts"], seed),
     }
+
+
+def idle_share(curve: list[dict[str, Any]]) -> float:
+    """Share of all the time that the service told of in which it had nothing to decode; 0 without a service."""
+    seconds = [point.get("generator_seconds", 0.0) for point in curve]
+    idle = sum(of * point.get("generator_idle_share", 0.0) for of, point in zip(seconds, curve, strict=True))
+    return idle / max(sum(seconds), 1e-9)
 
 
 def final_reward(model: Path, prompts: Path, seed: int) -> float:

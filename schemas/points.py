@@ -21,8 +21,8 @@ OF_CRITIC = ("value", "value_loss", "value_grad_norm", "explained_variance")
 OF_NETWORK = ("loss", "grad_norm", "mean", "explained_variance")
 OF_AGE = ("staleness", "staleness_max", "older_tokens")
 OF_STREAM = (
-    "trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "groups_overlapped",
-    "sampled_length", "trained_length",
+    "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
+    "groups_overlapped", "sampled_length", "trained_length",
 )  # fmt: skip
 OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name points; a map names them by its keys."""

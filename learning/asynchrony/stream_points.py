@@ -8,8 +8,8 @@ from learning.loop.trials import Trial
 from learning.loop.underway import Group
 
 TIMED = (
-    "trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "groups_overlapped",
-    "sampled_length",
+    "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
+    "groups_overlapped", "sampled_length",
 )  # fmt: skip
 """Points that depend on how fast things are: no two runs agree on them."""
 
@@ -47,9 +47,11 @@ class Told:
         spent = {name: sum(one[name] for one in stats) for name in ("busy_s", "idle_s")}
         more = {name: value - self.seen.get(name, 0.0) for name, value in spent.items()}
         self.seen = spent
+        seconds = sum(more.values())
         return {
             "trainer_wait_seconds": self.wait_s,
-            "generator_idle_share": more["idle_s"] / max(sum(more.values()), 1e-9),
+            "generator_idle_share": more["idle_s"] / max(seconds, 1e-9),
+            "generator_seconds": seconds,
             "groups_ready": float(self.ready),
             "groups_under_way": float(self.under_way),
             "groups_overlapped": self.overlapped,

@@ -1,7 +1,10 @@
 """Points of a training loop, averaged over the iterations between two lines of its curves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+OVER = {"generator_idle_share": "generator_seconds"}
+"""Shares of a time, each with the point that says how long that was: their mean is over time, not over iterations."""
 
 
 class Curves:
@@ -24,8 +27,7 @@ class Curves:
         if not self.window:
             return
         keys = sorted({key for point in self.window for key in point})
-        seen = {key: [point[key] for point in self.window if key in point] for key in keys}
-        self.lines.append({"step": step + 1, **{key: sum(v) / len(v) for key, v in seen.items()}})
+        self.lines.append({"step": step + 1, **{key: mean(key, self.window) for key in keys}})
         self.window = []
         self.tell(**self.lines[-1])
 
@@ -38,3 +40,12 @@ class Curves:
         self.lines, self.window, self.last = values["lines"], values["window"], values["last"]
         for line in self.lines:
             self.tell(**line)
+
+
+def mean(key: str, points: Sequence[dict[str, float]]) -> float:
+    """Mean of a point over those iterations that have it."""
+    own = [point for point in points if key in point]
+    weights = [point.get(OVER.get(key, ""), 1.0) for point in own]
+    if not (total := sum(weights)):
+        return sum(point[key] for point in own) / len(own)
+    return sum(weight * point[key] for weight, point in zip(weights, own, strict=True)) / total

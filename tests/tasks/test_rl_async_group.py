@@ -7,6 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from learning.asynchrony.stream_points import TIMED
+
 SPEC = importlib.util.spec_from_file_location("task_groups", Path(__file__).with_name("test_task_groups.py"))
 groups = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(groups)
@@ -19,7 +21,6 @@ ALGORITHM = {
     "advantage": ["center"], "ratio": "decoupled", "correct": [{"use": "token", "high": 2.0}], "critic": None,
     "components": [], "num_mini_batches": 1,
 }  # fmt: skip
-LATE = ("trainer_wait_seconds", "generator_idle_share", "groups_ready", "groups_under_way", "sampled_length")
 
 
 def job(folder, drive, name, strategy=None, **more):
@@ -49,7 +50,7 @@ def rows_of(place, name):
 
 def curve(place, name):
     told = json.loads((place / name / "0" / "told.json").read_text())
-    return [{key: value for key, value in line.items() if key not in LATE} for line in told["curve"]]
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in told["curve"]]
 
 
 @pytest.mark.slow
