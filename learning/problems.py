@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from learning.worlds.almanac import almanac
 from learning.worlds.atlas import atlas_facts, atlas_questions
 from learning.worlds.circuits import circuits
 from learning.worlds.coding import list_functions, program_states, straight_programs
@@ -36,6 +37,7 @@ from learning.worlds.unlabelled import unlabelled
 from schemas.errors import StepError
 
 __all__ = [
+    "almanac",
     "atlas_facts",
     "atlas_questions",
     "circuits",

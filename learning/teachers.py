@@ -12,6 +12,7 @@ from pydantic import Field
 from learning.texts.inquiry import Inquiry
 from learning.texts.mistakes import mistaken
 from learning.texts.questions import question
+from learning.worlds.almanac import scripted
 from learning.worlds.atlas import look_up, reader
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
@@ -37,6 +38,7 @@ __all__ = [
     "opinion",
     "reader",
     "regenerated",
+    "scripted",
     "solved_maze",
     "stock_reply",
     "storyteller",

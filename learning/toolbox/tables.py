@@ -1,0 +1,65 @@
+"""Tables in memory that can be asked and not written to: sqlite with a guard on everything but reading."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+Table = Sequence[Mapping[str, Any]]
+"""Rows with the same columns."""
+STEPS = 1_000
+"""Instructions of sqlite's machine between two looks at how far it has come."""
+LARGEST = 10_000
+"""Bytes of a value, and of the query: with the bound on instructions a bound on memory."""
+READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
+FUNCTIONS = frozenset(
+    {
+        "abs", "avg", "coalesce", "count", "glob", "group_concat", "ifnull", "iif", "instr", "length", "like",
+        "lower", "ltrim", "max", "min", "nullif", "rank", "replace", "round", "row_number", "rtrim", "substr",
+        "substring", "sum", "total", "trim", "upper",
+    }
+)  # fmt: skip
+"""Functions that a query may call: their result depends on nothing but what they are given."""
+
+
+def asked(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> str:
+    """What a query finds: a line per row, columns apart by ` | `; at most `rows`, and `...` where there are more.
+
+    `work` bounds it in thousands of instructions, which, unlike seconds, are the same everywhere. Raises ValueError,
+    with sqlite's words, for what cannot be carried out: whatever would write, attach, or never end.
+    """
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for name, table in tables.items():
+            _fill(connection, name, table)
+        connection.execute("pragma temp_store = memory")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.set_authorizer(_allowed)
+        left = iter(range(work))
+        connection.set_progress_handler(lambda: next(left, None) is None, STEPS)
+        try:
+            found = connection.execute(query).fetchmany(rows + 1)
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            said = "it takes too long" if "interrupted" in str(error) else str(error)
+            raise ValueError(said) from None
+    lines = [" | ".join("null" if value is None else str(value) for value in line) for line in found[:rows]]
+    return "\n".join([*lines, *(["..."] if len(found) > rows else [])]) or "no rows"
+
+
+def _fill(connection: sqlite3.Connection, name: str, table: Table) -> None:
+    """Create a table with the columns of its first row."""
+    columns = list(table[0]) if table else ["empty"]
+    told = ", ".join(_quoted(column) for column in columns)
+    connection.execute(f"create table {_quoted(name)} ({told})")
+    holes = ", ".join("?" * len(columns))
+    lines = [[row.get(column) for column in columns] for row in table]
+    connection.executemany(f"insert into {_quoted(name)} values ({holes})", lines)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _allowed(action: int, first: str | None, second: str | None, *place: str | None) -> int:
+    known = action == sqlite3.SQLITE_FUNCTION and second in FUNCTIONS
+    return sqlite3.SQLITE_OK if known or action in READING else sqlite3.SQLITE_DENY
