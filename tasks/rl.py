@@ -141,7 +141,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     controls = regulate(loop.algorithm, step, have)
     pieces = in_pieces(loop, stage, step, controls, have) if loop.collecting.needs("consume") else None
     have |= {"consume": pieces.add} if pieces else {}
-    trials, trained = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
+    trials, trained, tokens = harvest(loop, sampler_of(loop, stage, context, step, controls), controls, have)
     sampled_at = time.perf_counter()
     kept = [trial for trial in trials if trial.reward is not None]
     advantages: dict[int, float] = {}
@@ -156,11 +156,8 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
         loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
     points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
     points |= staleness(trials, step)
-    ahead: set[int] = set()
     if isinstance(loop.engine, Stream):
-        points, ahead = points | loop.engine.points(), loop.engine.handed
-    own = [t for t in trials if t.logprobs is not None]
-    tokens = sum(len(t.versions) - t.given if id(t) in ahead else t.versions[t.given :].count(step) for t in own)
+        points |= loop.engine.points()
     loop.sampled += tokens
     context.spend(tokens)
     points |= {

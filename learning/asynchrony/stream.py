@@ -38,8 +38,6 @@ class Stream(Flow):
         """Groups of each iteration's plan that is yet to be trained."""
         self.judged = 0
         self.told = Told()
-        self.handed: set[int] = set()
-        """Those completions of the last iteration, by identity, that came from here."""
         self.sampler: Sampler | None = None
         self.score: Score | None = None
 
@@ -146,9 +144,9 @@ class Stream(Flow):
             number = self.sampler.new_group()
             for trial in group.trials:
                 trial.group = number
-        trials = [trial for group in chosen for trial in group.trials]
-        self.handed = {id(trial) for trial in trials}
-        return trials
+        # Their tokens count now: when they were sampled is a matter of real time.
+        self.sampler.sampled += sum(len(one.ids) for group in chosen for one in group.members)
+        return [trial for group in chosen for trial in group.trials]
 
     def _sampler_of(self, plan: int) -> Sampler:
         """A sampler with the random streams of an iteration."""

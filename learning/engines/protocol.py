@@ -90,6 +90,11 @@ class Generation:
     sample: int = 0
     """Random stream within its request: `first` for the first of the `n`, and so on; told by a flight alone."""
 
+    @property
+    def sampled(self) -> int:
+        """How many of the tokens the model sampled: all but observations."""
+        return len(self.token_ids) - sum(turn.observed for turn in self.turns)
+
 
 class EngineProtocol(Protocol):
     """Generation and weight sync."""

@@ -13,18 +13,18 @@ from learning.loop.trials import Trial
 
 def harvest(
     loop: Loop, sampler: Sampler, controls: Mapping[str, float], have: Mapping[str, Any]
-) -> tuple[list[Trial], Batch]:
-    """The trials, and the batch of those that the filter keeps.
+) -> tuple[list[Trial], Batch, int]:
+    """The trials, the batch of those that the filter keeps, and how many tokens were sampled.
 
     Rank 0 plans, drives and scores, so that a reward is paid once, and all ranks sample; `have` is as for `collect`.
     """
 
-    def drive() -> tuple[list[Trial], Batch, dict[str, Any]]:
+    def drive() -> tuple[list[Trial], Batch, int, dict[str, Any]]:
         trials = collect(loop.collecting, sampler, loop.history, controls, have)
         kept = [trial for trial in trials if trial.reward is not None]
         batch = gate(loop.collecting.filter, kept, have["step"], controls, {**have, "history": loop.history})
-        return trials, batch, dict(loop.states)
+        return trials, batch, sampler.sampled, dict(loop.states)
 
-    trials, batch, states = by_main(loop.group, loop.engine, sampler.sampling.processor, drive)
+    trials, batch, sampled, states = by_main(loop.group, loop.engine, sampler.sampling.processor, drive)
     loop.states.update(states)
-    return trials, batch
+    return trials, batch, sampled

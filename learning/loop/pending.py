@@ -86,6 +86,7 @@ def advance(pool: list[Pending], sampler: Sampler, **limits: int) -> list[Pendin
     generations = chain(*sampler.engine.generate(requests, replace(sampler.sampling, **limits)))
     for one, made in zip(running, generations, strict=True):
         one.extend(made, sampler.step)
+        sampler.sampled += made.sampled
     return running
 
 

@@ -36,6 +36,8 @@ class Sampler:
     step: int
     groups: int = 0
     """Group ids given out so far."""
+    sampled: int = 0
+    """Tokens sampled so far, of completions that have not ended or become no trial as well."""
     _count: int = field(default=0, repr=False)
     _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
@@ -54,6 +56,7 @@ class Sampler:
     def sample(self, asks: Sequence[Ask]) -> list[Trial]:
         """Completions of everything asked for, in order."""
         generations = self.engine.generate(self.requests(asks), self.sampling)
+        self.sampled += sum(g.sampled for of in generations for g in of)
         placed = [(ask, self.new_group() if ask.group is None else ask.group) for ask in asks]
         return [self.trial(ask, group, g) for (ask, group), of in zip(placed, generations, strict=True) for g in of]
 

@@ -1,8 +1,12 @@
 """The RL loop with completions that stretch over iterations, and with a distribution that is changed while sampling."""
 
+from itertools import accumulate
+
 import pyarrow.parquet as pq
 import pytest
 
+import tasks.rl
+from learning.engines.torch import Engine
 from learning.texts.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.rl import run
@@ -81,6 +85,48 @@ DRIVES = {
         },
     },
 }
+
+
+@pytest.fixture
+def tokens_of_calls(monkeypatch):
+    """Tokens that the engine gave in each iteration, filled in while a stage runs."""
+    counts = []
+    iterate = tasks.rl.iterate
+
+    class Counting(Engine):
+        def generate(self, requests, sampling):
+            made = super().generate(requests, sampling)
+            counts[-1] += sum(len(g.token_ids) for of in made for g in of)
+            return made
+
+    def counted(*arguments):
+        counts.append(0)
+        iterate(*arguments)
+
+    monkeypatch.setattr(tasks.rl, "make_engine", lambda use, policy, *_, **places: Counting(policy))
+    monkeypatch.setattr(tasks.rl, "iterate", counted)
+    return counts
+
+
+def halved(trials):
+    """A follow-up: the second half is not trained on."""
+    return trials[: len(trials) // 2], []
+
+
+@pytest.mark.parametrize("parts", [*DRIVES.values(), {"follow_up": [f"{HERE}:halved"]}], ids=[*DRIVES, "halved"])
+def test_every_token_counts_once_in_the_iteration_that_sampled_it(at, training, tokens_of_calls, parts):
+    """Also of completions that have not ended, and of those that are dropped."""
+    context = at("counted")
+    result = run(stage(**parts), context)
+    points = training.curve(context)
+    assert [p["sampled_tokens"] for p in points] == list(accumulate(tokens_of_calls))
+    assert result.metrics["tokens"] == sum(tokens_of_calls)
+
+
+def test_a_limit_of_tokens_ends_a_stage_before_any_completion_has(at, tokens_of_calls):
+    result = run(stage(drive={"use": "windowed", "window": 2}, max_sampled_tokens=70), at("limited"))
+    assert (len(tokens_of_calls), result.metrics["steps"]) == (3, 3)
+    assert sum(tokens_of_calls[:2]) < 70 <= sum(tokens_of_calls) == result.metrics["tokens"]
 
 
 @pytest.mark.parametrize("name", DRIVES)
