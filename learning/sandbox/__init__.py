@@ -1,0 +1,1 @@
+"""The only place where code that a model wrote runs."""

@@ -1,0 +1,151 @@
+"""What the sandbox's process does before it runs a program: it puts its guards up, and cannot take them down again.
+
+A script of its own, started by `learning.sandbox.run` with nothing of this checkout importable:
+`child.py <status> <parent> <memory> <cpu> <file> <files> <filter> <read>`, `filter` in hexadecimal, `read` the folders
+that may be read, separated by colons. The working folder is the current one. It writes "ready" to the descriptor
+`status` when every guard stands, or why not; the program runs in the first case alone. Facts: the manual pages
+landlock(7), seccomp(2), capabilities(7), prctl(2) and getrlimit(2).
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+
+SET_DEATH_SIGNAL, SET_DUMPABLE, DROP_BOUND, SET_SECCOMP, NO_NEW_PRIVILEGES, AMBIENT = 1, 4, 24, 22, 38, 47
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_REG = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+FIRST_RIGHTS = (1 << 13) - 1
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Ruleset(ctypes.Structure):
+    """What Landlock is to refuse unless a rule allows it."""
+
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class Beneath(ctypes.Structure):
+    """What is allowed below an open folder."""
+
+    _pack_ = 1
+    _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+class Program(ctypes.Structure):
+    """A filter of system calls."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def done(result: int, what: str) -> int:
+    """The result of a call to the system; raises OSError where it failed."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def dies_with(parent: int) -> None:
+    """Be killed when the thread that waits for this process is gone."""
+    done(libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0), "parent's death")
+    if os.getppid() != parent:
+        raise OSError("the process that asked is gone")
+
+
+def limit(memory: int, cpu: int, file: int, files: int) -> None:
+    """Bounds of this process: bytes of memory, seconds of computing, bytes of a file, open files."""
+    bounds = {
+        resource.RLIMIT_AS: memory,
+        resource.RLIMIT_CPU: cpu,
+        resource.RLIMIT_FSIZE: file,
+        resource.RLIMIT_NOFILE: files,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, most in bounds.items():
+        resource.setrlimit(which, (most, most))
+
+
+def drop_capabilities() -> None:
+    """Of root nothing is left but the name: limits cannot be raised, and no capability comes back."""
+    libc.prctl(AMBIENT, 4, 0, 0, 0)
+    for capability in range(64):
+        libc.prctl(DROP_BOUND, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    done(libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities")
+
+
+def fence(folders: list[str]) -> None:
+    """Landlock: read below `folders`, read and write below the current one, and no other file of this machine."""
+    version = done(libc.syscall(CREATE_RULESET, None, 0, 1), "Landlock")
+    rights = FIRST_RIGHTS
+    for since, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
+        rights |= right if version >= since else 0
+    rules = Ruleset(rights, 3, 3)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = done(libc.syscall(CREATE_RULESET, ctypes.byref(rules), size, 0), "Landlock")
+    both = READ_FILE | READ_DIR
+    own = both | WRITE_FILE | REMOVE_FILE | MAKE_REG | REFER | TRUNCATE
+    allowed = [(folder, both) for folder in folders] + [(device, READ_FILE | WRITE_FILE) for device in DEVICES]
+    for path, asked in [*allowed, (".", own)]:
+        try:
+            folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        rule = Beneath(asked & rights, folder)
+        done(libc.syscall(ADD_RULE, ruleset, 1, ctypes.byref(rule), 0), f"Landlock for {path}")
+        os.close(folder)
+    done(libc.syscall(RESTRICT_SELF, ruleset, 0), "Landlock")
+    os.close(ruleset)
+
+
+def sift(code: bytes) -> None:
+    """Seccomp: from here on only the system calls that the filter names."""
+    program = Program(len(code) // 8, code)
+    done(libc.prctl(SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
+
+
+def guard(parent: int, bounds: list[int], code: bytes, folders: list[str]) -> None:
+    """All guards, in an order in which each can still be put up."""
+    dies_with(parent)
+    done(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+    done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+    limit(*bounds)
+    fence(folders)
+    drop_capabilities()
+    sift(code)
+
+
+def shown(kind: type, value: BaseException, trace: object) -> None:
+    """Print a traceback that begins in the program."""
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, value.with_traceback(trace), trace)
+
+
+def start(status: int, arguments: list[str]) -> None:
+    """Put the guards up, say so, and become the program."""
+    parent, *bounds = map(int, arguments[:5])
+    try:
+        guard(parent, bounds, bytes.fromhex(arguments[5]), arguments[6].split(":"))
+    except OSError as wrong:
+        os.write(status, str(wrong).encode())
+        os._exit(3)
+    with open("program.py", encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes longer to import than all this
+        text = file.read()
+    main = type(sys)("__main__")
+    sys.modules["__main__"], sys.argv = main, ["program.py"]
+    os.environ.clear()
+    sys.excepthook = shown
+    os.write(status, b"ready")
+    os.close(status)
+    exec(compile(text, "program.py", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    start(int(sys.argv[1]), sys.argv[2:])
