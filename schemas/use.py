@@ -7,7 +7,7 @@ by name (`asks`): nothing is computed that no function asks for. Options are che
 `schemas.signatures`.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -53,6 +53,7 @@ FIXED = frozenset(
     for name in (
         "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
         "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
+        "turn", "seconds",
     )
 ) | {"step", "auxiliary_T"}  # fmt: skip
 """Columns of sampled tokens that do not change while a batch is trained on."""
@@ -227,6 +228,31 @@ class EngineUse(Use):
     takes = ("policy",)
     asks = frozenset({"desk"})
     member = "Engine"
+
+
+class EnvUse(Use):
+    """Answers the model's turns, so that a completion is an episode of several."""
+
+    home = "learning.environments"
+    takes = ()
+    member = "Environment"
+    max_turns: int = Field(default=8, ge=1)
+    """Turns of the model after which an episode ends as one that hit its limit."""
+    workers: int = Field(default=8, ge=1)
+    """Steps of the environment that run at the same time."""
+    order: Literal["each", "together"] = "each"
+    """An episode goes on when its own answer is there, or all wait for the slowest of the turn."""
+    steps_per_answer: int | None = Field(default=8, ge=0)
+    """With `each`: decode steps from a turn's end to its answer, which is waited for where it is late, so that runs are
+    equal to the bit; null: as soon as it is there."""
+
+
+class ToolUse(Use):
+    """What a model may call in an environment."""
+
+    home = "learning.tools"
+    takes = ("query",)
+    asks = frozenset({"row", "rng"})
 
 
 class MetricUse(Use):

@@ -27,6 +27,8 @@ class Turn:
     seconds: float = 0.0
     """What the action took, on the environment's clock."""
     ok: bool = True
+    measured: bool = False
+    """Whether the seconds are those that passed in fact: no two runs agree on them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class Request:
     """The problem, for an environment that answers the model's turns; engines do not look at it."""
     turns: tuple[Turn, ...] = ()
     """The whole turns among `begun`; what comes after them is the beginning of the next."""
+    opening: int = 0
+    """How many of the prompt's last tokens are already the beginning of the first turn."""
+    limit: int | None = None
+    """Suspend it at so many tokens of its completion; None: they may become as many as the sampling says."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ class Decoding:
     def _limit(self, request: Request) -> int:
         """Tokens of a completion at which it is suspended, or as long as it may become."""
         window, most = self.sampling.window, self.sampling.max_new_tokens
+        most = most if request.limit is None else min(most, request.limit)
         return most if window is None else min(most, len(request.begun) + window)
 
     def _temperature(self, request: Request) -> float:

@@ -9,7 +9,7 @@ from schemas.endpoint import Capped
 from schemas.gates import Gate
 from schemas.references import PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
+from schemas.use import EngineUse, EnvUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
 
 
 class Evaluate(Capped, BaseStage):
@@ -46,6 +46,8 @@ class Evaluate(Capped, BaseStage):
     """Tokens per completion."""
     engine: EngineUse = EngineUse(use="torch")
     """Turns prompts into tokens."""
+    env: EnvUse | None = None
+    """Answers the model's turns, so that a sample is an episode of several; null: it is one turn."""
     limit: int | None = Field(default=None, ge=1)
     """Problems per task."""
     confidence: float = Field(default=0.95, gt=0, lt=1)

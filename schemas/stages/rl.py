@@ -20,6 +20,7 @@ from schemas.use import (
     CorrectUse,
     DriveUse,
     EngineUse,
+    EnvUse,
     FollowUpUse,
     GroupFilterUse,
     ModulateUse,
@@ -124,6 +125,8 @@ class Rl(Capped, Training, LoRA, BaseStage):
     """Bands that the curves must stay in."""
     engine: EngineUse = EngineUse(use="torch")
     """Turns prompts into tokens."""
+    env: EnvUse | None = None
+    """Answers the model's turns, so that a completion is an episode of several; null: it is one turn."""
     generation_batch_size: int = Field(default=64, ge=1)
     """Completions sampled per iteration."""
     num_generations: int = Field(default=8, ge=1)
