@@ -64,6 +64,10 @@ def report_machine(console: Console) -> int:
         )
     import torch
 
+    from learning.sandbox.enforced import enforced
+
+    good, text = enforced()
+    console.print(f"{'[green]ok[/]  ' if good else '[dim]none[/]'} {text}", highlight=False)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     console.print(f"{'[green]ok[/]  ' if gpus else '[dim]none[/]'} {gpus} GPUs", highlight=False)
     return 0 if well else 1

@@ -14,6 +14,8 @@ from lineage.layout import Layout
 
 ELSEWHERE = "posttrain-ray-"
 """How the folders of sessions begin that lie in the system's temporary folder because paths of sockets are short."""
+SANDBOXES = "posttrain-sandbox-"
+"""How the folders of programs of models begin, likewise (learning/sandbox/run.py)."""
 UNFINISHED = ("tmp-*", "damaged-*")
 
 
@@ -25,8 +27,9 @@ def sweep(layout: Layout) -> None:
             for folder in left if free else ():
                 shutil.rmtree(folder, ignore_errors=True)
     _forget_server(layout.state / "prefect")
-    elsewhere = Path(tempfile.gettempdir()).glob(f"{ELSEWHERE}*")
-    for session in (*(layout.state / "ray").glob("r*"), *elsewhere):
+    elsewhere = Path(tempfile.gettempdir())
+    sessions = (layout.state / "ray").glob("r*")
+    for session in (*sessions, *elsewhere.glob(f"{ELSEWHERE}*"), *elsewhere.glob(f"{SANDBOXES}*")):
         with unused(session / "lock") as free:
             if free:
                 shutil.rmtree(session, ignore_errors=True)

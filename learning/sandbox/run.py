@@ -1,5 +1,6 @@
 """Run a program that a model wrote, behind guards of the kernel; what is enforced by what: docs/sandbox.md."""
 
+import fcntl
 import math
 import os
 import platform
@@ -9,7 +10,8 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -108,8 +110,7 @@ def guarded(
     memory_mb: int = 256,
 ) -> Ran:
     """`run` without the test whether the guards hold; they must all stand. Raises StepError where one cannot."""
-    with tempfile.TemporaryDirectory(prefix="posttrain-sandbox-") as name:
-        folder = Path(name).resolve()
+    with working_folder() as folder:
         fill(folder, {**files, "program.py": code})
         with tempfile.TemporaryFile() as given:
             given.write(stdin.encode())
@@ -121,6 +122,16 @@ def guarded(
         finally:
             os.close(status)
             end(process)
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards; beside it a lock tells the next run's sweep that somebody still uses it."""
+    with tempfile.TemporaryDirectory(prefix="posttrain-sandbox-") as name, (Path(name) / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = Path(name).resolve() / "work"
+        folder.mkdir()
+        yield folder
 
 
 def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
