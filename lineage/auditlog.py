@@ -19,6 +19,7 @@ from typing import Any
 
 from lineage.keys import Signer, signer
 from lineage.layout import Layout
+from schemas.whole_files import write_whole
 
 Entry = dict[str, Any]
 FIRST = "0" * 64
@@ -60,10 +61,7 @@ def head_file(layout: Layout) -> Path:
 
 
 def _remember(layout: Layout, entry: Entry) -> None:
-    path = head_file(layout)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(_line(anchor(entry)))
-    temporary.replace(path)
+    write_whole(head_file(layout), _line(anchor(entry)).decode())
 
 
 def log_file(layout: Layout) -> Path:

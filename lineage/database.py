@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
-from lineage.whole_files import write_whole
 from schemas.errors import PlanError
+from schemas.whole_files import write_whole
 
 VARIABLE = "POSTTRAIN_DATABASE"
 FILE = "database"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from filelock import FileLock
 
 from lineage.layout import Layout
-from lineage.whole_files import write_whole
+from schemas.whole_files import write_whole
 
 FILE = "keepsakes"
 

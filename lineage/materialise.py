@@ -11,7 +11,7 @@ from pathlib import Path
 from lineage.layout import Layout
 from lineage.projection import curve_points
 from lineage.records import Record
-from lineage.whole_files import write_whole
+from schemas.whole_files import write_whole
 
 
 def runs_folder(layout: Layout, recipe: str) -> Path:

@@ -4,12 +4,12 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 from pathlib import Path
 
 from lineage.digests import digest_file, dvc_listing
 from schemas.manifest import Output
+from schemas.whole_files import whole_file
 
 FICLONE = 0x40049409
 """ioctl that shares the blocks of a file (linux/fs.h); copy-on-write file systems only."""
@@ -35,17 +35,13 @@ class Objects:
         target = self.path(name)
         if target.is_file() and target.stat().st_size == size and self.differs(name) is None:
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        try:
+        # What is damaged is found by its digest and put again: no need to wait for the disk.
+        with whole_file(target, flush=False) as fresh:
             if isinstance(content, bytes):
-                temporary.write_bytes(content)
+                fresh.write_bytes(content)
             else:
-                copy_file(content, temporary)
-            temporary.chmod(0o444)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+                copy_file(content, fresh)
+            fresh.chmod(0o444)
 
     def differs(self, name: str) -> str | None:
         """What is wrong with a cached object, None when it is what its name says."""

@@ -15,6 +15,7 @@ import yaml
 from lineage.layout import Layout
 from lineage.objects import Objects
 from lineage.records import Record
+from schemas.whole_files import is_fragment
 
 QUIET = 3600.0
 """Seconds for which a temporary file must not have been written to before it counts as left over."""
@@ -88,7 +89,8 @@ def _digests(value: Any) -> Iterator[str]:
 def left_over(layout: Layout) -> list[Path]:
     """Temporary files in DVC's cache that nobody has written to for an hour."""
     before = time.time() - QUIET
-    return sorted(p for p in layout.dvc_cache.glob("*/.*.tmp") if p.is_file() and p.stat().st_mtime < before)
+    fragments = (p for p in layout.dvc_cache.glob("*/.*") if is_fragment(p) and p.is_file())
+    return sorted(p for p in fragments if p.stat().st_mtime < before)
 
 
 def freed(paths: Iterable[Path]) -> int:

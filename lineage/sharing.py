@@ -22,6 +22,7 @@ from lineage.signature import signed_by
 from lineage.store import MANIFEST, Store, read_manifest
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
+from schemas.whole_files import whole_file
 
 ARTIFACTS, RUNS, KEYS = "artifacts", "runs", "keys"
 
@@ -192,11 +193,9 @@ def _trust(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...
         if not place.has(KEYS, f"{key}.pub"):
             continue
         file = layout.state / "keys" / "trusted" / f"{key}.pub"
-        fresh = file.with_suffix(".new")
-        place.get(fresh, KEYS, file.name)
-        if name_of(public_key(fresh)) != key:
-            fresh.unlink()
-            raise StepError(f"{place.said} holds another key than {key[:16]} under its name; it is not trusted")
-        fresh.rename(file)
+        with whole_file(file) as fresh:
+            place.get(fresh, KEYS, file.name)
+            if name_of(public_key(fresh)) != key:
+                raise StepError(f"{place.said} holds another key than {key[:16]} under its name; it is not trusted")
         trusted_now.append(key)
     return tuple(trusted_now)

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lineage.layout import Layout
-from lineage.whole_files import write_whole
 from schemas.budget import Prices
+from schemas.whole_files import write_whole
 
 FILE = "cost.json"
 

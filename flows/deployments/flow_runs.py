@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.running.runlog import runs
 from lineage.layout import Layout
-from lineage.whole_files import write_whole
+from schemas.whole_files import write_whole
 
 FILE = "prefect.json"
 """In a run's folder: the flow run that shows it, its deployment and the parameters of its form."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.digests import digest_of
-from lineage.whole_files import write_whole
+from schemas.whole_files import write_whole
 
 Look = Callable[[str], str | None]
 """From a source to what there is to see of it."""

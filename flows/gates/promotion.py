@@ -14,10 +14,10 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry import is_empty, registry_uri, shown
 from lineage.store import Store
-from lineage.whole_files import write_whole
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Promotion
+from schemas.whole_files import write_whole
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from flows.planning.difference import changes, code_changes, said
 from lineage.layout import Layout
 from lineage.packages import needed_packages
 from lineage.pins import pin
-from lineage.whole_files import write_whole
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 from schemas.recipe import load_recipe
+from schemas.whole_files import write_whole
 
 VERSION = 1
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"

@@ -13,6 +13,7 @@ from typing import Any
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Plan
+from schemas.whole_files import write_whole
 
 UNRECORDED = frozenset({"log", "progress"})
 """Kinds of events that lie in the artifact already (log and curves)."""
@@ -52,12 +53,8 @@ def append(file: Path, event: dict[str, Any]) -> None:
 
 def write_plan(layout: Layout, run: str, plan: Plan) -> None:
     """Keep the plan of a run, so that it can be run again as it was planned. Raises PlanError when it cannot."""
-    folder = layout.run(run)
-    temporary = folder / "plan.json.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(plan.model_dump_json(indent=1))
-        temporary.replace(folder / "plan.json")
+        write_whole(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
     except OSError as error:
         advice = "give POSTTRAIN_ROOT a folder that can be written"
         raise PlanError(f"the state folder {layout.state} cannot be written: {error.strerror}; {advice}") from error

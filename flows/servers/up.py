@@ -24,8 +24,8 @@ from flows.servers.supervisor import Say, Service, Supervisor
 from flows.steps.family import Stopped, with_family
 from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
 from lineage.layout import Layout
-from lineage.whole_files import write_whole
 from schemas.errors import PlanError
+from schemas.whole_files import write_whole
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
 KEPT_LOG = 5_000_000

@@ -30,6 +30,7 @@ from lineage.store import Store
 from schemas.errors import StepError
 from schemas.manifest import Contract, InputRecord, Manifest
 from schemas.plan import Step
+from schemas.whole_files import is_fragment, write_whole
 from tasks.context import Context
 
 Received = list[tuple[InputRecord, Path]]
@@ -147,9 +148,7 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
         if left["key"] != step.key:
             what = first_difference(left["identity"], step.identity)
             raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
-    elif any(folder.iterdir()):
+    elif not all(is_fragment(left) for left in folder.iterdir()):
         raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")
     else:
-        temporary = folder.parent / "key.json.tmp"
-        temporary.write_text(json.dumps({"key": step.key, "identity": step.identity}))
-        temporary.replace(owner)
+        write_whole(owner, json.dumps({"key": step.key, "identity": step.identity}))

@@ -1,6 +1,5 @@
 """Weights that travel within a process, or through a file; and the receiver of an engine with a policy of its own."""
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from learning.engines.protocol import EngineProtocol
 from learning.models.checksum import checksum
 from learning.models.policy import Policy
 from schemas.errors import StepError
+from schemas.whole_files import whole_file
 
 KEPT = 2
 """Files that stay: the latest, and the one before, which a receiver may be reading."""
@@ -58,11 +58,9 @@ class Files:
         weights = weights_of(self.policy.model)
         file = self.folder / f"weights-{version:08d}.safetensors"
         receipt = receipt_of(version, "file", str(file.absolute()), weights)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_suffix(f".writing-{os.getpid()}")
         own = {name: t.contiguous().cpu() for name, t in weights.items() if name not in receipt.aliases}
-        save_file(own, fresh, metadata={"format": "pt"})
-        fresh.replace(file)
+        with whole_file(file, flush=False) as fresh:
+            save_file(own, fresh, metadata={"format": "pt"})
         self.version = version
         for old in self._files()[:-KEPT]:
             old.unlink()

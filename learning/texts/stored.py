@@ -16,6 +16,7 @@ from filelock import FileLock
 
 from learning.texts.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
 from schemas.errors import StepError
+from schemas.whole_files import whole_file
 
 PART = 65_536
 """Rows of the source that a file is made of."""
@@ -144,11 +145,9 @@ def store(
 
 
 def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:
-    fresh = path.with_suffix(".writing")
-    with pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with whole_file(path) as fresh, pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         while batch := list(islice(rows, BATCH)):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
-    fresh.replace(path)
 
 
 def one_by_one(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:

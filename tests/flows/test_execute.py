@@ -15,6 +15,7 @@ from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import StepError
+from schemas.whole_files import whole_file
 
 LAB = '''
 import os, time
@@ -243,6 +244,20 @@ def test_checkpoints_of_another_key_are_refused_with_what_differs(lab):
     (folder / "key.json").write_text(json.dumps({"key": "0" * 64, "identity": other}))
     with pytest.raises(StepError, match=r"function.use: x → .*:number"):
         run_step(spec_of(plan, lab.layout, "a"))
+
+
+def test_checkpoints_whose_name_was_only_half_written_are_this_steps_own(lab):
+    plan = lab(TWO)
+    file = lab.layout.work(plan.step("a").key) / "checkpoints" / "key.json"
+    with pytest.raises(KeyboardInterrupt), whole_file(file) as fresh:
+        raise KeyboardInterrupt
+    fresh.write_text('{"key"')  # as a process leaves it that cannot tidy up
+    assert run_step(spec_of(plan, lab.layout, "a"))["step"] == "a"
+    unknown = lab.layout.work(plan.step("b").key) / "checkpoints"
+    unknown.mkdir(parents=True)
+    (unknown / "state.json").write_text("{}")
+    with pytest.raises(StepError, match="do not say whose they are"):
+        run_step(spec_of(plan, lab.layout, "b"))
 
 
 def test_a_damaged_artifact_is_made_again(lab):
