@@ -58,9 +58,14 @@ def _rewards(info: StepInfo, drive: Slot) -> Iterator[Problem]:
 
 def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
     ahead, limit = drive.values.get("ahead"), drive.values.get("max_staleness")
-    if isinstance(ahead, int) and isinstance(limit, int) and ahead > limit:
-        said = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}"
-        yield _at(info, join(drive.path, "ahead"), said, "lower `ahead`, or raise `max_staleness`")
+    ahead, lag = ahead if isinstance(ahead, int) else 0, int(drive.values.get("sync") == "each")
+    if isinstance(limit, int) and ahead > limit - lag:
+        behind = ", by workers that are one version behind" if lag else ""
+        said = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
+        yield _at(info, join(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`")
+    if lag and drive.values.get("interrupt") is False:
+        said = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
+        yield _at(info, join(drive.path, "sync"), said, "leave out one of the two")
 
 
 def _counted(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:

@@ -50,8 +50,11 @@ class LocalRollouts:
         """Take everything out."""
         return self.service.suspend()
 
-    def sync(self, version: int) -> None:
-        """Take the policy's weights as they are now, between two decode steps; returns when they are there."""
+    def sync(self, version: int, *, each: bool = False) -> None:
+        """Take the policy's weights as they are now, between two decode steps; returns when they are there.
+
+        There is no other service that could go on meanwhile: `each` changes nothing.
+        """
         self.service.load(version)
 
     def stats(self) -> list[dict[str, float]]:

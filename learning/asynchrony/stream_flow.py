@@ -28,6 +28,8 @@ class Flow:
         self.version = 0
         self.interrupt = True
         """Whether what runs goes on under new weights; otherwise they wait until it has ended."""
+        self.each = False
+        """Whether services take new weights one after the other, and the trainer does not wait for them."""
         self.pace: int | None = None
         self.broken: PosttrainError | None = None
         self.changed = threading.Condition()
@@ -74,6 +76,15 @@ class Flow:
         """Return when nothing is owed."""
         self.until(lambda: not self.owed)
 
+    @property
+    def settled(self) -> bool:
+        """Whether every service has the latest weights."""
+        return getattr(self.source, "settled", True)
+
+    def settle(self) -> None:
+        """Return when that is so; what runs goes on meanwhile."""
+        self.until(lambda: self.settled)
+
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         """Completions of the loop's other parts, beside those under way (after them where nothing may interrupt)."""
         if sampling.target is not None or sampling.window is not None:
@@ -82,6 +93,7 @@ class Flow:
             self.go(None)
         if not self.interrupt:
             self.drain()
+        self.settle()
         found: list[dict[int, Generation]] = [{} for _ in requests]
         with self.changed:
             made = [
@@ -98,9 +110,10 @@ class Flow:
             self.turn()
         if not self.interrupt:
             self.drain()
+        self.settle()
         with self.changed:
             self.check()
-            self.source.sync(version)
+            self.source.sync(version, **({"each": True} if self.each else {}))
             self.version = version
 
     def put_down(self) -> None:
@@ -137,10 +150,11 @@ class Flow:
             raise self.broken
 
     def _receive(self) -> bool:
+        settled = self.settled
         made = self.source.collect()
         for ticket, one in made:
             self.owed.pop((ticket, one.sample))(one)
-        if made:
+        if made or settled != self.settled:
             self.changed.notify_all()
         return bool(made)
 

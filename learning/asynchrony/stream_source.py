@@ -21,8 +21,12 @@ class Source(Protocol):
         """Take everything out; completions that ended meanwhile may come along."""
         ...
 
-    def sync(self, version: int) -> None:
-        """Give it the policy's weights as they are now; returns when they are in place."""
+    def sync(self, version: int, *, each: bool = False) -> None:
+        """Give it the policy's weights as they are now; returns when they are in place.
+
+        `each`: where there are several services, one after the other while the others go on; returns before that, and
+        `settled` says when they are in place everywhere.
+        """
         ...
 
     def stats(self) -> list[dict[str, float]]:

@@ -36,6 +36,7 @@ def streamed(
     ahead: Annotated[int, Field(ge=0)] | None = None,
     interrupt: bool = True,
     steps_per_update: Annotated[int, Field(ge=0)] | None = None,
+    sync: Literal["all", "each"] = "all",
 ) -> list[Trial]:
     """Fully asynchronous: generation, scoring and training go on at the same time (AReaL, Fu et al. 2025).
 
@@ -43,18 +44,29 @@ def streamed(
     take what is ready before what is slow. `interrupt`: what runs goes on under new weights, each token with
     its own version; otherwise it ends under the old ones, and new weights wait. Real time decides which groups are
     ready first, so runs differ; `steps_per_update` lets so many decode steps pass in the place of an update, and then
-    runs are equal to the bit. Raises StepError for more ahead than may be stale.
+    runs are equal to the bit.
+
+    `sync: each`: workers take new weights one after the other, and neither the others nor the trainer wait for them
+    (per-worker synchronisation of DART, Li et al. 2025). A worker is then at most one version behind, which counts as
+    staleness: `ahead` may be one less. Raises StepError for more ahead than may be stale, and for `sync: each` with
+    `interrupt: false`.
     """
     if round:
         return sampler.sample(asks)
-    slack = max_staleness - (max_staleness if ahead is None else ahead)
-    if slack < 0:
-        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}")
+    lag = int(sync == "each")
+    room = max_staleness - lag
+    ahead = max(room, 0) if ahead is None else ahead
+    if ahead > room:
+        less = ", of which workers under `sync: each` may be one behind" if lag else ""
+        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+    if lag and not interrupt:
+        raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
+    stream.each = lag > 0
     stream.open(sampler, score, interrupt=interrupt, steps_per_update=steps_per_update)
-    for asked in range(stream.planned, min(step + max_staleness - slack + 1, max_steps)):
+    for asked in range(stream.planned, min(step + ahead + 1, max_steps)):
         stream.ask(asked, plan(asked))
     stream.launch()
-    return stream.take(step, step - slack)
+    return stream.take(step, step - room + ahead)
 
 
 def one_step_off(

@@ -61,6 +61,8 @@ class Replica:
     """The completions that it was last asked for."""
     deaths: int = 0
     """In a row, without a completion in between."""
+    told: dict[str, float] = field(default_factory=dict)
+    """What it last said of itself."""
 
     def take(self, name: int, piece: Piece) -> None:
         """Owe a piece."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from learning.distributed.actors import Actors, Lost, Remote
 from learning.distributed.replica import Ended, Piece, Replica
+from learning.distributed.rolling import Roll
 from learning.distributed.weight_sync import Receipt, WeightSync
 from learning.engines.protocol import Generation, Request, Sampling
 from schemas.errors import StepError
@@ -45,6 +46,7 @@ class Replicas:
         self.weights: WeightSync | None = None
         self.receipt: Receipt | None = None
         self.version = 0
+        self.roll = Roll()
         self._pieces = 0
 
     @property
@@ -52,10 +54,16 @@ class Replicas:
         """Completions that can be under way at once."""
         return self.in_flight * len(self.replicas)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the latest weights have reached every replica, as far as was heard."""
+        return self.roll.over
+
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         """For each request its `n` generations. Raises StepError; nothing is under way afterwards."""
         if self.waiting or any(r.open for r in self.replicas):
             raise StepError("replicas: completions that were submitted are under way; collect them first")
+        self._settle()
         try:
             return self._generate(requests, sampling)
         except BaseException:
@@ -96,11 +104,13 @@ class Replicas:
         is wrong, or dies again and again.
         """
         while True:
+            self._go_on()
             self._dispatch()
             asked = {r.asked: r for r in self.replicas if r.asked is not None}
-            done, _ = wait(asked, timeout=None if until_some else wait_s, return_when=FIRST_COMPLETED)
-            made = [one for future in done for one in self._heard(asked[future])]
-            if made or not until_some or not asked:
+            futures = [*asked, *((self.roll.at[2],) if self.roll.at else ())]
+            done, _ = wait(futures, timeout=None if until_some else wait_s, return_when=FIRST_COMPLETED)
+            made = [one for future in done if future in asked for one in self._heard(asked[future])]
+            if made or not until_some or not futures:
                 self._dispatch()
                 return made
 
@@ -129,12 +139,21 @@ class Replicas:
                 replica.remote.call("suspend")
             replica.sent, replica.asked = [], None
 
-    def sync(self, version: int) -> None:
-        """Give every replica the policy's weights as they are now; returns when all have them. Raises StepError."""
+    def sync(self, version: int, *, each: bool = False) -> None:
+        """Give every replica the policy's weights as they are now; returns when all have them. Raises StepError.
+
+        `each`: one after the other, while the others go on; returns at once, and `collect` sees to the rest. The
+        weights before are waited for, so that no replica is more than one version behind.
+        """
         if self.publisher is None:
             raise StepError("replicas: the weights of these do not change")
+        self._settle()
         self.weights = self.weights or self.publisher()
         self.receipt, self.version = self.weights.publish(version), version
+        if each and self.receipt.kind != "collective":  # a collective goes to all of its members at once
+            self.weights.wait()
+            self.roll.begin(self.replicas, self.receipt)
+            return
         answers = [(replica, replica.remote.call("load", self.receipt)) for replica in self.replicas]
         self.weights.wait()
         for replica, answer in answers:
@@ -144,13 +163,26 @@ class Replicas:
                 self._revive(replica, error)
 
     def stats(self) -> list[dict[str, float]]:
-        """What every replica tells of itself."""
-        return [answer.result() for answer in [replica.remote.call("stats") for replica in self.replicas]]
+        """What every replica tells of itself; of one that is loading, what it told last, if anything."""
+        able = [replica for replica in self.replicas if replica is not self.roll.loading]
+        for replica, answer in [(replica, replica.remote.call("stats")) for replica in able]:
+            replica.told = answer.result()
+        return [replica.told for replica in self.replicas if replica.told]
 
     def close(self) -> None:
         """End the replicas; what is under way is lost."""
         for replica in self.replicas:
             replica.remote.stop()
+
+    def _go_on(self, wait: bool = False) -> None:
+        """See to it that the next replica is told of new weights."""
+        if (died := self.roll.go_on(wait)) is not None:
+            self._revive(*died)
+
+    def _settle(self) -> None:
+        """Return when every replica has the latest weights."""
+        while not self.roll.over:
+            self._go_on(wait=True)
 
     def _dispatch(self) -> None:
         """Give what waits to replicas that have room, and ask those that work for what has ended."""
@@ -168,7 +200,8 @@ class Replicas:
     def _room(self, piece: Piece) -> int | None:
         """The replica that owes least and has room; rather one that has the prompt, unless it owes a piece more."""
         size = len(piece.left)
-        free = [i for i, r in enumerate(self.replicas) if r.load + size <= self.in_flight or not r.load]
+        able = [(i, r) for i, r in enumerate(self.replicas) if r is not self.roll.loading]
+        free = [i for i, r in able if r.load + size <= self.in_flight or not r.load]
         if not free:
             return None
         least = min(self.replicas[i].load for i in free)
@@ -217,6 +250,7 @@ class Replicas:
         owed = [some for piece in replica.drop() for some in piece.again()]
         replica.sent, replica.asked = [], None
         replica.remote = self.actors.restart(replica.remote)
+        self.roll.leave_out(replica)
         if self.receipt is not None:
             replica.sent.append(replica.remote.call("load", self.receipt))
         self.waiting.extendleft(reversed(owed))

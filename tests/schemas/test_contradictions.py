@@ -135,6 +135,18 @@ REFUSED = {
         {**ASYNC, "drive": use("streamed", max_staleness=1, ahead=2)},
         "drive.ahead", "older than max_staleness, 1", "lower `ahead`",
     ),
+    "workers that lag where nothing may": (
+        {**ASYNC, "drive": use("streamed", max_staleness=0, sync="each")},
+        "drive.sync", "older than max_staleness, 0, by workers that are one version behind", "raise `max_staleness`",
+    ),
+    "no room for the lag of workers": (
+        {**ASYNC, "drive": use("streamed", max_staleness=2, ahead=2, sync="each")},
+        "drive.ahead", "by workers that are one version behind", "lower `ahead`",
+    ),
+    "new weights under what runs, and not": (
+        {**ASYNC, "drive": use("streamed", max_staleness=2, sync="each", interrupt=False)},
+        "drive.sync", "`interrupt: false` says that nothing may", "leave out one of the two",
+    ),
     "steps counted where nobody can": (
         {**ASYNC, "drive": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
         "drive.steps_per_update", "`resources.rollout` has processes of its own", "leave out one",
