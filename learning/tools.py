@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from learning.evaluating.retrieval import Shelf
+from learning.sandbox.run import run
 from learning.toolbox.arithmetic import calculated
 from learning.toolbox.tables import asked
 
@@ -26,14 +27,10 @@ def calculator(query: str) -> str:
 def python(
     query: str, *, seconds: Annotated[float, Field(gt=0)] = 5.0, memory_mb: Annotated[int, Field(ge=32)] = 256
 ) -> str:
-    """What a snippet of Python prints, run in the sandbox; one that fails, or takes too long, is told how."""
-    from learning.sandbox.run import run
-
+    """What a program in Python prints, run in the sandbox; one that fails, or takes too long, is told how."""
     ran = run(query, seconds=seconds, memory_mb=memory_mb)
-    if ran.timed_out:
-        raise ValueError(f"no end within {seconds:g} seconds")
-    if ran.code:
-        raise ValueError((ran.stderr.strip().splitlines() or ["it failed"])[-1])
+    if ran.code or ran.timed_out:
+        raise ValueError(ran.told or (ran.stderr.strip().splitlines() or [f"it ended with {ran.code}"])[-1])
     return ran.stdout.strip()
 
 

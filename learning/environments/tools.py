@@ -98,4 +98,4 @@ class Conversation:
         except StepError:
             raise
         except Exception as error:  # whatever a tool of somebody's own raises, the episode goes on
-            return f"error: {error or type(error).__name__}", False
+            return f"error: {str(error) or type(error).__name__}", False

@@ -18,7 +18,7 @@ from schemas.errors import StepError
 
 Row = dict[str, Any]
 Kind = Literal["product", "weight", "table", "digits"]
-SPACE = 50
+SPACE = 20
 """Draws for each question wanted after which the space counts as exhausted."""
 
 
