@@ -142,9 +142,15 @@ def options_of(function: Callable[..., Any], given: Mapping[str, Any], name: str
 def bind(use: Use, port: str = "", inputs: Mapping[str, Path] | None = None) -> Bound:
     """Bind what `use` names; options that are references become folders: `inputs` has them by path below `port`."""
     function = find(use)
+    return Bound(use.use, function, bound_options(function, use, port, inputs), port, getattr(use, "weight", 1.0))
+
+
+def bound_options(
+    function: Callable[..., Any], use: Use, port: str, inputs: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
+    """The options of what `use` names, validated, with folders for references and bound functions for those named."""
     options = options_of(function, use.options, use.use)
-    found = {name: _resolved(value, f"{port}.{name}", inputs or {}) for name, value in options.items()}
-    return Bound(use.use, function, found, port, getattr(use, "weight", 1.0))
+    return {name: _resolved(value, f"{port}.{name}", inputs or {}) for name, value in options.items()}
 
 
 def _resolved(value: Any, path: str, inputs: Mapping[str, Path]) -> Any:

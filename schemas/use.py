@@ -47,7 +47,7 @@ class Use(Schema):
 
 TRIALS = frozenset({"trials", "rows", "n", "step", "rng", "state", "history", "sampler"})
 SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
-PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P"})
+PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P", "turns_P"})
 FIXED = frozenset(
     f"{name}_T"
     for name in (

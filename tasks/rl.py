@@ -7,6 +7,7 @@ Everything that varies between algorithms is a function bound in `learning.algor
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ from learning.distributed.shared_engine import acting_policy, by_main, engine_of
 from learning.distributed.trained import Trained
 from learning.engines.load import make_engine
 from learning.engines.protocol import EngineProtocol, Sampling
-from learning.loop.batch import Batch
+from learning.environments.making import in_environment
 from learning.loop.collecting import Collecting, bind_collecting, processor_of, score_all, services
 from learning.loop.curves import Curves
 from learning.loop.harvest import harvest
 from learning.loop.learn import in_pieces, learn
+from learning.loop.points import describe
 from learning.loop.random_states import own_randomness
 from learning.loop.rl_state import Loop, resume, save, step_back, sync
 from learning.loop.rollout import Sampler
@@ -38,7 +40,7 @@ from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.policy import Policy, load_policy, save_policy, set_determinism
 from learning.models.references import References
-from learning.texts.chat import encode_prompt
+from learning.texts.chat import decode, encode_prompt
 from learning.texts.rows import read_rows
 from learning.texts.stored import rows_at_hand
 from schemas.errors import StepError
@@ -96,7 +98,12 @@ def prepare(stage: Rl, context: Context) -> Loop:
         beside=beside,
         rows=checked(rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts"), policy, stage),
         held_out_rows=held_out,
-        trajectories=Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed),
+        trajectories=Trajectories(
+            context.checkpoints / "trajectories",
+            stage.log_trajectories,
+            context.seed,
+            partial(decode, policy.tokenizer) if stage.env else None,
+        ),
         curves=Curves(context.log, stage.logging_steps, stage.max_steps),
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
@@ -115,9 +122,10 @@ def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy
     """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
     apart = context.actors is not None and context.actors.size("rollout") > 0
     if collecting.needs("stream") and not apart:
-        return Stream(LocalRollouts(stage.engine, acting))
+        return Stream(in_environment(LocalRollouts(stage.engine, acting), stage.env, acting.tokenizer, context.inputs))
     places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
     engine = make_engine(stage.engine, acting, context.actors, **places)
+    engine = in_environment(engine, stage.env, acting.tokenizer, context.inputs)
     return Stream(engine) if collecting.needs("stream") else engine
 
 
@@ -195,29 +203,6 @@ def sampler_of(loop: Loop, stage: Rl, context: Context, step: int, controls: dic
     process = processor_of(loop.collecting, step, controls, loop.curves.last)
     sampling = Sampling(stage.temperature, stage.max_completion_length, entropy=wanted, processor=process)
     return Sampler(loop.engine, loop.acting, sampling, context.seed, step)
-
-
-def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
-    """Points for the curves that say what was sampled: of the plain policy, where it sampled anything."""
-    plain = [t for t in trials if t.source == "policy"]
-    own = plain or [t for t in trials if t.logprobs is not None]
-    ended = [t for t in own if t.finish != "suspended"]
-    lengths = [len(t.completion_ids) - t.given for t in own]
-    points: dict[str, float] = {}
-    for name in dict.fromkeys(name for t in trials for name in t.scores):
-        values = [s for t in ended if (s := t.scores.get(name)) is not None]
-        if values:
-            points[f"reward/{name}"] = sum(values) / len(values)
-    if rewards := [t.reward for t in ended if t.reward is not None]:
-        points["reward"] = sum(rewards) / len(rewards)
-    return points | {
-        "completions": float(len(trials)),
-        "completion_length": sum(lengths) / max(len(own), 1),
-        "truncated": sum(t.finish == "length" for t in own) / max(len(own), 1),
-        "unscorable": sum(t.reward is None for t in trials) / max(len(trials), 1),
-        "trained": trained.num_paths / max(len(trials), 1),
-        "broken_logprobs": float(trained.tokens["broken"].sum()),
-    }
 
 
 def held_out(loop: Loop, stage: Rl, context: Context, step: int, controls: dict[str, float]) -> dict[str, float]:

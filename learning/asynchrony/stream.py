@@ -145,7 +145,7 @@ class Stream(Flow):
             for trial in group.trials:
                 trial.group = number
         # Their tokens count now: when they were sampled is a matter of real time.
-        self.sampler.sampled += sum(len(one.ids) for group in chosen for one in group.members)
+        self.sampler.sampled += sum(one.sampled for group in chosen for one in group.members)
         return [trial for group in chosen for trial in group.trials]
 
     def _sampler_of(self, plan: int) -> Sampler:

@@ -71,7 +71,8 @@ class Told:
 
 def staleness(trials: Sequence[Trial], step: int) -> dict[str, float]:
     """How many iterations older than the trained weights those are that sampled the tokens; none where none is."""
-    ages = [step - version for t in trials if t.logprobs is not None for version in t.versions[t.given :]]
+    own = [t for t in trials if t.logprobs is not None]
+    ages = [step - v for t in own for v, mine in zip(t.versions[t.given :], t.own, strict=False) if mine]
     if not any(ages):
         return {}
     return {

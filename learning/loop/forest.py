@@ -22,7 +22,8 @@ class _Forest:
         self.parents: list[int] = []
         self.leaves: list[int] = []
         self.columns: dict[str, list[Any]] = {
-            name: [] for name in ("learn", "lp_behav", "owner", "external", "version", "entropy_behav")
+            name: []
+            for name in ("learn", "lp_behav", "owner", "external", "version", "entropy_behav", "turn", "seconds")
         }
 
     def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
@@ -38,9 +39,10 @@ def forest(trials: Sequence[Trial]) -> Batch:
     """The trials as paths, in their order. The sampled stop token is part of a completion and trained on.
 
     Token columns beside those of `learning.loop.batch`: `external` bool (nobody's policy sampled it: probability 1),
-    `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked). Path columns:
-    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
-    `family` (numbers of the row and of its family), `weight`.
+    `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
+    episode, from 0) and `seconds` (that the environment took for that turn). Path columns: `path`, `episode`, `group`,
+    `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and `family` (numbers of the row and
+    of its family), `weight`, `turns` (how many of the model's turns the completion has).
     """
     made, roots = _Forest(), {}
     for path, trial in enumerate(trials):
@@ -57,14 +59,24 @@ def forest(trials: Sequence[Trial]) -> Batch:
 def _sampled(trial: Trial) -> dict[str, list[Any]]:
     """Token columns of what was sampled, or given by somebody outside to be learnt from."""
     cut, size = trial.given, len(trial.completion_ids) - trial.given
-    outside = trial.logprobs is None
-    return {
-        "learn": [trial.source != "greedy"] * size,
+    outside, learn = trial.logprobs is None, trial.source != "greedy"
+    return _turns(trial, size) | {
+        "learn": [learn and own for own in trial.own] if trial.turns else [learn] * size,
         "lp_behav": [0.0] * size if trial.logprobs is None else list(trial.logprobs[cut:]),
         "external": [outside] * size,
         "version": list(trial.versions[cut:]),
         "entropy_behav": list(trial.entropies[cut:]),
     }
+
+
+def _turns(trial: Trial, size: int) -> dict[str, list[Any]]:
+    """Which turn each token is of, with the answer that followed it, and what that took."""
+    if not trial.turns:
+        return {}
+    turn = [i for i, of in enumerate(trial.turns) for _ in range(of.sampled + of.observed)]
+    seconds = [of.seconds for of in trial.turns for _ in range(of.sampled + of.observed)]
+    left = size - len(turn)
+    return {"turn": turn + [len(trial.turns)] * left, "seconds": seconds + [0.0] * left}
 
 
 def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
@@ -78,6 +90,8 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
         "external": torch.tensor(columns["external"], dtype=torch.bool),
         "version": torch.tensor(columns["version"], dtype=torch.long),
         "entropy_behav": torch.tensor(columns["entropy_behav"], dtype=torch.float64),
+        "turn": torch.tensor(columns["turn"], dtype=torch.long),
+        "seconds": torch.tensor(columns["seconds"], dtype=torch.float64),
     }
 
 
@@ -92,6 +106,7 @@ def _path_columns(trials: Sequence[Trial]) -> dict[str, torch.Tensor]:
         "prompt": torch.tensor([rows[t.row.get("id")] for t in trials], dtype=torch.long),
         "family": torch.tensor([families[t.row.get("family")] for t in trials], dtype=torch.long),
         "weight": torch.tensor([t.weight for t in trials], dtype=torch.float64),
+        "turns": torch.tensor([t.num_turns for t in trials], dtype=torch.long),
         "path": ids,
         "episode": ids.clone(),
     }

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
-from learning.engines.protocol import Generation, Request
+from learning.engines.protocol import Generation, Request, Turn
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask, Trial
 
@@ -30,6 +30,13 @@ class Pending:
     finish: Literal["stop", "length", "suspended"] = "suspended"
     calls: int = 0
     """Calls of the engine so far."""
+    turns: list[Turn] = field(default_factory=list)
+    """Whole turns of an episode; the first holds what was given."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the model sampled."""
+        return len(self.ids) - sum(turn.observed for turn in self.turns)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -41,12 +48,13 @@ class Pending:
         """What `to_json` gave."""
         ask = Ask(**{**values["ask"], "begin": tuple(values["ask"]["begin"])})
         own = {key: list(value) if isinstance(value, list) else value for key, value in values.items()}
-        return cls(**{**own, "ask": ask})
+        return cls(**{**own, "ask": ask, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
 
     def request(self) -> Request:
         """What the engine is told to go on."""
         begun = (*self.given, *self.ids)
-        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.ask.temperature)
+        told = {"row": self.ask.row, "turns": tuple(self.turns), "opening": len(self.ask.begin)}
+        return Request(self.prompt_ids, 1, self.seed, self.first, begun, self.ask.temperature, **told)
 
     def extend(self, made: Generation, version: int) -> None:
         """Add what was sampled, under `version` where the engine does not say which weights sampled what."""
@@ -55,6 +63,7 @@ class Pending:
         self.entropies += made.entropies
         for of, tokens in made.versions or [(version, len(made.token_ids))]:
             self.versions += [of] * tokens
+        self.turns += made.turns
         self.finish = made.finish
         self.calls += 1
 
@@ -129,6 +138,8 @@ def group_ids(some: list[Pending], sampler: Sampler) -> dict[str, int]:
 def trial_of(one: Pending, group: int, sampler: Sampler) -> Trial:
     """The completion as a trial."""
     ask = replace(one.ask, begin=(*one.ask.begin, *one.given))
-    trial = sampler.trial(ask, group, Generation(one.ids, one.logprobs, one.finish, one.entropies))
+    # Its first turn is told without what was given, which is nobody's sample.
+    turns = [replace(t, sampled=t.sampled - len(one.given)) if i == 0 else t for i, t in enumerate(one.turns)]
+    trial = sampler.trial(ask, group, Generation(one.ids, one.logprobs, one.finish, one.entropies, turns=turns))
     trial.versions[trial.given :] = one.versions
     return trial

@@ -13,7 +13,7 @@ import numpy as np
 from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
 from learning.lookup import Bound
 from learning.loop.likelihoods import likelihoods
-from learning.loop.trials import Ask, Messages, Trial
+from learning.loop.trials import Ask, Messages, Trial, last_turn
 from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_completion, encode_prompt
 from schemas.errors import StepError
@@ -78,7 +78,8 @@ class Sampler:
         self._count += 1
         seed = stream(self.seed, self.step, self._count - 1)
         # What a completion begins with is a part of the prompt to the engine: it is nobody's sample.
-        return Request([*ids, *ask.begin], ask.n, seed, temperature=ask.temperature)
+        how = {"temperature": ask.temperature, "row": ask.row, "opening": len(ask.begin)}
+        return Request([*ids, *ask.begin], ask.n, seed, **how)
 
     def trial(self, ask: Ask, group: int, generation: Generation) -> Trial:
         """A generation of an ask as a trial."""
@@ -92,11 +93,12 @@ class Sampler:
             ids,
             [0.0] * cut + list(generation.logprobs),
             generation.finish,
-            decode(self.policy.tokenizer, ids),
+            decode(self.policy.tokenizer, ids[last_turn(cut, generation.turns) :]),
             given=cut,
             entropies=[0.0] * cut + list(generation.entropies) if generation.entropies else [],
             versions=[self.step] * len(ids),
             context_ids=self.encode(ask.context) if ask.context else None,
+            turns=list(generation.turns),
         )
 
     def given(

@@ -3,7 +3,8 @@
 Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,32 @@ SCHEMA = pa.schema(
     ]
 )
 """`version` is the oldest iteration whose weights sampled a token; tokens are those sampled, not given ones."""
+TURN = pa.struct(
+    [
+        ("sampled", pa.int32()),
+        ("observed", pa.int32()),
+        ("text", pa.string()),
+        ("observation", pa.string()),
+        ("reward", pa.float64()),
+        ("seconds", pa.float64()),
+        ("ok", pa.bool_()),
+    ]
+)
+"""A turn of the model that an environment answered, in the order of the tokens; `seconds` null: those of a real clock,
+on which no two runs agree."""
+EPISODES = pa.schema([*SCHEMA, ("turns", pa.list_(TURN))])
+"""Of a stage with an environment; `completion` is then the whole episode, and `token_ids` hold what was observed."""
 
 
 class Trajectories:
-    """The rows of a stage so far; `share` is the part of the groups that is kept."""
+    """The rows of a stage so far; `share` is the part of the groups that is kept.
 
-    def __init__(self, folder: Path, share: float, seed: int):
-        self.folder, self.share, self.seed = folder, share, seed
+    `decode` gives the text of tokens, for a stage whose completions are episodes; None: they are single turns.
+    """
+
+    def __init__(self, folder: Path, share: float, seed: int, decode: Callable[[list[int]], str] | None = None):
+        self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
+        self.schema = SCHEMA if decode is None else EPISODES
         self.waiting: list[dict[str, Any]] = []
 
     def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
@@ -54,20 +74,33 @@ class Trajectories:
             sample = seen[trial.group] = seen.get(trial.group, -1) + 1
             if trial.group in kept:
                 place = {"step": step, "group": trial.group, "sample": sample}
-                self.waiting.append({**place, **_row(trial, advantage)})
+                self.waiting.append({**place, **self._row(trial, advantage)})
 
     def put_aside(self, step: int) -> None:
         """Write the waiting rows beside the checkpoint of `step`, before it is written."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(self.waiting, schema=SCHEMA), self._part(step), compression="zstd")
+        pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
         self.waiting = []
 
     def publish(self, output: Path, parts: list[int]) -> None:
         """Write the rows put aside at `parts` and the waiting ones as one table; equal rows give equal bytes."""
-        with ShardWriter(output, SCHEMA, "trajectories") as writer:
-            for batch in scan([self._part(step) for step in parts], SCHEMA, "trajectories"):
+        with ShardWriter(output, self.schema, "trajectories") as writer:
+            for batch in scan([self._part(step) for step in parts], self.schema, "trajectories"):
                 writer.write(batch)
-            writer.write(pa.Table.from_pylist(self.waiting, schema=SCHEMA))
+            writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
+
+    def _row(self, trial: Trial, advantage: float | None) -> dict[str, Any]:
+        row = _row(trial, advantage)
+        if self.decode is None:
+            return row
+        turns, at = [], trial.given
+        for turn in trial.turns:
+            said, seen = at + turn.sampled, at + turn.sampled + turn.observed
+            texts = {"text": (at, said), "observation": (said, seen)}
+            own = {name: self.decode(trial.completion_ids[a:b]) for name, (a, b) in texts.items()}
+            turns.append({**asdict(turn), **own, "seconds": None if turn.measured else turn.seconds})
+            at = seen
+        return {**row, "completion": self.decode(trial.completion_ids), "turns": turns}
 
     def _part(self, step: int) -> Path:
         return self.folder / f"rows-{step:08d}.parquet"

@@ -4,8 +4,11 @@ Plans, drives, follow-ups and sources work on lists of these; `learning.loop.for
 are trained on.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from learning.engines.protocol import Turn
 
 Messages = list[dict[str, Any]]
 SOURCES = (
@@ -50,7 +53,7 @@ class Trial:
     """Of every completion token in the sampling context, 0 for given ones; None: no policy of ours sampled it."""
     finish: Literal["stop", "length", "suspended"]
     text: str
-    """The completion decoded, given tokens too, without special tokens."""
+    """The completion decoded, given tokens too, without special tokens; of an episode the last of the model's turns."""
     given: int = 0
     entropies: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -63,6 +66,24 @@ class Trial:
     """Weighted sum of the scores; None: could not be scored."""
     weight: float = 1.0
     """Factor on the weight of its tokens in the loss."""
+    turns: list[Turn] = field(default_factory=list)
+    """Whole turns of an episode, from the first token that was not given; empty: nothing answered the completion."""
+
+    @property
+    def own(self) -> list[bool]:
+        """Of every token after those given, whether it was sampled (or is an expert's), not observed."""
+        size = len(self.completion_ids) - self.given
+        if not any(turn.observed for turn in self.turns):
+            return [True] * size
+        of = [part for turn in self.turns for part in ([True] * turn.sampled, [False] * turn.observed)]
+        found = [one for part in of for one in part]
+        return found + [True] * (size - len(found))
+
+    @property
+    def num_turns(self) -> int:
+        """Of the model, with one that has not ended; 1 where nothing answers."""
+        whole = sum(turn.sampled + turn.observed for turn in self.turns)
+        return len(self.turns) + (not self.turns or whole < len(self.completion_ids) - self.given)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -71,7 +92,16 @@ class Trial:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Trial":
         """What `to_json` gave, as a trial again."""
-        return cls(**values)
+        return cls(**{**values, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
+
+
+def last_turn(given: int, turns: Sequence[Turn]) -> int:
+    """Where the last of the model's turns begins in a completion whose first turn follows `given` tokens, with them."""
+    places = [0]
+    for turn in turns:
+        if turn.observed:
+            places.append((places[-1] or given) + turn.sampled + turn.observed)
+    return places[-1]
 
 
 def by_group(trials: list[Trial]) -> dict[int, list[Trial]]:

@@ -12,6 +12,8 @@ from schemas.errors import StepError
 Messages = list[dict[str, Any]]
 MARK = "\uf8ff"
 """Stands around the number of a piece of text while a template is filled in: a character of private use."""
+PLACE = "\uf8fe"
+"""Stands where an earlier turn of the assistant is."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
@@ -20,13 +22,46 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
     Text that looks like a special token stays text: only the template writes special tokens. Raises StepError without a
     chat template, or when the template refuses the messages.
     """
+    messages, marked = _marked(messages, _special_of(tokenizer, len(tokenizer)))
+    return _encoded(tokenizer, _rendered(tokenizer, messages), marked)
+
+
+def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "user") -> list[int]:
+    """Ids between the end of an assistant's turn (its end-of-sequence token) and the beginning of its next one.
+
+    They are what the chat template puts there, with `text` as the message in between: what a rendering of the whole
+    conversation has more than one up to that end. Text that looks like a special token stays text. Raises StepError
+    when the template refuses a conversation of several turns.
+    """
+    reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
+    after = _after_assistant(tokenizer, reply, generate=True)
+    eos = str(tokenizer.eos_token)
+    # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
+    closed = eos in _after_assistant(tokenizer, [], generate=False)
+    ids = _encoded(tokenizer, eos + (after.partition(eos)[2] if closed else after), marked)
+    return ids[1:] if ids[:1] == [tokenizer.eos_token_id] else ids
+
+
+def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
+    """What a template writes after an assistant's text, with further messages."""
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}, *then]
+    _, found, after = _rendered(tokenizer, asked, generate=generate).partition(PLACE)
+    if not found:
+        raise StepError("the chat template leaves out earlier turns of the assistant, so no episode can be laid out")
+    return after
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generate: bool = True) -> str:
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
-    messages, marked = _marked(messages, _special_of(tokenizer, len(tokenizer)))
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
     except TemplateError as error:
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, str]) -> list[int]:
+    """Ids of a rendering; what stands in the place of a mark is plain text."""
     if not marked:
         return tokenizer.encode(text, add_special_tokens=False)
     ids: list[int] = []
