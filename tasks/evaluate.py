@@ -9,6 +9,7 @@ import numpy as np
 from learning.distributed.placed_rewards import placed
 from learning.engines.load import engine_for, policy_for
 from learning.engines.protocol import Sampling
+from learning.environments.making import playing
 from learning.evaluating.asking import Asking, run_program
 from learning.evaluating.evaluation import ALL, Scores, comparisons, metric_name, table
 from learning.evaluating.evaluation_report import write_report
@@ -62,6 +63,8 @@ def run(stage: Evaluate, context: Context) -> Result:
     }
     if stage.program:
         results["calls"] = calls
+    if stage.env:
+        results["episodes"] = {name: told_of_episodes(groups) for name, groups in samples.items()}
     if stage.weight_diff:
         results["weights"] = weights(stage, context, {name: ports[name] for name in names})
     results["gates"] = gate_outcomes(stage, measured, context.seed)
@@ -134,7 +137,8 @@ class Work:
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
-            engine_for(stage.engine, policy, context.actors, folder, self.desk) as engine,
+            engine_for(stage.engine, policy, context.actors, folder, self.desk) as plain,
+            playing(plain, stage.env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = spending(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
@@ -158,6 +162,13 @@ def texts_of(samples: list[list[Sample]]) -> np.ndarray:
     return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
+def told_of_episodes(samples: list[list[Sample]]) -> dict[str, float]:
+    """Whole turns of the model per episode, and how many of them the environment could not carry out."""
+    turns = [one.turns for group in samples for one in group]
+    failed = sum(not turn.ok for of in turns for turn in of)
+    return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
+
+
 def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
     """Every measure of every model's weights against those of the first."""
     words = [use.use.rpartition(":")[2] for use in stage.weight_diff]
@@ -178,8 +189,8 @@ def selected(
     if not selector:
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
-    texts = [one.text for group in groups for one in group]
-    return best_of(groups, weighted_scores(selector, [1.0], rows, texts, desk))
+    samples = [one for group in groups for one in group]
+    return best_of(groups, weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples))
 
 
 def score(
@@ -191,8 +202,8 @@ def score(
 ) -> np.ndarray:
     """Scores (P, N), NaN where a reward could say nothing."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
-    texts = [one.text for group in samples for one in group]
-    found = weighted_scores(rewards, weights, rows, texts, desk)
+    flat_samples = [one for group in samples for one in group]
+    found = weighted_scores(rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples)
     return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
 
 
@@ -206,6 +217,8 @@ def flat(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, fl
             found[line["metric"]] = line["value"]
     for model, counts in results.get("calls", {}).items():
         found |= {f"{what}.{model}": count for what, count in counts.items()}
+    for model, told in results.get("episodes", {}).items():
+        found |= {f"{what}.{model}": value for what, value in told.items()}
     for line in results.get("weights", []):
         if line["value"] is not None:
             found[f"{line['measure']}.{line['model']}"] = line["value"]
@@ -224,7 +237,7 @@ def sample_rows_of(problems: list[Row], samples: dict[str, Any], scores: dict[st
             "sample": n,
             "prompt": row["prompt"][-1]["content"],
             "answer": row["answer"],
-            "completion": one.text,
+            "completion": one.whole or one.text,
             "truncated": one.finish == "length",
             "score": None if np.isnan(scores[model][p, n]) else float(scores[model][p, n]),
         }
@@ -241,7 +254,7 @@ def shown(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.nda
     for p, row in enumerate(problems):
         count[row["family"]] = count.get(row["family"], 0) + 1
         if count[row["family"]] <= SHOWN_PER_FAMILY:
-            said = {model: groups[p][0].text for model, groups in samples.items()}
+            said = {model: groups[p][0].whole or groups[p][0].text for model, groups in samples.items()}
             marks = {model: None if np.isnan(s[p, 0]) else float(s[p, 0]) for model, s in scores.items()}
             shared = {"family": row["family"], "prompt": row["prompt"][-1]["content"], "answer": row["answer"]}
             picked.append(shared | {"completions": said, "scores": marks})

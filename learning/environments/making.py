@@ -1,7 +1,8 @@
 """From the name of an environment in a recipe to an engine whose completions are episodes in it."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,14 @@ def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapp
     how = {"max_turns": use.max_turns, "workers": use.workers, "order": use.order}
     environment = environment_of(use, inputs)
     return Episodes(engine, environment, tokenizer=tokenizer, steps_per_answer=use.steps_per_answer, **how)
+
+
+@contextmanager
+def playing(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Iterator[Any]:
+    """The same for a while: steps that nobody waits for any more are not begun; the engine is its maker's to end."""
+    made = in_environment(engine, use, tokenizer, inputs)
+    try:
+        yield made
+    finally:
+        if made is not engine:
+            made.clock.close()

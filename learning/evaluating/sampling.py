@@ -3,12 +3,13 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from learning.asynchrony.streams import completions
-from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
+from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.lookup import Bound
+from learning.loop.trials import Trial, last_turn
 from learning.remote.desk import Desk
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.row_journal import RowJournal, row_key
@@ -21,7 +22,12 @@ class Sample:
     """One completion; `finish` is `length` where the limit cut it."""
 
     text: str
+    """Of an episode the last of the model's turns."""
     finish: Literal["stop", "length"]
+    turns: tuple[Turn, ...] = ()
+    """Whole turns of an episode."""
+    whole: str = ""
+    """All of an episode, with what was observed."""
 
 
 def sample_rows(
@@ -48,7 +54,7 @@ def sample_rows(
     total = len(known) + len(missing)
     for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
         if journal is not None:
-            journal.add({name: [[one.text, one.finish] for one in group] for name, group in done.items()})
+            journal.add({name: [_written(one) for one in group] for name, group in done.items()})
         known |= done
         on_progress(len(rows) - total + len(known), tokens)
     return [known[name] for name in names]
@@ -60,7 +66,7 @@ def _sampled(
     """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
-        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name])))
+        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name]), row=rows[name]))
         for i, name in enumerate(names)
     )
     open_: dict[int, dict[int, Generation]] = {}
@@ -70,15 +76,25 @@ def _sampled(
         whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
         if whole:
             done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(whole.items())}
-            yield done, sum(len(one.token_ids) for of in whole.values() for one in of.values())
+            yield done, sum(one.sampled for of in whole.values() for one in of.values())
 
 
 def _sample(tokenizer: Any, one: Generation) -> Sample:
-    return Sample(decode(tokenizer, one.token_ids), one.finish)
+    text = decode(tokenizer, one.token_ids)
+    if not one.turns:
+        return Sample(text, one.finish)
+    return Sample(decode(tokenizer, one.token_ids[last_turn(0, one.turns) :]), one.finish, tuple(one.turns), text)
 
 
-def _read(value: list[list[str]]) -> list[Sample]:
-    return [Sample(text, finish) for text, finish in value]
+def _written(one: Sample) -> list[Any]:
+    return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.whole] if one.turns else [])]
+
+
+def _read(value: list[list[Any]]) -> list[Sample]:
+    return [
+        Sample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
+        for text, finish, *more in value
+    ]
 
 
 def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
@@ -105,15 +121,22 @@ def weighted_scores(
     rows: list[dict[str, Any]],
     texts: list[str],
     desk: Desk | None = None,
+    samples: Sequence[Sample] = (),
 ) -> list[float | None]:
     """Weighted sum of the rewards of each completion, None where one of them could not score it.
 
-    `desk` is for rewards that ask remote models. Raises StepError when a reward gives another number of scores.
+    `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes. Raises
+    StepError when a reward gives another number of scores.
     """
     totals = [0.0] * len(texts)
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
+    if any(one.turns for one in samples):
+        have["trials"] = [
+            Trial(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
+            for row, group, one in zip(rows, have["groups"], samples, strict=True)
+        ]
     for bound, weight in zip(rewards, weights, strict=True):
         scores = bound.ask(0, have)
         if len(scores) != len(texts):
