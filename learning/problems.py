@@ -20,6 +20,7 @@ from learning.worlds.countdown import countdown
 from learning.worlds.dialogues import donations
 from learning.worlds.documents import documents
 from learning.worlds.errands import errands
+from learning.worlds.forms import form_turns, forms
 from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
 from learning.worlds.mazes import mazes
@@ -46,6 +47,8 @@ __all__ = [
     "documents",
     "donations",
     "errands",
+    "form_turns",
+    "forms",
     "list_functions",
     "mazes",
     "modules",

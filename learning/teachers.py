@@ -17,6 +17,7 @@ from learning.worlds.atlas import look_up, reader
 from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
+from learning.worlds.forms import form_filler
 from learning.worlds.guided_search import guided_search
 from learning.worlds.hardware import regenerated
 from learning.worlds.mazes import solved_maze
@@ -32,6 +33,7 @@ __all__ = [
     "endpoint",
     "first_step",
     "flawed_sum",
+    "form_filler",
     "guided_search",
     "look_up",
     "muddled",

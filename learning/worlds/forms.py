@@ -1,0 +1,188 @@
+"""Forms on a screen of text: pages of labelled fields with values, and a button to the next page or to save.
+
+    city=5 age=2       what is to be entered (first message only)
+    a age=             an element: its handle, its label, its value
+    b city=5
+    c [save]
+
+`b 5` types 5 into the element b, `c` clicks on c. Pages cannot be turned back. A form is filled in when it is saved
+with every value that was asked for; fields that nobody asked for may hold anything.
+"""
+
+import hashlib
+import json
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from schemas.errors import StepError
+
+LABELS = ("age", "bed", "car", "day", "fax", "job", "pet", "zip")
+PAGES = {3: ((2,),), 4: ((1, 1), (3,)), 5: ((2, 1), (1, 2)), 6: ((2, 2),)}
+"""Fields to fill in per page, by the turns that takes: one for each field, one for each page."""
+ACTION = re.compile(r"\s*([a-z])(?: ([0-9]+))?\s*")
+PATIENCE = 200
+"""Draws per form after which the space counts as exhausted."""
+
+Row = dict[str, Any]
+Turns = Literal[3, 4, 5, 6]
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+class Form:
+    """One form under way. Raises StepError for a row that no form was made of."""
+
+    def __init__(self, row: Row) -> None:
+        try:
+            told = json.loads(row["metadata"] or "")
+            self.pages: list[list[str]] = told["pages"]
+            self.goal: dict[str, str] = told["goal"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise StepError(f"row {row.get('id')}: no form; generate the problems with `forms`") from error
+        self.page, self.values, self.saved = 0, {}, False
+
+    @property
+    def handles(self) -> dict[str, str]:
+        """The fields of the page that is shown, by handle; the button has the handle after the last."""
+        return dict(zip(string.ascii_lowercase, self.pages[self.page], strict=False))
+
+    @property
+    def button(self) -> str:
+        """Its handle."""
+        return string.ascii_lowercase[len(self.pages[self.page])]
+
+    @property
+    def filled(self) -> bool:
+        """Whether every value that was asked for is there."""
+        return all(self.values.get(label) == value for label, value in self.goal.items())
+
+    def screen(self) -> str:
+        """The page as text."""
+        lines = [f"{handle} {label}={self.values.get(label, '')}" for handle, label in self.handles.items()]
+        return "\n".join([*lines, f"{self.button} [{'save' if self.page + 1 == len(self.pages) else 'next'}]"])
+
+    def act(self, action: str) -> bool:
+        """Type or click; False, and nothing has changed, for what cannot be done."""
+        found = ACTION.fullmatch(action)
+        if found is None or self.saved:
+            return False
+        handle, value = found.groups()
+        if value is not None and handle in self.handles:
+            self.values[self.handles[handle]] = value
+        elif value is None and handle == self.button:
+            self.saved = self.page + 1 == len(self.pages)
+            self.page += not self.saved
+        else:
+            return False
+        return True
+
+    def expert(self) -> str:
+        """What to do next: fill in the page from top to bottom, then its button."""
+        for handle, label in self.handles.items():
+            if self.values.get(label) != (wanted := self.goal.get(label)) and wanted is not None:
+                return f"{handle} {wanted}"
+        return self.button
+
+    def slip(self, rng: np.random.Generator) -> str:
+        """Something else that can be done here: a wrong value, a wrong element, a click too early."""
+        handles = list(self.handles)
+        likely = [self.button, *(f"{handle} {rng.integers(10)}" for handle in handles)]
+        others = [action for action in likely if action != self.expert()]
+        return others[int(rng.integers(len(others)))] if others else f"{handles[0]} {rng.integers(10)}"
+
+
+def forms(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    turns: Annotated[list[Turns], Field(min_length=1)] = [3, 4, 5, 6],  # noqa: B006 (never changed)
+    idle: Annotated[int, Field(ge=0, le=2)] = 1,
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+) -> list[Row]:
+    """`size` distinct forms from one side of a split by form, difficulties in turn: `turns` that an expert needs.
+
+    `idle` fields that nobody asks for stand on every form, somewhere. The difficulty is the row's family: `form3` to
+    `form6`. Raises StepError when there are too few.
+    """
+    rng, rows = np.random.default_rng(seed), {}
+    for _ in range(PATIENCE * size):
+        row = _drawn(turns[len(rows) % len(turns)], idle, rng)
+        if (int(row["id"], 16) < test_share * 2**64) == (split == "test"):
+            rows.setdefault(row["id"], row)
+        if len(rows) == size:
+            return list(rows.values())
+    raise StepError(
+        f"forms: {PATIENCE * size} draws gave {len(rows)} {split} forms, {size} were asked for; lower `size`"
+    )
+
+
+def form_turns(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    turns: Annotated[list[Turns], Field(min_length=1)] = [3, 4, 5, 6],  # noqa: B006 (never changed)
+    idle: Annotated[int, Field(ge=0, le=2)] = 1,
+    slips: Rate = 0.0,
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+) -> list[Row]:
+    """The turns of an expert in `size` forms, one row each: the messages so far, and as answer what the expert does.
+
+    Before a turn something else is done with the probability `slips`, and shown: the expert then sets right what it
+    can. The other options are those of `forms`.
+    """
+    rows = []
+    for place, row in enumerate(
+        forms(size=size, seed=seed, split=split, turns=turns, idle=idle, test_share=test_share)
+    ):
+        form, said, rng = Form(row), list(row["prompt"]), np.random.default_rng([seed, place])
+        while not form.saved:
+            if rng.random() < slips:
+                said += shown(form, form.slip(rng))
+                if form.saved:
+                    break
+            action, number = form.expert(), len(said) // 2
+            rows.append(row | {"id": f"{row['id']}-{number}", "prompt": list(said), "answer": action})
+            said += shown(form, action)
+    return rows
+
+
+def form_filler(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
+    """The expert's next turn in a form, or, now and then, something else that can be done there."""
+    form = Form(row)
+    for message in row["prompt"]:
+        if message["role"] == "assistant":
+            form.act(message["content"])
+    return form.slip(rng) if rng.random() < error_rate else form.expert()
+
+
+def shown(form: Form, action: str) -> list[dict[str, str]]:
+    """A turn as messages: what is done, and the screen after it."""
+    form.act(action)
+    return [{"role": "assistant", "content": action}, {"role": "user", "content": form.screen()}]
+
+
+def _drawn(turns: int, idle: int, rng: np.random.Generator) -> Row:
+    counts = PAGES[turns][int(rng.integers(len(PAGES[turns])))]
+    labels = [str(label) for label in rng.permutation(LABELS)[: sum(counts) + idle]]
+    wanted, rest = labels[: sum(counts)], labels[sum(counts) :]
+    starts = np.cumsum([0, *counts])
+    pages = [wanted[start : start + count] for start, count in zip(starts, counts, strict=False)]
+    for label in rest:
+        pages[int(rng.integers(len(pages)))].append(label)
+    pages = [[str(label) for label in rng.permutation(page)] for page in pages]
+    goal = {str(label): str(rng.integers(10)) for label in rng.permutation(wanted)}
+    return _row(turns, pages, goal)
+
+
+def _row(turns: int, pages: Sequence[Sequence[str]], goal: Mapping[str, str]) -> Row:
+    metadata = json.dumps({"goal": dict(goal), "pages": [list(page) for page in pages]})
+    row = {"answer": None, "family": f"form{turns}", "metadata": metadata}
+    row["id"] = hashlib.sha256(metadata.encode()).hexdigest()[:16]
+    asked = " ".join(f"{label}={value}" for label, value in goal.items())
+    return row | {"prompt": [{"role": "user", "content": f"{asked}\n{Form(row).screen()}"}]}
