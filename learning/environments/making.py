@@ -1,30 +1,13 @@
 """From the name of an environment in a recipe to an engine whose completions are episodes in it."""
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from learning.environments.episodes import Episodes
-from learning.environments.protocol import EnvironmentProtocol
-from learning.lookup import bound_options
-from schemas.errors import StepError
+from learning.environments.naming import environment_of
 from schemas.use import EnvUse
-
-
-def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
-    """The environment that a recipe names: `guess` is `learning.environments.guess:Environment`. Raises StepError.
-
-    The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
-    folders: `inputs` has them by path below `port`.
-    """
-    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
-    try:
-        made = getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise StepError(f"env: use: {use.use}: {error}") from error
-    return made(**bound_options(made.__init__, use, port, inputs))
 
 
 def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Any:

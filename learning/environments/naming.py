@@ -1,0 +1,24 @@
+"""From the name of an environment in a recipe to the environment; what plays in it is another matter, and heavier."""
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from learning.environments.protocol import EnvironmentProtocol
+from learning.lookup import bound_options
+from schemas.errors import StepError
+from schemas.use import EnvUse
+
+
+def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
+    """The environment that a recipe names: `guess` is `learning.environments.guess:Environment`. Raises StepError.
+
+    The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
+    folders: `inputs` has them by path below `port`.
+    """
+    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise StepError(f"env: use: {use.use}: {error}") from error
+    return made(**bound_options(made.__init__, use, port, inputs))
