@@ -23,6 +23,7 @@ from learning.worlds.errands import errands
 from learning.worlds.forms import form_turns, forms
 from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
+from learning.worlds.lessons import turns
 from learning.worlds.mazes import mazes
 from learning.worlds.needles import needles
 from learning.worlds.observers import second_opinions
@@ -66,6 +67,7 @@ __all__ = [
     "second_opinions",
     "step_chains",
     "straight_programs",
+    "turns",
     "unlabelled",
 ]
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from learning import tools
+from learning.lookup import bind
 from learning.problems import almanac
 from learning.teachers import scripted
 from schemas.errors import StepError
+from schemas.use import ProblemsUse
 
 KINDS = ["product", "weight", "table", "digits"]
 
@@ -72,3 +74,23 @@ def test_the_teacher_writes_the_turn_that_is_due_and_errs_at_its_rate():
     assert abs(rate - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000)
     with pytest.raises(StepError, match="no script of more than 3 turns"):
         scripted(row | {"prompt": [*row["prompt"], *so_far]}, rng)
+
+
+def test_an_episode_is_a_lesson_for_every_turn_with_what_tools_really_said():
+    """A question with a weight is three: the search, the product of what was found, and what came of it."""
+    of = {"use": "almanac", "size": 6, "split": "train", "kinds": ["weight", "table"]}
+    env = {"use": "tools", "tools": ["calculator", "search", "sql"]}
+    use = ProblemsUse.model_validate({"use": "turns", "of": of, "by": "scripted", "env": env})
+    rows = bind(use)()
+    problems = almanac(**{k: v for k, v in of.items() if k != "use"})
+    assert [row["id"] for row in rows] == [
+        f"{p['id']}.{k}" for p in problems for k in range(3 if p["family"] == "almanac_weight" else 2)
+    ]
+    first, second, answer = notes(problems[0])["script"]
+    found = next(line for line in notes(problems[0])["documents"] if line.startswith(first.removeprefix("search: ")))
+    spoken = [[(m["role"], m["content"]) for m in row["prompt"]][1:] for row in rows[:3]]
+    calls = [("assistant", first), ("user", found), ("assistant", second), ("user", answer)]
+    assert spoken == [calls[:0], calls[:2], calls]
+    short = use.model_copy(update={"env": {**env, "max_turns": 2}})
+    with pytest.raises(StepError, match="does not end within 2 turns"):
+        bind(short)()
