@@ -11,7 +11,7 @@ from pydantic_core import core_schema
 
 ArtifactType = Literal[
     "policy", "adapter", "reward_model", "process_reward_model", "value_model",
-    "prompts", "chat", "preference_pairs", "trajectories", "eval_report", "directory",
+    "prompts", "chat", "preference_pairs", "trajectories", "eval_report", "agent", "directory",
 ]  # fmt: skip
 ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
 SCHEMES = ("hub", "path", "mlflow")
@@ -97,6 +97,12 @@ class TrajectoriesRef(Reference):
     """What an rl stage has sampled."""
 
     accepts = ("trajectories",)
+
+
+class AgentRef(Reference):
+    """An environment, a toolkit and what the model is shown, as one."""
+
+    accepts = ("agent",)
 
 
 class RowsRef(Reference):

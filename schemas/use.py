@@ -53,7 +53,7 @@ FIXED = frozenset(
     for name in (
         "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
         "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
-        "turn", "seconds",
+        "turn", "seconds", "earned",
     )
 ) | {"step", "auxiliary_T"}  # fmt: skip
 """Columns of sampled tokens that do not change while a batch is trained on."""
@@ -245,6 +245,9 @@ class EnvUse(Use):
     steps_per_answer: int | None = Field(default=8, ge=0)
     """With `each`: decode steps from a turn's end to its answer, which is waited for where it is late, so that runs are
     equal to the bit; null: as soon as it is there."""
+    decode_seconds: float | None = Field(default=None, gt=0)
+    """Makes the environment's own clock the one that counts: a decode step takes so long on it, an answer the seconds
+    that it tells, and nothing waits in fact; null: there is no such clock."""
 
 
 class ToolUse(Use):
@@ -253,6 +256,20 @@ class ToolUse(Use):
     home = "learning.tools"
     takes = ("query",)
     asks = frozenset({"row", "rng"})
+
+
+class AuthorUse(Use):
+    """Writes tools and settings of an agent for a task."""
+
+    home = "learning.authors"
+    asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
+
+
+class ExtractorUse(Use):
+    """Says what there is to know after a group of rollouts whose scores differ: the list of experiences, anew."""
+
+    home = "learning.extractors"
+    asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
 
 
 class MetricUse(Use):

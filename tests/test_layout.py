@@ -21,7 +21,8 @@ def test_packages_resolve_to_this_checkout(package):
 def test_each_kind_has_a_schema_and_a_task():
     kinds = {path.stem for path in (ROOT / "schemas/stages").glob("*.py")} - {"__init__", "base", "union"}
     assert kinds == {
-        "init", "synthesize", "curate", "sft", "reward_model", "preference", "rl", "merge", "evaluate", "python",
+        "init", "synthesize", "curate", "sft", "reward_model", "preference", "agent", "practice", "rl", "merge",
+        "evaluate", "python",
     }  # fmt: skip
     for kind in kinds:
         tree = ast.parse((ROOT / "tasks" / f"{kind}.py").read_text())

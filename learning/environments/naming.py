@@ -16,9 +16,14 @@ def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -
     The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
     folders: `inputs` has them by path below `port`.
     """
+    made = environment_class(use)
+    return made(**bound_options(made.__init__, use, port, inputs))
+
+
+def environment_class(use: EnvUse) -> type:
+    """The class that a recipe names as an environment. Raises StepError."""
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
     try:
-        made = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise StepError(f"env: use: {use.use}: {error}") from error
-    return made(**bound_options(made.__init__, use, port, inputs))

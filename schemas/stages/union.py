@@ -4,11 +4,13 @@ from typing import Annotated, get_args
 
 from pydantic import Field
 
+from schemas.stages.agent import AgentStage
 from schemas.stages.base import BaseStage
 from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
+from schemas.stages.practice import Practice
 from schemas.stages.preference import Preference
 from schemas.stages.python import Python
 from schemas.stages.reward_model import RewardModel
@@ -23,6 +25,8 @@ Stage = Annotated[
     | Sft
     | RewardModel
     | Preference
+    | AgentStage
+    | Practice
     | Rl
     | Merge
     | Evaluate

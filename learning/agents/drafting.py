@@ -1,0 +1,109 @@
+"""A draft that an author wrote, taken apart: what the schema and the sandbox let through, and what is refused why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from learning.agents.made import failures
+from learning.lookup import Bound, find
+from schemas.agent import Agent, Draft, MadeTool
+from schemas.errors import StepError
+
+Refused = dict[str, Any]
+"""`name` of a tool, or `draft` for a whole draft, with its `reasons`."""
+
+
+@dataclass
+class Drafting:
+    """An agent while it is written, and a line of the report for everything that was."""
+
+    agent: Agent
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def written(self, author: Bound, task: str, attempts: int, have: Mapping[str, Any]) -> Agent:
+        """Ask the author until nothing it wrote is refused, `attempts` times at most.
+
+        Raises StepError where no draft was fit for the schema, or tools were written and none passed.
+        """
+        given, refused, found = self.agent, [], None
+        for attempt in range(attempts):
+            toolkit = dict(zip(given.tool_names, (described(use) for use in given.toolkit), strict=False))
+            now = {**have, "task": task, "toolkit": toolkit, "refused": refused, "attempt": attempt, "step": attempt}
+            draft, refused = self._read(author, now, attempt)
+            if draft is not None:
+                found = found or draft
+                refused += self._tools(draft, attempt)
+            if not refused:
+                break
+        tools = [line for line in self.lines if line["what"] == "tool"]
+        if found is None or (tools and not any(line["accepted"] for line in tools)):
+            why = "; ".join(reason for entry in refused for reason in entry["reasons"])
+            raise StepError(f"author {author.name}: nothing it wrote in {attempts} attempts was fit to use: {why}")
+        return self._whole(given, found)
+
+    def proven(self, tools: list[MadeTool]) -> None:
+        """Tools that stand in the recipe. Raises StepError for one that fails its tests."""
+        for tool in tools:
+            if wrong := failures(tool):
+                raise StepError(f"made tool {tool.name} fails its tests: {'; '.join(wrong)}")
+            self._note("tool", tool.name, -1, [])
+
+    def _read(self, author: Bound, have: Mapping[str, Any], attempt: int) -> tuple[Draft | None, list[Refused]]:
+        try:
+            draft = Draft.model_validate(author.ask(attempt, have))
+            known = self.agent.tool_names
+            if strange := [name for name in draft.toolkit or [] if name not in known]:
+                raise ValueError(f"toolkit: no tool {strange[0]} is given; there are {', '.join(known) or 'none'}")
+        except ValidationError as error:
+            return None, [self._note("draft", "draft", attempt, said(error))]
+        except ValueError as error:
+            return None, [self._note("draft", "draft", attempt, [str(error)])]
+        self._note("draft", "draft", attempt, [])
+        return draft, []
+
+    def _tools(self, draft: Draft, attempt: int) -> list[Refused]:
+        """Take the tools of a draft that pass; those that do not."""
+        refused = []
+        for written in draft.tools:
+            name = str(written.get("name", "?"))
+            try:
+                tool = MadeTool.model_validate(written)
+                taken = tool.name in self.agent.tool_names
+                reasons = [f"there is a tool called {tool.name} already"] if taken else failures(tool)
+            except ValidationError as error:
+                tool, reasons = None, said(error)
+            note = self._note("tool", name, attempt, reasons)
+            if reasons or tool is None:
+                refused.append(note)
+            else:
+                self.agent = self.agent.model_copy(update={"made": [*self.agent.made, tool]})
+        return refused
+
+    def _whole(self, given: Agent, draft: Draft) -> Agent:
+        """The agent with all that was taken, validated once more as a whole."""
+        kept = [
+            use
+            for use, name in zip(given.toolkit, given.tool_names, strict=False)
+            if draft.toolkit is None or name in draft.toolkit
+        ]
+        context = {**given.context.model_dump(), **draft.context.model_dump(exclude_unset=True)}
+        described_as = draft.description or given.description
+        values = self.agent.model_dump() | {"context": context, "description": described_as}
+        return Agent.model_validate(values | {"toolkit": [use.model_dump() for use in kept]})
+
+    def _note(self, what: str, name: str, attempt: int, reasons: list[str]) -> Refused:
+        self.lines.append({"what": what, "name": name, "attempt": attempt, "accepted": not reasons, "reasons": reasons})
+        return {"name": name, "reasons": reasons}
+
+
+def described(use: Any) -> str:
+    """The first sentence that a tool of ours says of itself."""
+    return (find(use).__doc__ or "").strip().partition("\n")[0]
+
+
+def said(error: ValidationError) -> list[str]:
+    """What is wrong with values, key by key."""
+    found = [(".".join(str(part) for part in one["loc"]), one["msg"]) for one in error.errors(include_url=False)]
+    return [f"{where}: {what}" if where else what for where, what in found]

@@ -1,0 +1,71 @@
+"""The environment of an agent: the one it names, with the agent's tools, its answers shown as its context says."""
+
+import inspect
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from learning.agents.folder import inputs_at, read_agent
+from learning.environments.naming import environment_class
+from learning.environments.protocol import EnvironmentProtocol, Episode, Outcome
+from learning.lookup import bound_options
+from schemas.agent import Agent
+from schemas.errors import StepError
+from schemas.use import EnvUse, ToolUse
+
+MADE = "learning.agents.made:called"
+"""How a tool that somebody wrote is called."""
+
+
+class Environment:
+    """What an agent's folder says."""
+
+    def __init__(self, *, folder: str):
+        agent = read_agent(Path(folder))
+        self.inner = inner(agent, inputs_at(Path(folder)))
+        self.length = agent.context.observation_length
+
+    def begin(self, row: dict[str, Any], seed: int) -> Episode:
+        """An episode of a problem."""
+        return Shown(self.inner.begin(row, seed), self.length)
+
+
+@dataclass
+class Shown:
+    """An episode whose observations are cut."""
+
+    episode: Episode
+    length: int | None
+
+    def step(self, action: str) -> Outcome:
+        """Carry out a turn."""
+        found = self.episode.step(action)
+        return found if self.length is None else replace(found, observation=found.observation[: self.length])
+
+
+def env_of(agent: Agent, folder: Path | None) -> EnvUse | None:
+    """What the `env` of a stage is for an agent at a folder; None where nothing answers its turns."""
+    if agent.environment is None or folder is None:
+        return None
+    own = {name: getattr(agent.environment, name) for name in EnvUse.model_fields if name != "use"}
+    return EnvUse(use="learning.agents.environment:Environment", folder=str(folder), **own)
+
+
+def inner(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
+    """The environment that an agent names, with its tools where it takes any. Raises StepError for what is not there.
+
+    One that takes no tools leaves the toolkit unused.
+    """
+    if agent.environment is None:
+        raise StepError("the agent has no environment")
+    kind = environment_class(agent.environment)
+    said = {"use": agent.environment.use, **agent.environment.options}
+    if "tools" not in inspect.signature(kind).parameters:
+        return kind(**bound_options(kind.__init__, EnvUse.model_validate(said), "environment", inputs))
+    tools = [*agent.toolkit, *(ToolUse(use=MADE, tool=tool.model_dump()) for tool in agent.made)]
+    ports = {f"environment.tools{port.removeprefix('toolkit')}": at for port, at in inputs.items()}
+    use = EnvUse.model_validate(said | {"tools": tools})
+    options = bound_options(kind.__init__, use, "environment", {**inputs, **ports})
+    named = zip(options["tools"], agent.tool_names, strict=True)
+    bound = [replace(one, name=name) if one.name == MADE else one for one, name in named]
+    return kind(**{**options, "tools": bound})

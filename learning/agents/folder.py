@@ -1,0 +1,64 @@
+"""An agent on disk: a file for each part, so that what changes with one of them is that file alone.
+
+agent.json        what it is for           context.json       what the model is shown
+environment.json  what answers its turns   experiences.json   what practice taught it
+toolkit.json      tools of ours            made.json          tools with their code and tests
+inputs/<port>     artifacts that options of environment and tools name
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from schemas.agent import Agent
+from schemas.errors import StepError
+
+PARTS = ("environment", "toolkit", "made", "context", "experiences")
+PORTS = ("environment.", "toolkit.")
+"""Where in a stage of kind `agent` references stand that its environment and tools read."""
+
+
+def write_agent(folder: Path, agent: Agent, inputs: Mapping[str, Path] = {}) -> None:
+    """Write an agent, with the artifacts that came in at its ports; equal agents give equal bytes."""
+    values = agent.model_dump(mode="json")
+    for part in PARTS:
+        _write(folder / f"{part}.json", values[part])
+    _write(folder / "agent.json", {"description": agent.description})
+    for port, source in inputs.items():
+        if port.startswith(PORTS):
+            shutil.copytree(source, folder / "inputs" / port)
+
+
+def read_agent(folder: Path) -> Agent:
+    """An agent as it was written. Raises StepError where something is missing or damaged."""
+    try:
+        values = {part: json.loads((folder / f"{part}.json").read_text(encoding="utf-8")) for part in PARTS}
+        return Agent.model_validate({**json.loads((folder / "agent.json").read_text(encoding="utf-8")), **values})
+    except (OSError, ValueError, ValidationError) as error:
+        raise StepError(f"{folder}: this is no agent: {error}") from error
+
+
+def agent_at(folder: Path | None) -> Agent:
+    """The agent that came in; without one, an agent that has nothing. Raises StepError as `read_agent` does."""
+    return Agent() if folder is None else read_agent(folder)
+
+
+def inputs_at(folder: Path) -> dict[str, Path]:
+    """The artifacts beside an agent, by port."""
+    beside = folder / "inputs"
+    return {path.name: path for path in sorted(beside.iterdir())} if beside.is_dir() else {}
+
+
+def write_practised(folder: Path, before: Path | None, agent: Agent) -> None:
+    """Write an agent that differs from the one at `before` in its experiences alone."""
+    if before is None:
+        return write_agent(folder, agent)
+    shutil.copytree(before, folder, dirs_exist_ok=True)
+    return _write(folder / "experiences.json", agent.experiences)
+
+
+def _write(path: Path, values: object) -> None:
+    path.write_text(json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,93 @@
+"""A round of practice: groups of rollouts, their scores, and what an extractor makes of those that differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from learning.agents.rollouts import Rollout, rollout_of
+from learning.asynchrony.streams import completions
+from learning.engines.protocol import Generation, Turn
+from learning.lookup import Bound
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask, Trial, by_group
+from learning.texts.row_journal import RowJournal
+from schemas.errors import StepError
+
+MAX_LENGTH = 2_000
+"""Characters of an experience."""
+
+
+def rollouts(sampler: Sampler, asks: Sequence[Ask], journal: RowJournal) -> list[Trial]:
+    """Completions of everything asked for, in order; those of a group are on disk as soon as all have ended.
+
+    What the journal knows is not sampled again. Raises StepError for a prompt that leaves no room for a completion.
+    """
+    requests = sampler.requests(asks)
+    names = [f"{sampler.step}.{place}" for place in range(len(asks))]
+    missing = ((i, request) for i, request in enumerate(requests) if names[i] not in journal)
+    under_way: dict[int, dict[int, Generation]] = {}
+    for made in completions(sampler.engine, missing, sampler.sampling):
+        for ticket, one in made:
+            under_way.setdefault(ticket, {})[one.sample] = one
+            if len(under_way[ticket]) == requests[ticket].n:
+                of = under_way.pop(ticket)
+                sampler.sampled += sum(g.sampled for g in of.values())
+                journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]})
+    trials: list[Trial] = []
+    for name, ask in zip(names, asks, strict=True):
+        group = sampler.new_group() if ask.group is None else ask.group
+        trials += [sampler.trial(ask, group, generation(values)) for values in journal[name]]
+    return trials
+
+
+def generation(values: Mapping[str, Any]) -> Generation:
+    """What was written down."""
+    turns, versions = [Turn(**turn) for turn in values["turns"]], [tuple(span) for span in values["versions"]]
+    return Generation(**{**values, "turns": turns, "versions": versions})
+
+
+def lessons(
+    extractor: Bound,
+    trials: list[Trial],
+    experiences: list[str],
+    have: Mapping[str, Any],
+    *,
+    tokenizer: Any,
+    min_margin: float,
+    most: int,
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The experiences after all groups, one group after the other, and what each group was and taught.
+
+    A group whose scores differ by no more than `min_margin` teaches nothing and is not shown to the extractor; neither
+    is a rollout that could not be scored. `most` experiences are kept, the latest. Raises StepError.
+    """
+    told = []
+    for place, group in enumerate(by_group(trials).values()):
+        ranked = ranking(tokenizer, group)
+        differs = len(ranked) > 1 and ranked[0].score - ranked[-1].score > min_margin
+        before = experiences
+        if differs:
+            now = {**have, "round": place, "row": group[0].row, "rollouts": ranked, "experiences": list(experiences)}
+            experiences = checked(extractor, extractor.ask(have["step"], now))[-most:]
+        changes = {
+            "learnt": [one for one in experiences if one not in before],
+            "dropped": [one for one in before if one not in experiences],
+        }
+        line = {"id": group[0].row["id"], "prompt": group[0].row["prompt"], "differs": differs, **changes}
+        told.append(line | {"rollouts": [one.told() for one in ranked]})
+    return experiences, told
+
+
+def ranking(tokenizer: Any, group: list[Trial]) -> list[Rollout]:
+    """The rollouts of a group that could be scored, the best first, equals in the order of their sampling."""
+    scored = [(trial, trial.reward) for trial in group if trial.reward is not None]
+    found = [rollout_of(tokenizer, t.completion_ids[t.given :], t.turns, float(score)) for t, score in scored]
+    return sorted(found, key=lambda one: -one.score)
+
+
+def checked(extractor: Bound, found: Any) -> list[str]:
+    """What an extractor gave, on one line each. Raises StepError where it is no list of texts."""
+    if not isinstance(found, Sequence) or isinstance(found, str) or any(not isinstance(one, str) for one in found):
+        raise StepError(f"extractor {extractor.name}: it must return the list of experiences, each a text")
+    lines = [" ".join(one.split())[:MAX_LENGTH] for one in found]
+    return list(dict.fromkeys(line for line in lines if line))

@@ -1,0 +1,56 @@
+"""kind: agent — an agent as one artifact: as the recipe says it, or as an author writes it for a task."""
+
+import json
+from typing import Any
+
+from learning.agents.drafting import Drafting
+from learning.agents.folder import write_agent
+from learning.lookup import bind
+from schemas.agent import Agent
+from schemas.stages.agent import AgentStage
+from tasks.context import Context, Result
+from tasks.remote import Bills, desk_of
+
+
+def run(stage: AgentStage, context: Context) -> Result:
+    """Prove the tools that the recipe brings, let the author write its own, and write down what passed."""
+    given = Agent(
+        description=stage.task,
+        environment=stage.environment,
+        toolkit=stage.toolkit,
+        made=stage.made,
+        context=stage.context,
+        experiences=stage.experiences,
+    )
+    drafting = Drafting(given)
+    drafting.proven(given.made)
+    agent = given if stage.author is None else authored(drafting, stage, context)
+    write_agent(context.output("agent"), agent, context.inputs)
+    lines = [json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in drafting.lines]
+    (context.output("report") / "written.jsonl").write_text("".join(lines), encoding="utf-8")
+    return Result(numbers(agent, drafting.lines), {"written": drafting.lines})
+
+
+def authored(drafting: Drafting, stage: AgentStage, context: Context) -> Agent:
+    """What the author makes of the task."""
+    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    bills = Bills(context, desk)
+    try:
+        author = bind(stage.author, "author", context.inputs)
+        return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "desk": desk})
+    finally:
+        bills.tell()
+
+
+def numbers(agent: Agent, lines: list[dict[str, Any]]) -> dict[str, float | int]:
+    """What became of everything that was written."""
+    tools = [line["accepted"] for line in lines if line["what"] == "tool"]
+    drafts = [line["accepted"] for line in lines if line["what"] == "draft"]
+    return {
+        "tools": len(agent.toolkit) + len(agent.made),
+        "tools_written": len(tools),
+        "tools_refused": len(tools) - sum(tools),
+        "drafts": len(drafts),
+        "drafts_refused": len(drafts) - sum(drafts),
+        **({"tool_success": sum(tools) / len(tools)} if tools else {}),
+    }

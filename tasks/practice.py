@@ -1,0 +1,179 @@
+"""kind: practice — groups of rollouts teach experiences, which go into the next prompts; the model stays as it is."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from learning.agents.environment import env_of
+from learning.agents.folder import agent_at, write_practised
+from learning.agents.practising import lessons, rollouts
+from learning.agents.showing import ShownRows
+from learning.distributed.placed_rewards import placed
+from learning.engines.load import engine_for, policy_for
+from learning.engines.protocol import EngineProtocol, Sampling
+from learning.environments.making import in_environment
+from learning.lookup import bind
+from learning.loop.history import History
+from learning.loop.rollout import Sampler, score
+from learning.loop.trials import Trial
+from learning.models.policy import Policy, set_determinism
+from learning.remote.desk import Desk
+from learning.texts.row_journal import RowJournal
+from learning.texts.rows import read_rows
+from schemas.agent import Agent
+from schemas.errors import StepError
+from schemas.stages.practice import Practice
+from schemas.whole_files import write_whole
+from tasks.context import Context, Result
+from tasks.remote import Bills, desk_of, spending
+
+Row = dict[str, Any]
+SHOWN = 8
+"""Groups that taught something and are kept in the details."""
+
+
+def run(stage: Practice, context: Context) -> Result:
+    """Round after round: sample with what is known, score, compare within groups, write down what was learnt."""
+    set_determinism(context.seed, context.num_threads)
+    folder, model = context.inputs.get("agent"), context.input("model")
+    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    policy = policy_for(model, context.device, context.actors)
+    with (
+        RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
+        engine_for(stage.engine, policy, context.actors, model, desk) as engine,
+    ):
+        work = Work(stage, context, agent_at(folder), folder, policy, engine, journal, desk)
+        for step in range(work.resume(), stage.max_steps):
+            work.round(step)
+            context.progress(step + 1, stage.max_steps, experiences=len(work.experiences))
+    work.publish()
+    return work.result()
+
+
+@dataclass
+class Work:
+    """The rounds of a stage."""
+
+    stage: Practice
+    context: Context
+    agent: Agent
+    """As it came in."""
+    folder: Path | None
+    policy: Policy
+    engine: EngineProtocol
+    journal: RowJournal
+    desk: Desk
+    experiences: list[str] = field(default_factory=list)
+    points: list[dict[str, float]] = field(default_factory=list)
+    """Of every round."""
+    groups: list[Row] = field(default_factory=list)
+    """Of all rounds: rollouts, scores, what was learnt."""
+    states: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+
+    def __post_init__(self) -> None:
+        stage, context, inputs = self.stage, self.context, self.context.inputs
+        self.experiences = list(self.agent.experiences)
+        self.episodes = in_environment(self.engine, env_of(self.agent, self.folder), self.policy.tokenizer, inputs)
+        self.plan, self.extractor = bind(stage.plan, "plan", inputs), bind(stage.extractor, "extractor", inputs)
+        self.rewards = placed([bind(u, f"rewards.{i}", inputs) for i, u in enumerate(stage.rewards)], context.actors)
+        self.rows = read_rows(context.input("prompts"), "prompts")
+        if not self.rows:
+            raise StepError("practice: no problems; look at what the stage before it dropped")
+        self.bills, self.spend = Bills(context, self.desk), spending(context, self.engine)
+
+    def round(self, step: int) -> None:
+        """Sample with the experiences so far, score, compare, and put down what came of it."""
+        sampler = self.sampler(step)
+        have = self.have(step, sampler)
+        try:
+            trials = rollouts(sampler, self.plan.ask(step, have), self.journal)
+            self.spend(sampler.sampled)
+            score(self.rewards, [use.weight for use in self.stage.rewards], trials, have)
+            limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
+            tokenizer, before = self.policy.tokenizer, self.experiences
+            self.experiences, groups = lessons(self.extractor, trials, before, have, tokenizer=tokenizer, **limits)
+        finally:
+            self.bills.tell()
+        self.history.add(trials)
+        self.groups += [{"round": step, **group} for group in groups]
+        self.points.append(point(trials, groups, len(self.experiences)))
+        self.context.log(step, **self.points[-1])
+        self.save(step, groups)
+
+    def sampler(self, step: int) -> Sampler:
+        """Episodes of one round, each stream its own."""
+        sampling = Sampling(self.stage.temperature, self.stage.max_completion_length)
+        return Sampler(self.episodes, self.policy, sampling, self.context.seed, step)
+
+    def have(self, step: int, sampler: Sampler) -> dict[str, Any]:
+        """What plan, rewards and extractor may ask for; who asks the model does so outside of the environment."""
+        stage, plain = self.stage, replace(sampler, engine=self.engine)
+        return {
+            "rows": ShownRows(self.rows, self.agent.model_copy(update={"experiences": self.experiences})),
+            "num_groups": stage.generation_batch_size // stage.num_generations,
+            "n": stage.num_generations,
+            "seed": self.context.seed,
+            "step": step,
+            "states": self.states,
+            "history": self.history,
+            "metrics": self.points[-1] if self.points else {},
+            "desk": self.desk,
+            "sampler": plain,
+            "policy": self.policy,
+            "engine": self.engine,
+        }
+
+    def save(self, step: int, groups: list[Row]) -> None:
+        """Put a round down whole."""
+        told = {"experiences": self.experiences, "states": self.states, "history": self.history.to_json()}
+        told |= {"point": self.points[-1], "groups": groups}
+        write_whole(self.file(step), json.dumps(told))
+
+    def resume(self) -> int:
+        """Take up what a killed step has put down; the round to go on with."""
+        step = 0
+        while step < self.stage.max_steps and self.file(step).is_file():
+            told = json.loads(self.file(step).read_text(encoding="utf-8"))
+            self.experiences, self.states = told["experiences"], told["states"]
+            self.history.load(told["history"])
+            self.points.append(told["point"])
+            self.groups += [{"round": step, **group} for group in told["groups"]]
+            self.context.log(step, **told["point"])
+            step += 1
+        return step
+
+    def file(self, step: int) -> Path:
+        """Where a round is put down."""
+        return self.context.checkpoints / f"round-{step:05d}.json"
+
+    def publish(self) -> None:
+        """Write the agent with what it has learnt, and a line for every group."""
+        learnt = self.agent.model_copy(update={"experiences": self.experiences})
+        write_practised(self.context.output("agent"), self.folder, learnt)
+        lines = [json.dumps(group, ensure_ascii=False, sort_keys=True) + "\n" for group in self.groups]
+        (self.context.output("rounds") / "rounds.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    def result(self) -> Result:
+        """Numbers of the first and the last round, and what was learnt."""
+        first, last = self.points[0], self.points[-1]
+        metrics = {name: value for name, value in last.items() if name != "learnt"}
+        metrics |= {"learnt": int(sum(one["learnt"] for one in self.points)), "rollouts": 0}
+        metrics["rollouts"] = sum(len(group["rollouts"]) for group in self.groups)
+        metrics |= {"reward_first": first["reward"]} if "reward" in first else {}
+        taught = [group for group in self.groups if group["learnt"]][:SHOWN]
+        return Result(metrics, {"experiences": self.experiences, "before": self.agent.experiences, "taught": taught})
+
+
+def point(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
+    """A round in the curves."""
+    scored = [trial.reward for trial in trials if trial.reward is not None]
+    return {
+        **({"reward": sum(scored) / len(scored)} if scored else {}),
+        "differing": sum(group["differs"] for group in groups) / max(len(groups), 1),
+        "learnt": float(sum(len(group["learnt"]) for group in groups)),
+        "experiences": float(experiences),
+        "unscorable": 1 - len(scored) / max(len(trials), 1),
+        "completion_length": sum(len(trial.completion_ids) for trial in trials) / max(len(trials), 1),
+    }
