@@ -30,6 +30,9 @@ class Answer:
 class Clock(Protocol):
     """Runs steps."""
 
+    exact: bool
+    """Whether what it does is the same in every run, because nothing takes real time."""
+
     def submit(self, number: int, step: Step) -> None:
         """Have a step run as soon as there is a worker for it; `number` is the caller's name for it."""
         ...
@@ -58,6 +61,8 @@ class Clock(Protocol):
 
 class Threads:
     """Real time: `workers` steps at once, each in a thread."""
+
+    exact = False
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -106,6 +111,8 @@ class Virtual:
     A step takes the seconds that `latency` gives for its outcome (None: those it tells itself), a decode step takes
     `decode_s`; `workers` steps run at once (None: all of them). Waiting jumps to the next event.
     """
+
+    exact = True
 
     def __init__(
         self, latency: Callable[[Outcome], float] | None = None, *, decode_s: float = 0.0, workers: int | None = None

@@ -86,6 +86,10 @@ class Episodes:
     def start(self) -> None:
         """Go on by itself from now on, where there is something that can."""
         if hasattr(self.source, "start") and self.source is self.engine:
+            if self.clock.exact:
+                raise StepError(
+                    "env: decode_seconds counts decode steps, this drive real time: give it steps_per_update"
+                )
             self.source.start()
             self.live = True
 
@@ -274,7 +278,8 @@ class Episodes:
         if not self.stepping:
             return []
         idle = not self.decoding
-        counted = self.steps_per_answer is not None or (self.source is self.engine and hasattr(self.source, "turn"))
+        stepped = self.source is self.engine and hasattr(self.source, "turn") and not self.clock.exact
+        counted = self.steps_per_answer is not None or stepped
         self._keep(self.clock.collect())
         if self.order == "together":
             if not idle or (self.live and len(self.answers) < len(self.stepping)):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
 from learning.environments.naming import environment_of
 from schemas.use import EnvUse
@@ -14,9 +15,12 @@ def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapp
     """An engine, or a source of completions, whose completions are episodes; the engine itself without `env`."""
     if use is None:
         return engine
-    how = {"max_turns": use.max_turns, "workers": use.workers, "order": use.order}
-    environment = environment_of(use, inputs)
-    return Episodes(engine, environment, tokenizer=tokenizer, steps_per_answer=use.steps_per_answer, **how)
+    how: dict[str, Any] = {"max_turns": use.max_turns, "workers": use.workers, "order": use.order}
+    if use.decode_seconds is None:
+        how["steps_per_answer"] = use.steps_per_answer
+    else:
+        how["clock"] = Virtual(decode_s=use.decode_seconds, workers=use.workers)
+    return Episodes(engine, environment_of(use, inputs), tokenizer=tokenizer, **how)
 
 
 @contextmanager

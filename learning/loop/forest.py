@@ -23,8 +23,10 @@ class _Forest:
         self.leaves: list[int] = []
         self.columns: dict[str, list[Any]] = {
             name: []
-            for name in ("learn", "lp_behav", "owner", "external", "version", "entropy_behav", "turn", "seconds")
-        }
+            for name in (
+                "learn", "lp_behav", "owner", "external", "version", "entropy_behav", "turn", "seconds", "earned",
+            )
+        }  # fmt: skip
 
     def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
         """Add one segment; a column that is not given is 0. Returns its index."""
@@ -40,9 +42,9 @@ def forest(trials: Sequence[Trial]) -> Batch:
 
     Token columns beside those of `learning.loop.batch`: `external` bool (nobody's policy sampled it: probability 1),
     `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
-    episode, from 0) and `seconds` (that the environment took for that turn). Path columns: `path`, `episode`, `group`,
-    `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and `family` (numbers of the row and
-    of its family), `weight`, `turns` (how many of the model's turns the completion has).
+    episode, from 0), `seconds` (that the environment took for that turn) and `earned` (by that turn). Path columns:
+    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
+    `family` (numbers of the row and of its family), `weight`, `turns` (how many of the model's the completion has).
     """
     made, roots = _Forest(), {}
     for path, trial in enumerate(trials):
@@ -70,13 +72,15 @@ def _sampled(trial: Trial) -> dict[str, list[Any]]:
 
 
 def _turns(trial: Trial, size: int) -> dict[str, list[Any]]:
-    """Which turn each token is of, with the answer that followed it, and what that took."""
+    """Which turn each token is of, with the answer that followed it, what that took and what it earned."""
     if not trial.turns:
         return {}
     turn = [i for i, of in enumerate(trial.turns) for _ in range(of.sampled + of.observed)]
-    seconds = [of.seconds for of in trial.turns for _ in range(of.sampled + of.observed)]
     left = size - len(turn)
-    return {"turn": turn + [len(trial.turns)] * left, "seconds": seconds + [0.0] * left}
+    columns: dict[str, list[Any]] = {"turn": turn + [len(trial.turns)] * left}
+    for name, column in {"seconds": "seconds", "earned": "reward"}.items():
+        columns[name] = [getattr(trial.turns[i], column) for i in turn] + [0.0] * left
+    return columns
 
 
 def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
@@ -92,6 +96,7 @@ def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
         "entropy_behav": torch.tensor(columns["entropy_behav"], dtype=torch.float64),
         "turn": torch.tensor(columns["turn"], dtype=torch.long),
         "seconds": torch.tensor(columns["seconds"], dtype=torch.float64),
+        "earned": torch.tensor(columns["earned"], dtype=torch.float64),
     }
 
 
