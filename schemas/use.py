@@ -258,20 +258,6 @@ class ToolUse(Use):
     asks = frozenset({"row", "rng"})
 
 
-class AuthorUse(Use):
-    """Writes tools and settings of an agent for a task."""
-
-    home = "learning.authors"
-    asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
-
-
-class ExtractorUse(Use):
-    """Says what there is to know after a group of rollouts whose scores differ: the list of experiences, anew."""
-
-    home = "learning.extractors"
-    asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
-
-
 class MetricUse(Use):
     """A number from the scores of an evaluation."""
 

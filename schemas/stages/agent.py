@@ -6,9 +6,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.agent import AgentContext, MadeTool
+from schemas.agent_slots import AuthorUse
 from schemas.endpoint import Capped
 from schemas.stages.base import BaseStage
-from schemas.use import AuthorUse, EnvUse, ToolUse
+from schemas.use import EnvUse, ToolUse
 
 
 class AgentStage(Capped, BaseStage):

@@ -5,10 +5,11 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from schemas.agent_slots import ExtractorUse
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, ExtractorUse, PlanUse, RewardUse
+from schemas.use import EngineUse, PlanUse, RewardUse
 
 
 class Practice(Capped, BaseStage):
