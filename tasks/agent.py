@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from learning.agents.drafting import Drafting
+from learning.agents.environment import Environment
 from learning.agents.folder import write_agent
 from learning.lookup import bind
 from schemas.agent import Agent
@@ -26,6 +27,8 @@ def run(stage: AgentStage, context: Context) -> Result:
     drafting.proven(given.made)
     agent = given if stage.author is None else authored(drafting, stage, context)
     write_agent(context.output("agent"), agent, context.inputs)
+    if agent.environment is not None:
+        Environment(folder=str(context.output("agent")))  # what is wrong with it is said now, not by later stages
     lines = [json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in drafting.lines]
     (context.output("report") / "written.jsonl").write_text("".join(lines), encoding="utf-8")
     return Result(numbers(agent, drafting.lines), {"written": drafting.lines})

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from learning.agents.acting import env_at, rows_at
 from learning.distributed.placed_rewards import placed
 from learning.engines.load import engine_for, policy_for
 from learning.engines.protocol import Sampling
@@ -63,7 +64,7 @@ def run(stage: Evaluate, context: Context) -> Result:
     }
     if stage.program:
         results["calls"] = calls
-    if stage.env:
+    if stage.env or stage.agent or stage.agents:
         results["episodes"] = {name: told_of_episodes(groups) for name, groups in samples.items()}
     if stage.weight_diff:
         results["weights"] = weights(stage, context, {name: ports[name] for name in names})
@@ -134,22 +135,24 @@ class Work:
         """What a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = policy_for(folder, context.device, context.actors)
+        agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
+        env, problems = env_at(agent, stage.env), list(rows_at(agent, self.problems))
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
             engine_for(stage.engine, policy, context.actors, folder, self.desk) as plain,
-            playing(plain, stage.env, policy.tokenizer, context.inputs) as engine,
+            playing(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = spending(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
             if stage.program:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
                 program = bind(stage.program, "program", context.inputs)
-                found = run_program(program, asking, self.problems, stage.num_generations)
+                found = run_program(program, asking, problems, stage.num_generations)
                 context.progress(self.done + len(self.problems), self.total)
                 return found, {"calls": asking.calls, "longest_call": asking.longest}
             how = {"n": stage.num_generations, "seed": seed, "sampling": sampling, "journal": journal}
-            return sample_rows(engine, policy.tokenizer, self.problems, on_progress=self._told, **how), {}
+            return sample_rows(engine, policy.tokenizer, problems, on_progress=self._told, **how), {}
 
     def _told(self, here: int, tokens: int) -> None:
         self.spend(tokens)

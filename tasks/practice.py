@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learning.agents.environment import env_of
+from learning.agents.acting import env_of
 from learning.agents.folder import agent_at, write_practised
 from learning.agents.practising import lessons, rollouts
 from learning.agents.showing import ShownRows

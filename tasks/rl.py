@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from learning.agents.acting import env_at, rows_at
 from learning.algorithm import Algorithm, bind_algorithm
 from learning.asynchrony.local_rollouts import LocalRollouts
 from learning.asynchrony.stream import Stream
@@ -51,6 +52,7 @@ from tasks.remote import Bills, desk_of
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
+    stage = stage.model_copy(update={"env": env_at(context.inputs.get("agent"), stage.env)})
     loop, bills = prepare(stage, context), Bills(context, desk_of(context))
     try:
         for step in range(resume(loop), stage.max_steps):
@@ -73,7 +75,9 @@ def prepare(stage: Rl, context: Context) -> Loop:
     economical(policy.model, stage)
     algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
     refuse_incomplete(stage, algorithm, collecting, group)
+    rows = rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
+    rows, held_out = (rows_at(context.inputs.get("agent"), some) for some in (rows, held_out))
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
     if stage.use_peft:
@@ -96,7 +100,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         collecting=collecting,
         references=references,
         beside=beside,
-        rows=checked(rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts"), policy, stage),
+        rows=checked(rows, policy, stage),
         held_out_rows=held_out,
         trajectories=Trajectories(
             context.checkpoints / "trajectories",
@@ -121,11 +125,11 @@ def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, g
 def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
     """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
     apart = context.actors is not None and context.actors.size("rollout") > 0
+    around = partial(in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
     if collecting.needs("stream") and not apart:
-        return Stream(in_environment(LocalRollouts(stage.engine, acting), stage.env, acting.tokenizer, context.inputs))
+        return Stream(LocalRollouts(stage.engine, acting, around))
     places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
-    engine = make_engine(stage.engine, acting, context.actors, **places)
-    engine = in_environment(engine, stage.env, acting.tokenizer, context.inputs)
+    engine = around(make_engine(stage.engine, acting, context.actors, **places))
     return Stream(engine) if collecting.needs("stream") else engine
 
 

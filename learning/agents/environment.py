@@ -43,14 +43,6 @@ class Shown:
         return found if self.length is None else replace(found, observation=found.observation[: self.length])
 
 
-def env_of(agent: Agent, folder: Path | None) -> EnvUse | None:
-    """What the `env` of a stage is for an agent at a folder; None where nothing answers its turns."""
-    if agent.environment is None or folder is None:
-        return None
-    own = {name: getattr(agent.environment, name) for name in EnvUse.model_fields if name != "use"}
-    return EnvUse(use="learning.agents.environment:Environment", folder=str(folder), **own)
-
-
 def inner(agent: Agent, inputs: dict[str, Path]) -> EnvironmentProtocol:
     """The environment that an agent names, with its tools where it takes any. Raises StepError for what is not there.
 

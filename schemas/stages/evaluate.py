@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from schemas.endpoint import Capped
 from schemas.gates import Gate
-from schemas.references import PolicyRef, PromptsRef
+from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
 from schemas.use import EngineUse, EnvUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
 
@@ -46,6 +46,10 @@ class Evaluate(Capped, BaseStage):
     """Tokens per completion."""
     engine: EngineUse = EngineUse(use="torch")
     """Turns prompts into tokens."""
+    agent: AgentRef | None = None
+    """Agent as which every model acts: its environment, and its context before every problem; or give `env`."""
+    agents: dict[str, AgentRef] = {}
+    """Agents of single models, by the names in `models` and `against`; the others act as `agent`."""
     env: EnvUse | None = None
     """Answers the model's turns, so that a sample is an episode of several; null: it is one turn."""
     limit: int | None = Field(default=None, ge=1)
@@ -64,6 +68,10 @@ class Evaluate(Capped, BaseStage):
         """One form of the models, at least one set of problems, sampling where several samples are asked for."""
         if (self.model is None) == (not self.models):
             raise ValueError("give exactly one of `model` and `models`")
+        if self.env is not None and (self.agent is not None or self.agents):
+            raise ValueError("give `agent` (or `agents`), whose environment it is then, or `env`, not both")
+        if strange := sorted(self.agents.keys() - self.models.keys() - self.against.keys()):
+            raise ValueError(f"`agents`: no model is called `{strange[0]}`; there are {', '.join(self.models) or 'none'}")
         if not self.tasks and self.prompts is None:
             raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
         if self.selector is not None and self.num_generations == 1:

@@ -9,7 +9,7 @@ from schemas.auxiliary import Auxiliary
 from schemas.base import Schema
 from schemas.critic import Critic
 from schemas.endpoint import Capped
-from schemas.references import PolicyRef, PromptsRef
+from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.schedules import Number
 from schemas.stages.base import BaseStage
 from schemas.training import LoRA, Training
@@ -125,6 +125,8 @@ class Rl(Capped, Training, LoRA, BaseStage):
     """Bands that the curves must stay in."""
     engine: EngineUse = EngineUse(use="torch")
     """Turns prompts into tokens."""
+    agent: AgentRef | None = None
+    """Agent whose environment answers the model's turns, and whose context every problem is shown in; or give `env`."""
     env: EnvUse | None = None
     """Answers the model's turns, so that a completion is an episode of several; null: it is one turn."""
     generation_batch_size: int = Field(default=64, ge=1)
@@ -163,6 +165,13 @@ class Rl(Capped, Training, LoRA, BaseStage):
             raise ValueError("generation_batch_size must be a multiple of num_generations: groups are sampled whole")
         if self.generation_batch_size // self.num_generations < self.num_mini_batches:
             raise ValueError("num_mini_batches exceeds the number of groups; lower it or raise generation_batch_size")
+        return self
+
+    @model_validator(mode="after")
+    def one_environment(self) -> Self:
+        """An agent brings its own."""
+        if self.agent is not None and self.env is not None:
+            raise ValueError("give `agent`, whose environment it is then, or `env`, not both")
         return self
 
     @model_validator(mode="after")
