@@ -17,6 +17,7 @@ from learning.worlds.circuits import circuits
 from learning.worlds.coding import list_functions, program_states, straight_programs
 from learning.worlds.comparisons import comparisons
 from learning.worlds.countdown import countdown
+from learning.worlds.customs import custom_lessons, customs
 from learning.worlds.dialogues import donations
 from learning.worlds.documents import documents
 from learning.worlds.errands import errands
@@ -45,6 +46,8 @@ __all__ = [
     "circuits",
     "comparisons",
     "countdown",
+    "custom_lessons",
+    "customs",
     "documents",
     "donations",
     "errands",

@@ -71,7 +71,8 @@ class Evaluate(Capped, BaseStage):
         if self.env is not None and (self.agent is not None or self.agents):
             raise ValueError("give `agent` (or `agents`), whose environment it is then, or `env`, not both")
         if strange := sorted(self.agents.keys() - self.models.keys() - self.against.keys()):
-            raise ValueError(f"`agents`: no model is called `{strange[0]}`; there are {', '.join(self.models) or 'none'}")
+            known = ", ".join(self.models) or "none"
+            raise ValueError(f"`agents`: no model is called `{strange[0]}`; there are {known}")
         if not self.tasks and self.prompts is None:
             raise ValueError("give `tasks` (generators of held-out problems) or `prompts`")
         if self.selector is not None and self.num_generations == 1:
