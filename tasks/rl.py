@@ -166,7 +166,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     places = {id(trial): place for place, trial in enumerate(kept)}
     if loop.group.main:
         loop.trajectories.add(step, trials, [advantages.get(places.get(id(trial), -1)) for trial in trials])
-    points |= describe(trials, trained) | held_out(loop, stage, context, step, controls)
+    points |= describe(trials, trained, played=stage.env is not None) | held_out(loop, stage, context, step, controls)
     points |= staleness(trials, step)
     if isinstance(loop.engine, Stream):
         points |= loop.engine.points()

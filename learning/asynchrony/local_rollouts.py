@@ -1,6 +1,7 @@
 """Generation beside training in one process: a service in a thread, with weights of its own."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from schemas.use import EngineUse
 class LocalRollouts:
     """A service whose engine samples with a copy of the policy: the trainer may change its own at any time."""
 
-    def __init__(self, use: EngineUse, policy: Policy) -> None:
-        """Raises StepError for an engine that cannot generate step by step."""
+    def __init__(
+        self, use: EngineUse, policy: Policy, around: Callable[[FlyingEngine], FlyingEngine] | None = None
+    ) -> None:
+        """`around` makes of the engine the one that samples. Raises StepError where it cannot generate step by step."""
         self.policy = policy
         self.copy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.max_length)
         engine: Any = engine_of(use, self.copy)
@@ -26,11 +29,13 @@ class LocalRollouts:
                 f"engine {use.use}: cannot go on while the policy is trained (it has no `flight`); "
                 "take `engine: torch` or `vllm`, or a drive that samples in one go: `drive: whole`"
             )
-        self.engine = engine
-        self.service = RolloutService(engine, self._take, self.copy)
+        self.engine: Any = engine if around is None else around(engine)
+        self.service = RolloutService(self.engine, self._take, self.copy)
 
     def start(self) -> None:
-        """Go on by itself from now on."""
+        """Go on by itself from now on. Raises StepError for an engine whose time is counted in decode steps."""
+        if getattr(self.engine, "exact", False):
+            raise StepError("env: decode_seconds counts decode steps, this drive real time: give it steps_per_update")
         if self.service.thread is None:
             self.service.start()
 
@@ -64,6 +69,8 @@ class LocalRollouts:
     def close(self) -> None:
         """End the thread."""
         self.service.close()
+        if hasattr(self.engine, "close"):
+            self.engine.close()
 
     @torch.no_grad()
     def _take(self, version: int) -> None:

@@ -146,7 +146,7 @@ class RolloutService:
             flown = True
             ended = flight.step()
             self.told["ended"] += len(ended)
-            self.told["tokens"] += sum(len(generation.token_ids) for _, generation in ended)
+            self.told["tokens"] += sum(generation.sampled for _, generation in ended)
             if ended:
                 with self.changed:
                     self.outbox += ended

@@ -28,7 +28,7 @@ class Flow:
         self.version = 0
         self.interrupt = True
         """Whether what runs goes on under new weights; otherwise they wait until it has ended."""
-        self.each = False
+        self.rolling = False
         """Whether services take new weights one after the other, and the trainer does not wait for them."""
         self.pace: int | None = None
         self.broken: PosttrainError | None = None
@@ -113,7 +113,7 @@ class Flow:
         self.settle()
         with self.changed:
             self.check()
-            self.source.sync(version, **({"each": True} if self.each else {}))
+            self.source.sync(version, **({"each": True} if self.rolling else {}))
             self.version = version
 
     def put_down(self) -> None:

@@ -9,7 +9,7 @@ from learning.loop.underway import Group
 
 TIMED = (
     "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
-    "groups_overlapped", "sampled_length",
+    "groups_overlapped", "sampled_length", "env_seconds",
 )  # fmt: skip
 """Points that depend on how fast things are: no two runs agree on them."""
 

@@ -61,7 +61,7 @@ def streamed(
         raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
     if lag and not interrupt:
         raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
-    stream.each = lag > 0
+    stream.rolling = lag > 0
     stream.open(sampler, score, interrupt=interrupt, steps_per_update=steps_per_update)
     for asked in range(stream.planned, min(step + ahead + 1, max_steps)):
         stream.ask(asked, plan(asked))

@@ -7,6 +7,7 @@ import heapq
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +50,10 @@ class Clock(Protocol):
         """What is under way is wanted by nobody any more."""
         ...
 
+    def beside(self) -> "Clock":
+        """The same clock and workers for another caller, with numbers of its own."""
+        ...
+
     def close(self) -> None:
         """End it."""
         ...
@@ -65,8 +70,8 @@ class Threads:
     exact = False
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.pool: ThreadPoolExecutor | None = None
+        # A thread is made when there is something for it to do.
+        self.pool = ThreadPoolExecutor(workers, thread_name_prefix="environment")
         self.under_way: dict[Future[Answer], int] = {}
 
     @property
@@ -76,7 +81,6 @@ class Threads:
 
     def submit(self, number: int, step: Step) -> None:
         """Queue a step."""
-        self.pool = self.pool or ThreadPoolExecutor(self.workers, thread_name_prefix="environment")
         self.under_way[self.pool.submit(_timed, number, step)] = number
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
@@ -97,12 +101,24 @@ class Threads:
             one.cancel()
         self.under_way = {}
 
+    def beside(self) -> "Threads":
+        """The same threads."""
+        other = copy(self)
+        other.under_way = {}
+        return other
+
     def close(self) -> None:
         """End the threads, without waiting for steps that run."""
         self.forget()
-        if self.pool is not None:
-            self.pool.shutdown(wait=False)
-            self.pool = None
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass
+class Time:
+    """What a virtual clock shows."""
+
+    now: float = 0.0
+    waited: float = 0.0
 
 
 class Virtual:
@@ -119,10 +135,18 @@ class Virtual:
     ) -> None:
         self.latency = latency or (lambda outcome: outcome.seconds or 0.0)
         self.decode_s, self.workers = decode_s, workers
-        self.now = 0.0
-        self.waited = 0.0
-        """Seconds that passed while nothing was decoded."""
+        self.time = Time()
         self.events: list[tuple[float, int, Answer]] = []
+
+    @property
+    def now(self) -> float:
+        """Seconds that have passed."""
+        return self.time.now
+
+    @property
+    def waited(self) -> float:
+        """Seconds that passed while nothing was decoded."""
+        return self.time.waited
 
     def submit(self, number: int, step: Step) -> None:
         """Run a step at once; it ends when its time has passed, after those before it have left it a worker."""
@@ -139,8 +163,8 @@ class Virtual:
         if self.events and self.events[0][0] > self.now:
             left = self.events[0][0] - self.now
             passed = left if wait_s is None else min(left, wait_s)
-            self.now = self.events[0][0] if passed == left else self.now + passed
-            self.waited += passed
+            self.time.now = self.events[0][0] if passed == left else self.now + passed
+            self.time.waited += passed
         done = []
         while self.events and self.events[0][0] <= self.now:
             done.append(heapq.heappop(self.events)[2])
@@ -148,11 +172,17 @@ class Virtual:
 
     def tick(self) -> None:
         """A decode step takes its time."""
-        self.now += self.decode_s
+        self.time.now += self.decode_s
 
     def forget(self) -> None:
         """Nothing is under way."""
         self.events = []
+
+    def beside(self) -> "Virtual":
+        """The same time, with events of its own; `workers` are of each."""
+        other = copy(self)
+        other.events = []
+        return other
 
     def close(self) -> None:
         """There is nothing to end."""

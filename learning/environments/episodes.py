@@ -15,10 +15,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from learning.asynchrony.rollout_service import Ended
-from learning.engines.protocol import Generation, Request, Sampling, Turn
+from learning.engines.protocol import Flight, Generation, Request, Sampling, Turn
+from learning.environments.answers import Answers
 from learning.environments.clock import Answer, Clock, Threads
 from learning.environments.decoding import source_of
 from learning.environments.episode import Episode
+from learning.environments.flight import EpisodesInFlight
 from learning.environments.protocol import EnvironmentProtocol
 from learning.texts.chat import decode, encode_reply
 from schemas.errors import StepError
@@ -50,18 +52,17 @@ class Episodes:
         clock: Clock | None = None,
     ) -> None:
         self.engine, self.environment, self.tokenizer = engine, environment, tokenizer
-        self.max_turns, self.order, self.steps_per_answer = max_turns, order, steps_per_answer
+        self.max_turns = max_turns
         self.clock: Clock = clock or Threads(workers)
         self.source = source_of(engine)
-        self.live = self.source is engine and not hasattr(engine, "turn")
+        self.live = self.source is engine
         """Whether completions come by themselves, in real time."""
-        self.version = self.steps = self.numbers = 0
+        self.patience: float | None = None
+        """Seconds that a decode step may wait where nothing is decoded; None: as long as it takes."""
+        self.version = self.numbers = 0
         self.decoding: dict[tuple[int, int], Episode] = {}
         """By ticket of the source and sample."""
-        self.stepping: dict[int, tuple[Episode, int]] = {}
-        """With an environment, by number of the step; each with the decode step at which its answer is due."""
-        self.answers: dict[int, Answer] = {}
-        """Those that are there and not due."""
+        self.answers: Answers[Episode] = Answers(self.clock, order, steps_per_answer)
         self.roomy: set[int] = set()
         """Lengths that were seen to have room for two turns."""
         self.outbox: list[Ended] = []
@@ -77,26 +78,22 @@ class Episodes:
         return getattr(self.engine, "charges", False)
 
     @property
-    def turn(self) -> Any:
-        """A decode step, where time is to be counted in them; there is none where completions come by themselves."""
-        if not hasattr(self.source, "turn"):
-            raise AttributeError("turn")
-        return self._advance
-
-    def start(self) -> None:
-        """Go on by itself from now on, where there is something that can."""
-        if hasattr(self.source, "start") and self.source is self.engine:
-            if self.clock.exact:
-                raise StepError(
-                    "env: decode_seconds counts decode steps, this drive real time: give it steps_per_update"
-                )
-            self.source.start()
-            self.live = True
+    def exact(self) -> bool:
+        """Whether time is counted in decode steps."""
+        return self.clock.exact
 
     def sync(self, version: int, **how: Any) -> None:
         """The policy's weights have changed; `how` is for the source."""
         self.version = version
         self.engine.sync(version, **how)
+
+    def flight(self, sampling: Sampling) -> Flight:
+        """Episodes that are moved on step by step, beside those of other flights."""
+        how: dict[str, Any] = {"tokenizer": self.tokenizer, "max_turns": self.max_turns, "order": self.answers.order}
+        how |= {"steps_per_answer": self.answers.steps_per_answer, "clock": self.clock.beside()}
+        own = Episodes(self.engine, self.environment, **how)
+        own.patience = LOOK
+        return EpisodesInFlight(own, sampling)
 
     @property
     def settled(self) -> bool:
@@ -158,9 +155,9 @@ class Episodes:
         """Episodes that have ended; waits up to so many seconds (None: as long as it takes) for the first one."""
         if self.live:
             self._watch(wait_s)
-        elif self.source is not self.engine and (wait_s is None or wait_s > 0):
+        elif wait_s is None or wait_s > 0:
             while not self.outbox and self.open:
-                self._advance()
+                self.advance()
         made, self.outbox = self.outbox, []
         return made
 
@@ -169,32 +166,34 @@ class Episodes:
 
         A turn that the environment has not answered is its last, and is answered when the episode is taken up again.
         """
-        taken = [one for one, _ in self.stepping.values()]
+        taken = self.answers.forget()
         for ticket, made in (*self.source.collect(), *self.source.suspend(), *self.source.collect()):
             one = self.decoding.pop((ticket, made.sample))
-            one.take(made, self.version)
+            one.take(made, self._version)
             if made.finish == "length" or (made.finish == "stop" and one.request.row is None):
                 self._end(one, made.finish)
             else:
                 taken.append(one)
-        self.stepping, self.answers = {}, {}
-        self.clock.forget()
         return [(one.ticket, one.generation("suspended")) for one in sorted(taken, key=lambda one: one.number)]
 
     def _clear(self) -> None:
         """Forget what an error has left under way."""
-        if self.decoding or self.stepping:
-            self.clock.forget()
+        waiting = self.answers.forget()
+        if self.decoding or waiting:
             if self.source is self.engine:
                 self.source.abort()
             else:
                 self.source = source_of(self.engine)
-        self.decoding, self.stepping, self.answers, self.outbox = {}, {}, {}, []
+        self.decoding, self.outbox = {}, []
 
     @property
     def open(self) -> int:
         """Episodes that have not been returned."""
-        return len(self.decoding) + len(self.stepping) + len(self.outbox)
+        return len(self.decoding) + len(self.answers) + len(self.outbox)
+
+    @property
+    def _version(self) -> int:
+        return getattr(self.engine, "version", self.version)
 
     def _begin(self, ticket: int, request: Request, sampling: Sampling, sample: int) -> Episode:
         self.numbers += 1
@@ -219,16 +218,13 @@ class Episodes:
     def _whole(self, tail: tuple[int, ...]) -> bool:
         return tail[-1:] == (self.tokenizer.eos_token_id,)
 
-    def _advance(self) -> bool:
-        """Take the answers that are due, then a decode step; whether anything happened."""
-        heard = self._hear()
-        if not self.decoding:
-            return heard
-        flown = self.source.turn()
-        self.steps += 1
-        self.clock.tick()
-        self._receive()
-        return flown or heard
+    def advance(self) -> None:
+        """Take the answers that are due, then a decode step."""
+        self._hear()
+        if self.decoding:
+            self.source.turn()
+            self.answers.tick()
+            self._receive()
 
     def _watch(self, wait_s: float | None) -> None:
         """Let what comes by itself come, until something has ended or the time is over."""
@@ -243,12 +239,12 @@ class Episodes:
             if self.decoding:
                 self._receive(pause)
             else:
-                self._keep(self.clock.collect(pause))
+                self.answers.hear(pause)
 
     def _receive(self, wait_s: float = 0.0) -> None:
         for ticket, made in self.source.collect(wait_s):
             one = self.decoding.pop((ticket, made.sample))
-            one.take(made, self.version)
+            one.take(made, self._version)
             if made.finish == "stop" and one.request.row is not None:
                 self._step(one)
             else:
@@ -256,45 +252,14 @@ class Episodes:
 
     def _step(self, one: Episode) -> None:
         """Have the environment carry out the turn that has ended."""
-        self.numbers += 1
         parts = one.parts() if one.played is None else one.parts()[-1:]
         texts = [decode(self.tokenizer, list(part)) for part in parts]
-        self.stepping[self.numbers] = (one, self.steps + (self.steps_per_answer or 0))
-        self.clock.submit(self.numbers, lambda: one.step(self.environment, texts))
+        self.answers.ask(one, lambda: one.step(self.environment, texts))
 
-    def _keep(self, answers: list[Answer]) -> None:
-        self.answers |= {answer.number: answer for answer in answers if answer.number in self.stepping}
-
-    def _hear(self) -> bool:
-        """Go on with the episodes whose answers are due; whether there were any."""
-        due = self._due()
-        for number in due:
-            one, _ = self.stepping.pop(number)
-            self._answered(one, self.answers.pop(number))
-        return bool(due)
-
-    def _due(self) -> list[int]:
-        """Steps whose answers are taken now, in order; those that must be there are waited for."""
-        if not self.stepping:
-            return []
-        idle = not self.decoding
-        stepped = self.source is self.engine and hasattr(self.source, "turn") and not self.clock.exact
-        counted = self.steps_per_answer is not None or stepped
-        self._keep(self.clock.collect())
-        if self.order == "together":
-            if not idle or (self.live and len(self.answers) < len(self.stepping)):
-                return []
-            due = list(self.stepping)
-        elif self.live or not counted:
-            if idle and not self.answers and not self.live:
-                self._keep(self.clock.collect(None))
-            due = list(self.answers)
-        else:
-            now = min(at for _, at in self.stepping.values()) if idle else self.steps
-            due = [number for number, (_, at) in self.stepping.items() if at <= now]
-        while not self.answers.keys() >= set(due):
-            self._keep(self.clock.collect(None))
-        return sorted(due)
+    def _hear(self) -> None:
+        """Go on with the episodes whose answers are taken now."""
+        for one, answer in self.answers.take(idle=not self.decoding, live=self.live, patience=self.patience):
+            self._answered(one, answer)
 
     def _answered(self, one: Episode, answer: Answer) -> None:
         """Lay out what the environment said, and go on, or end."""
@@ -309,7 +274,7 @@ class Episodes:
         if len(one.begun) + len(ids) >= one.sampling.max_new_tokens:
             one.turns.append(turn)
             return self._end(one, "length")
-        one.observe(ids, self.version)
+        one.observe(ids, self._version)
         one.turns.append(replace(turn, observed=len(ids)))
         if len(one.begun) >= one.full:
             return self._end(one, "suspended")

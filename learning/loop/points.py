@@ -6,8 +6,11 @@ from learning.loop.batch import Batch
 from learning.loop.trials import Trial
 
 
-def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
-    """Points for the curves that say what was sampled: of the plain policy, where it sampled anything."""
+def describe(trials: list[Trial], trained: Batch, *, played: bool = False) -> dict[str, float]:
+    """Points for the curves that say what was sampled: of the plain policy, where it sampled anything.
+
+    `played`: completions are episodes.
+    """
     plain = [t for t in trials if t.source == "policy"]
     own = plain or [t for t in trials if t.logprobs is not None]
     ended = [t for t in own if t.finish != "suspended"]
@@ -21,7 +24,7 @@ def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
         points["reward"] = sum(rewards) / len(rewards)
     return (
         points
-        | turn_points(own)
+        | (turn_points(own) if played else {})
         | {
             "completions": float(len(trials)),
             "completion_length": sum(lengths) / max(len(own), 1),
@@ -34,16 +37,12 @@ def describe(trials: list[Trial], trained: Batch) -> dict[str, float]:
 
 
 def turn_points(trials: Sequence[Trial]) -> dict[str, float]:
-    """Of completions that an environment answered, per completion; none where there is none.
-
-    `turns` of the model, `env_seconds` that the environment took, `failed_turns` that it could not carry out.
+    """Of episodes, per completion: `turns` of the model, `env_seconds` that the environment took for them, and
+    `failed_turns` that it could not carry out.
     """
-    played = [trial for trial in trials if trial.turns]
-    if not played:
-        return {}
-    turns = [turn for trial in played for turn in trial.turns]
+    turns, size = [turn for trial in trials for turn in trial.turns], max(len(trials), 1)
     return {
-        "turns": sum(trial.num_turns for trial in played) / len(played),
-        "env_seconds": sum(turn.seconds for turn in turns) / len(played),
-        "failed_turns": sum(not turn.ok for turn in turns) / len(played),
+        "turns": sum(trial.num_turns for trial in trials) / size,
+        "env_seconds": sum(turn.seconds for turn in turns) / size,
+        "failed_turns": sum(not turn.ok for turn in turns) / size,
     }
