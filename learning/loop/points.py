@@ -37,8 +37,9 @@ def describe(trials: list[Trial], trained: Batch, *, played: bool = False) -> di
 
 
 def turn_points(trials: Sequence[Trial]) -> dict[str, float]:
-    """Of episodes, per completion: `turns` of the model, `env_seconds` that the environment took for them, and
-    `failed_turns` that it could not carry out.
+    """Of episodes, per completion.
+
+    `turns` of the model, `env_seconds` that the environment took for them, `failed_turns` that it could not carry out.
     """
     turns, size = [turn for trial in trials for turn in trial.turns], max(len(trials), 1)
     return {
