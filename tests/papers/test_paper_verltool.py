@@ -1,0 +1,263 @@
+"""VerlTool: trajectories go on by themselves, what tools said has no gradient, and a recipe alone adds a tool.
+
+Two tool turns with latencies (1, 1), (1, 3), (3, 1), (1, 1) take 4 units when every trajectory goes on as soon as its
+own tool has answered, and 6 when all wait for the slowest of a turn; the tokens are the same. Loss weights are 0 and
+gradients exactly 0 at every observed token. A tool in a module of one's own, named by its dotted path, is called.
+
+Not shown: images and videos as observations, software engineering in containers, twice the speed on GPUs.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from flows.compile import compile_recipe
+from learning.engines.protocol import Sampling
+from learning.engines.torch import Engine
+from learning.environments.clock import Virtual
+from learning.environments.episodes import Episodes
+from learning.environments.making import in_environment
+from learning.environments.naming import environment_of
+from learning.lookup import bind
+from learning.loop.likelihoods import likelihoods
+from learning.loop.policy_loss import micro_loss, with_weights
+from learning.loop.rollout import Sampler
+from learning.loop.trials import Ask
+from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
+from lineage.layout import Layout
+from schemas.recipe import load_recipe
+from tests.papers.loops import Update
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "verltool.yaml"
+LATENCIES = [[1, 1], [1, 3], [3, 1], [1, 1]]
+CALLS = ["waits: 0", "waits: 1"]
+"""What every trajectory says before its answer; the tool says how long it took."""
+OWN = '''
+import json
+
+def waits(query: str, row: dict, *, unit: int = 1) -> str:
+    """Takes as long as the problem says for its turn, in units of its own."""
+    return str(unit * json.loads(row["metadata"])["latencies"][int(query)])
+'''
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """Makes the rl stage of a recipe that says what the shipped one says, and names a tool of one's own."""
+    (tmp_path / "my_tools.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(**tool):
+        recipe = yaml.safe_load(RECIPE.read_text())
+        recipe["vars"]["env"]["tools"].append({"use": "my_tools:waits", **tool})
+        (tmp_path / "verltool.yaml").write_text(yaml.safe_dump(recipe))
+        return load_recipe(tmp_path / "verltool.yaml", profile="tiny").stages["trained"]
+
+    yield make
+    sys.modules.pop("my_tools", None)
+
+
+def rows_of(latencies):
+    return [
+        {"id": str(i), "prompt": [{"role": "user", "content": "abcdefgh"[i % 8]}], "answer": "1", "family": "f"}
+        | {"metadata": json.dumps({"latencies": of})}
+        for i, of in enumerate(latencies)
+    ]
+
+
+def dictated(tokenizer, turns, replies):
+    """A processor under which every completion says these turns, whatever is answered in as many characters."""
+    says = []
+    for turn, reply in zip(turns, [*replies, None], strict=True):
+        says += encode_completion(tokenizer, [{"role": "assistant", "content": turn}])
+        says += [None] * (0 if reply is None else len(encode_reply(tokenizer, reply)))
+
+    def process(logits_BV, place_B):
+        at = torch.tensor([says[place] for place in place_B.tolist()])
+        return torch.full_like(logits_BV, -torch.inf).scatter(1, at[:, None], logits_BV.gather(1, at[:, None]))
+
+    return process
+
+
+def played(stage, policy, rows, *, order=None, clock=None, turns=(*CALLS, "1"), replies=("1", "1"), n=1, step=0):
+    """What the stage's environment and a real engine make of problems, on a clock of discrete events."""
+    env = stage.env if order is None else stage.env.model_copy(update={"order": order})
+    how = {"max_turns": env.max_turns, "workers": env.workers, "order": env.order}
+    if clock is None:
+        episodes = in_environment(Engine(policy), env, policy.tokenizer, {})
+    else:
+        episodes = Episodes(Engine(policy), environment_of(env, {}), tokenizer=policy.tokenizer, clock=clock, **how)
+    sampling = Sampling(1.0, 112, processor=dictated(policy.tokenizer, turns, replies))
+    trials = Sampler(episodes, policy, sampling, seed=3, step=step).sample([Ask(row, n) for row in rows])
+    episodes.close()
+    return trials
+
+
+def makespan(stage, policy, latencies, order):
+    clock = Virtual(lambda outcome: float(outcome.observation or 0))
+    trials = played(stage, policy, rows_of(latencies), order=order, clock=clock)
+    assert [[turn.seconds for turn in t.turns] for t in trials] == [[*map(float, of), 0.0] for of in latencies]
+    return clock.now, [(t.completion_ids, t.logprobs) for t in trials]
+
+
+def test_trajectories_take_4_units_by_themselves_and_6_as_synchronised_batches(stage, tiny_policy):
+    found = stage()
+    assert found.env.order == "each"
+    each, ours = makespan(found, tiny_policy, LATENCIES, "each")
+    together, theirs = makespan(found, tiny_policy, LATENCIES, "together")
+    assert (each, together) == (4.0, 6.0)
+    assert ours == theirs
+
+
+def test_the_longest_trajectory_against_the_sum_of_the_slowest_turns(stage, tiny_policy):
+    """max over trajectories of Σ over turns, and Σ over turns of the max: by numpy, for latencies at random."""
+    found, rng = stage(), np.random.default_rng(1)
+    for _ in range(3):
+        seconds_PN = rng.integers(1, 10, size=(7, 2))
+        latencies = seconds_PN.tolist()
+        assert makespan(found, tiny_policy, latencies, "each")[0] == seconds_PN.sum(1).max()
+        assert makespan(found, tiny_policy, latencies, "together")[0] == seconds_PN.max(0).sum()
+
+
+@pytest.fixture
+def trials(stage, tiny_policy):
+    """Two groups of three episodes with two tool turns each, rewards that differ, and the stage."""
+    found = stage()
+    made = played(found, tiny_policy, rows_of([[1, 2], [3, 4]]), n=3)
+    for place, trial in enumerate(made):
+        trial.reward = float(place % 3 == 0)
+        trial.scores = {"answers.exact": trial.reward}
+    return found, undictated(tiny_policy, made)
+
+
+def undictated(policy, trials):
+    """As if the policy had sampled them by itself: where a ratio is clipped, nothing would have a gradient."""
+    how_likely = likelihoods(policy.model, [(t.prompt_ids, t.completion_ids) for t in trials], 1.0)
+    for trial, logprobs in zip(trials, how_likely, strict=True):
+        trial.logprobs = [lp if own else 0.0 for lp, own in zip(logprobs, trial.own, strict=True)]
+    return trials
+
+
+def places_of(trials):
+    """Of every token of a batch with these paths, whether it was observed, and whether it is of a prompt."""
+    observed, prompt, seen = [], [], set()
+    for trial in trials:
+        size = 0 if trial.group in seen else len(trial.prompt_ids)
+        seen.add(trial.group)
+        observed += [False] * size
+        prompt += [True] * size + [False] * len(trial.completion_ids)
+        for turn in trial.turns:
+            observed += [False] * turn.sampled + [True] * turn.observed
+    return torch.tensor(observed), torch.tensor(prompt)
+
+
+def loss_of(stage, policy, trials, change=lambda batch: batch):
+    """The recipe's loss, the parameters' gradients, the gradient at each token's last hidden state, and the batch."""
+    made = Update(stage, policy)
+    batch = change(made.prepared(trials)[1])
+    batch = with_weights(made.algorithm, batch, 0, stage.max_completion_length)
+    model, seen = made.trained.model, []
+
+    def keep(module, given, out):
+        out.last_hidden_state.retain_grad()
+        seen.append(out.last_hidden_state)
+
+    hook = model.base_model.register_forward_hook(keep)
+    loss, _ = micro_loss(made.algorithm, model, batch, step=0, temperature=stage.temperature)
+    loss.backward()
+    hook.remove()
+    return loss.detach(), [p.grad for p in model.parameters()], seen[0].grad[0], batch
+
+
+def test_what_a_tool_said_weighs_nothing_and_has_no_gradient(trials, tiny_policy):
+    """A token's gradient is that at the hidden state which predicts it: not 0 where it was sampled, 0 elsewhere.
+
+    The first tokens of siblings have one such state in common, where equal tokens cancel out: those are left aside.
+    """
+    stage, made = trials
+    observed_M, prompt_M = places_of(made)
+    assert int(observed_M.sum()) == sum(turn.observed for t in made for turn in t.turns) >= 6 * 2 * 4
+    loss, grads, hidden_MC, batch = loss_of(stage, tiny_policy, made)
+    assert batch.tokens["learn"].sum() == sum(turn.sampled for t in made for turn in t.turns)
+    for name in ("w", *(f"w.{i}" for i in range(len(stage.components)))):
+        assert bool((batch.tokens[name][batch.tokens["learn"]] != 0).all())
+        assert float(batch.tokens[name][observed_M].abs().sum()) == 0.0
+    source_M = batch.packed.source_M
+    size_M = hidden_MC.abs().sum(1)[source_M]
+    assert float(size_M[observed_M].abs().sum()) == 0.0
+    assert float(size_M[batch.tokens["learn"] & ~prompt_M[source_M]].min()) > 0.0
+    # Nothing that is said of an observed token reaches the loss, to the bit.
+    noise_M = torch.where(observed_M, -3.0, 0.0).double()
+
+    def noisy(batch):
+        return replace(batch, tokens={**batch.tokens, "lp_behav": batch.tokens["lp_behav"] + noise_M})
+
+    other = loss_of(stage, tiny_policy, made, noisy)
+    assert torch.equal(loss, other[0])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(grads, other[1], strict=True))
+
+
+def test_without_the_mask_there_would_be_one(trials, tiny_policy):
+    """The same batch as one that takes every token after the prompt for the policy's: what the mask keeps out."""
+    stage, made = trials
+    observed_M, _ = places_of(made)
+    blind = undictated(tiny_policy, [replace(trial, turns=[]) for trial in made])
+    _, _, hidden_MC, batch = loss_of(stage, tiny_policy, blind)
+    assert float(hidden_MC.abs().sum(1)[batch.packed.source_M][observed_M].min()) > 0.0
+
+
+def test_a_tool_that_only_the_recipe_names_is_called(stage, tiny_policy):
+    """By its dotted path, with its options; in the same engine and environment, without it, the name is unknown."""
+    found = stage(unit=2)
+    (trial,) = played(found, tiny_policy, rows_of([[3, 4]]))
+    said = decode(tiny_policy.tokenizer, trial.completion_ids)
+    assert said == "waits: 06waits: 181"
+    assert [turn.ok for turn in trial.turns] == [True, True, True]
+    assert trial.text == "1"
+    shipped = load_recipe(RECIPE, profile="tiny").stages["trained"]
+    unknown = "no tool waits; there are calculator, sea..."
+    (trial,) = played(shipped, tiny_policy, rows_of([[3, 4]]), replies=(unknown, unknown))
+    assert [turn.ok for turn in trial.turns] == [False, False, True]
+    assert unknown in decode(tiny_policy.tokenizer, trial.completion_ids)
+
+
+def test_a_steps_key_knows_the_code_of_a_tool_of_ones_own(stage, tmp_path):
+    stage()
+
+    def key():
+        plan = compile_recipe(load_recipe(tmp_path / "verltool.yaml", profile="tiny"), Layout(tmp_path / "state"))
+        return plan.step("trained").key
+
+    before = key()
+    assert key() == before
+    (tmp_path / "my_tools.py").write_text(OWN.replace("unit *", "2 * unit *"))
+    assert key() != before
+
+
+def test_a_lesson_is_the_beginning_of_an_episode_token_by_token(wide_policy):
+    """What fine-tuning shows a model is what a rollout shows it: turn k has the ids of the episode up to it."""
+    shipped = load_recipe(RECIPE, profile="tiny").stages
+    few = {"of": {"use": "almanac", "split": "train", "size": 3}}
+    lessons = bind(shipped["lessons"].problems[0].model_copy(update=few))()
+    teacher = bind(shipped["lessons"].teacher.model_copy(update={"error_rate": 0.0}))
+    tokenizer, rng = wide_policy.tokenizer, np.random.default_rng(0)
+    problems = {}
+    for row in lessons:
+        problems.setdefault(row["id"].partition(".")[0], []).append(row)
+    for of in problems.values():
+        turns = [teacher(row, rng) for row in of]
+        replies = [row["prompt"][-1]["content"] for row in of[1:]]
+        (trial,) = played(shipped["trained"], wide_policy, [of[0]], turns=turns, replies=replies)
+        assert (trial.text, trial.finish) == (of[0]["answer"], "stop")
+        ids = [*trial.prompt_ids, *trial.completion_ids]
+        for row, said in zip(of, turns, strict=True):
+            lesson = encode_prompt(tokenizer, row["prompt"])
+            lesson += encode_completion(tokenizer, [{"role": "assistant", "content": said}])
+            assert ids[: len(lesson)] == lesson
+        assert ids == lesson
