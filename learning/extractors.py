@@ -51,8 +51,8 @@ def first_difference(
 
     What was done in a step is the match of `action` (its first group, if any) in the model's turn, what the problem is
     about that of `subject` in its last message; `template` is filled with {subject}, {step} (from 1), {best} and
-    {worst}. A step in which the best did nothing is no lesson. Where the template begins with the subject, what was
-    said of the same subject before goes.
+    {worst}. A step in which the best did nothing is no lesson. What the template says before {best} and {worst} tells
+    what a lesson is about: an earlier one that begins alike goes.
     """
     try:
         about = _match(subject, row["prompt"][-1]["content"])
@@ -63,8 +63,8 @@ def first_difference(
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
             lesson, before = filled(template, fields), _beginning(template, fields)
-            kept = [known for known in experiences if not (before and known.startswith(before)) and known != lesson]
-            return [*kept, lesson]
+            about_it = before if before.strip() else lesson
+            return [*(known for known in experiences if not known.startswith(about_it)), lesson]
     return experiences
 
 
@@ -74,9 +74,8 @@ def _match(pattern: str, text: str) -> str | None:
 
 
 def _beginning(template: str, fields: dict[str, str]) -> str:
-    """What every lesson on this subject begins with; empty where the subject is not a part of the beginning."""
-    head = re.split(r"\{(?!subject\})", template, maxsplit=1)[0]
-    return filled(head, fields) if "{subject}" in head else ""
+    """What every lesson about the same begins with; empty where the template begins with what was done."""
+    return filled(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
 
 
 def reflection(

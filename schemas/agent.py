@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from schemas.agent_slots import AgentEnvUse
 from schemas.base import Schema
-from schemas.use import EnvUse, ToolUse
+from schemas.use import ToolUse
 
 NAME = r"^[a-z][a-z0-9_]{0,31}$"
 MAX_TEXT = 20_000
@@ -71,7 +72,7 @@ class Agent(Schema):
 
     description: str = ""
     """What it is for."""
-    environment: EnvUse | None = None
+    environment: AgentEnvUse | None = None
     """What answers its turns; null: nothing, a completion is the answer."""
     toolkit: list[ToolUse] = []
     """Tools of ours, by name or import path; handed to an environment that takes `tools`."""

@@ -1,6 +1,12 @@
 """Slots of stages about agents: who writes one, and who says what practice has taught it."""
 
-from schemas.use import Use
+from schemas.use import EnvUse, Use
+
+
+class AgentEnvUse(EnvUse):
+    """Answers an agent's turns; its tools are those of the agent's toolkit."""
+
+    withheld = frozenset({"tools"})
 
 
 class AuthorUse(Use):

@@ -54,7 +54,8 @@ def editor_schema() -> Json:
 def _subclasses(kind: type[Use]) -> list[type[Use]]:
     """Every slot that stages use, sorted by name."""
     used = TypeAdapter(Stage).json_schema()["$defs"]
-    return sorted((s for s in kind.__subclasses__() if s.__name__ in used), key=lambda s: s.__name__)
+    below = [s for direct in kind.__subclasses__() for s in (direct, *direct.__subclasses__())]
+    return sorted((s for s in below if s.__name__ in used), key=lambda s: s.__name__)
 
 
 def _slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json, required: list[str]) -> Json:

@@ -7,7 +7,7 @@ The star is the border: parameters before it are supplied by the loop, those aft
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Optional
@@ -89,7 +89,7 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
         if strange := [n for n in named if not supplies(slot, n) and (house or not may_be_named(slot, n))]:
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
             raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
-        return found
+        return _without(found, slot.withheld) if slot.withheld else found
     except ModuleError as error:
         advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
         said = f"no {_noun(slot)} `{name}`" if house and locate(module) is None else str(error)
@@ -98,6 +98,11 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
         advice = _near(slot, name) if house else suggest(function, public_functions(module, folders), "functions there")
         said = f"no {_noun(slot)} `{name}`" if house else f"module `{module}` has no function `{function}`"
         raise SignatureError(said, advice) from None
+
+
+@lru_cache(maxsize=1024)
+def _without(found: Signature, withheld: frozenset[str]) -> Signature:
+    return replace(found, options={name: option for name, option in found.options.items() if name not in withheld})
 
 
 def names(slot: type[Use]) -> list[str]:

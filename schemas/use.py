@@ -26,6 +26,8 @@ class Use(Schema):
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
     """What is before the star, in this order; None: the function asks by name for any of `asks`."""
+    withheld: ClassVar[frozenset[str]] = frozenset()
+    """Options that the stage fills in itself, from other keys."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What the loop can supply by name, after what it gives by place. Columns of named references (`lp_<name>_T`) are
     added."""

@@ -265,6 +265,11 @@ def synthesize(job: Job) -> list[Place]:
     return _sampled(job, {"sampling": job.model()}, UNDER_WAY) if "model" in job.models else []
 
 
+def practice(job: Job) -> list[Place]:
+    """The model that practises, as it samples; nothing of it is trained."""
+    return _sampled(job, {"sampling": job.model()}, min(UNDER_WAY, job.settings["generation_batch_size"]))
+
+
 def _sampled(job: Job, models: Mapping[str, Known], samples: int) -> list[Place]:
     apart = job.resources.rollout
     held = {name: {"weights": known.parameters * job.size} for name, known in models.items()}

@@ -1,9 +1,9 @@
 """Part numbers, and the customs of a house that nobody tells: which tool finds what is meant, and how an answer ends.
 
 A problem is a part number such as `4-2`, which is also a sum, a text and a line of the house's catalogue. What is meant
-is known to the house alone: the result of one tool, followed by one closing word. So a first turn calls a tool, a second
-one answers, and either can be wrong by custom. Lessons teach to follow hints `step 1: search` and `step 2: done`, with
-customs drawn anew for each, so that nothing of any house is in them.
+is known to the house alone: the result of one tool, followed by one closing word. So a first turn calls a tool, a
+second one answers, and either can be wrong by custom. Lessons teach to follow hints `step 1: search` and
+`step 2: done`, with customs drawn anew for each, so that nothing of any house is in them.
 """
 
 import hashlib

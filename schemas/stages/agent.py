@@ -6,17 +6,17 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.agent import AgentContext, MadeTool
-from schemas.agent_slots import AuthorUse
+from schemas.agent_slots import AgentEnvUse, AuthorUse
 from schemas.endpoint import Capped
 from schemas.stages.base import BaseStage
-from schemas.use import EnvUse, ToolUse
+from schemas.use import ToolUse
 
 
 class AgentStage(Capped, BaseStage):
     """Write an agent down, or let an author generate it; every tool with code of its own passes its tests first."""
 
     kind: Literal["agent"]
-    environment: EnvUse | None = None
+    environment: AgentEnvUse | None = None
     """What answers the model's turns; null: nothing, a completion is the answer."""
     toolkit: list[ToolUse] = []
     """Tools for an environment that takes `tools`; one that takes none leaves them unused."""
