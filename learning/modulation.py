@@ -76,6 +76,18 @@ def fading(advantage_T: Tensor, place_T: Tensor, *, gamma: Annotated[float, Fiel
     return advantage_T * gamma**place_T
 
 
+def duration(
+    advantage_T: Tensor, seconds_T: Tensor, *, unit: Annotated[float, Field(gt=0)] = 1.0, least: float = 0.0
+) -> Tensor:
+    """A · Δt / `unit`: an action counts as long as it took (Yang et al. 2025, duration-aware gradient).
+
+    In a given time many short actions end and few long ones; so weighted, both move the policy as much as the time that
+    they have taken. Δt is the answer's to the token's turn, at least `least`: an action that took no time at all would
+    not count.
+    """
+    return advantage_T * (seconds_T.to(advantage_T) / unit).clamp(min=least / unit)
+
+
 def balanced(advantage_T: Tensor) -> Tensor:
     """Negative advantages scaled so that all of them sum to as much as the positive ones, where both exist."""
     gained, lost = advantage_T.clamp(min=0).sum(), -advantage_T.clamp(max=0).sum()

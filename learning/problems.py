@@ -21,6 +21,7 @@ from learning.worlds.customs import custom_lessons, customs
 from learning.worlds.dialogues import donations
 from learning.worlds.documents import documents
 from learning.worlds.errands import errands
+from learning.worlds.fits import fit_turns, fits
 from learning.worlds.forms import form_turns, forms
 from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
@@ -51,6 +52,8 @@ __all__ = [
     "documents",
     "donations",
     "errands",
+    "fit_turns",
+    "fits",
     "form_turns",
     "forms",
     "list_functions",

@@ -140,6 +140,7 @@ def start(status: int, arguments: list[str]) -> None:
         text = file.read()
     main = type(sys)("__main__")
     sys.modules["__main__"], sys.argv = main, ["program.py"]
+    sys.path.insert(0, "")
     os.environ.clear()
     sys.excepthook = shown
     os.write(status, b"ready")

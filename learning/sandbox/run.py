@@ -10,9 +10,9 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Ran:
     """On the wall, from when the guards stood."""
     told: str = ""
     """Why the sandbox ended it, in words; empty: it ended by itself."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Those of the names asked for that it left in its folder."""
 
 
 def run(
@@ -54,15 +56,16 @@ def run(
     files: Mapping[str, str | bytes] = {},
     seconds: float = 5,
     memory_mb: int = 256,
+    keep: Collection[str] = (),
 ) -> Ran:
     """Run Python text in a process of its own that has the standard library, `files`, and nothing else.
 
-    `files` lie in its working folder, which is gone afterwards. `seconds` are on the wall. Raises StepError where this
-    machine lacks a guard (`available`), and for a file's name that leads out of the folder.
+    `files` lie in its working folder, which is gone afterwards but for the files to `keep`. `seconds` are on the wall.
+    Raises StepError where this machine lacks a guard (`available`), and for a file's name that leads out of the folder.
     """
     if reason := available():
         raise StepError(reason)
-    return guarded(code, stdin=stdin, files=files, seconds=seconds, memory_mb=memory_mb)
+    return guarded(code, stdin=stdin, files=files, seconds=seconds, memory_mb=memory_mb, keep=keep)
 
 
 @cache
@@ -108,6 +111,7 @@ def guarded(
     files: Mapping[str, str | bytes] = {},
     seconds: float = 5,
     memory_mb: int = 256,
+    keep: Collection[str] = (),
 ) -> Ran:
     """`run` without the test whether the guards hold; they must all stand. Raises StepError where one cannot."""
     with working_folder() as folder:
@@ -118,7 +122,9 @@ def guarded(
             process, status = begin(folder, given.fileno(), seconds, memory_mb)
         try:
             wait_until_ready(process, status)
-            return watch(process, folder, seconds)
+            ran = watch(process, folder, seconds)
+            left = {name: (folder / name).read_bytes() for name in keep if (folder / name).is_file()}
+            return replace(ran, files=left)
         finally:
             os.close(status)
             end(process)
