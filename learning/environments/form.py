@@ -1,4 +1,4 @@
-"""A small graphical interface whose screen is text: a form to fill in, element by element (`learning.worlds.forms`)."""
+"""A small graphical interface whose screen is text: a form to fill in, click by click (`learning.worlds.forms`)."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Filling:
         self.form = form
 
     def step(self, action: str) -> Outcome:
-        """Type into an element or click on it."""
+        """Click on an element."""
         ok = self.form.act(action)
         if self.form.saved:
             return Outcome(done=True, reward=float(self.form.filled), ok=ok)

@@ -1,18 +1,16 @@
-"""Forms on a screen of text: pages of labelled fields with values, and a button to the next page or to save.
+"""Forms on a screen of text: pages of fields with a choice each, and a button to the next page or to save.
 
-    city=5 age=2       what is to be entered (first message only)
-    a age=             an element: its handle, its label, its value
-    b city=5
-    c [save]
+    big cat            what is to be chosen (first message only)
+    pet=               a field: its label and its value
+    fit=big
+    [save]             a button
 
-`b 5` types 5 into the element b, `c` clicks on c. Pages cannot be turned back. A form is filled in when it is saved
-with every value that was asked for; fields that nobody asked for may hold anything.
+`cat` clicks on that choice of the field that offers it, `save` on the button. Pages cannot be turned back. A form is
+filled in when it is saved with every choice that was asked for; fields that nobody asked for may hold anything.
 """
 
 import hashlib
 import json
-import re
-import string
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,10 +19,17 @@ from pydantic import Field
 
 from schemas.errors import StepError
 
-LABELS = ("age", "bed", "car", "day", "fax", "job", "pet", "zip")
+CHOICES = {
+    "hue": ("red", "tan", "jet"),
+    "fit": ("big", "mid", "wee"),
+    "eat": ("egg", "ham", "pie"),
+    "pet": ("cat", "dog", "yak"),
+    "kit": ("fan", "key", "oar"),
+    "ride": ("air", "van", "gig"),
+}
+"""What each field offers; no two choices begin alike."""
 PAGES = {3: ((2,),), 4: ((1, 1), (3,)), 5: ((2, 1), (1, 2)), 6: ((2, 2),)}
 """Fields to fill in per page, by the turns that takes: one for each field, one for each page."""
-ACTION = re.compile(r"\s*([a-z])(?: ([0-9]+))?\s*")
 PATIENCE = 200
 """Draws per form after which the space counts as exhausted."""
 
@@ -46,14 +51,14 @@ class Form:
         self.page, self.values, self.saved = 0, {}, False
 
     @property
-    def handles(self) -> dict[str, str]:
-        """The fields of the page that is shown, by handle; the button has the handle after the last."""
-        return dict(zip(string.ascii_lowercase, self.pages[self.page], strict=False))
+    def fields(self) -> list[str]:
+        """Labels of the fields on the page that is shown."""
+        return self.pages[self.page]
 
     @property
     def button(self) -> str:
-        """Its handle."""
-        return string.ascii_lowercase[len(self.pages[self.page])]
+        """Label of its button."""
+        return "save" if self.page + 1 == len(self.pages) else "next"
 
     @property
     def filled(self) -> bool:
@@ -62,37 +67,35 @@ class Form:
 
     def screen(self) -> str:
         """The page as text."""
-        lines = [f"{handle} {label}={self.values.get(label, '')}" for handle, label in self.handles.items()]
-        return "\n".join([*lines, f"{self.button} [{'save' if self.page + 1 == len(self.pages) else 'next'}]"])
+        return "\n".join([*(f"{label}={self.values.get(label, '')}" for label in self.fields), f"[{self.button}]"])
 
     def act(self, action: str) -> bool:
-        """Type or click; False, and nothing has changed, for what cannot be done."""
-        found = ACTION.fullmatch(action)
-        if found is None or self.saved:
+        """Click on something; False, and nothing has changed, where the page does not show it."""
+        said = action.strip()
+        if self.saved:
             return False
-        handle, value = found.groups()
-        if value is not None and handle in self.handles:
-            self.values[self.handles[handle]] = value
-        elif value is None and handle == self.button:
+        if said == self.button:
             self.saved = self.page + 1 == len(self.pages)
             self.page += not self.saved
-        else:
-            return False
-        return True
+            return True
+        for label in self.fields:
+            if said in CHOICES[label]:
+                self.values[label] = said
+                return True
+        return False
 
     def expert(self) -> str:
-        """What to do next: fill in the page from top to bottom, then its button."""
-        for handle, label in self.handles.items():
-            if self.values.get(label) != (wanted := self.goal.get(label)) and wanted is not None:
-                return f"{handle} {wanted}"
+        """What to do next: choose from top to bottom what was asked for on this page, then click on its button."""
+        for label in self.fields:
+            if label in self.goal and self.values.get(label) != self.goal[label]:
+                return self.goal[label]
         return self.button
 
     def slip(self, rng: np.random.Generator) -> str:
-        """Something else that can be done here: a wrong value, a wrong element, a click too early."""
-        handles = list(self.handles)
-        likely = [self.button, *(f"{handle} {rng.integers(10)}" for handle in handles)]
-        others = [action for action in likely if action != self.expert()]
-        return others[int(rng.integers(len(others)))] if others else f"{handles[0]} {rng.integers(10)}"
+        """Something else that can be done here: a choice that nobody asked for, or a click too early."""
+        wrong = [one for label in self.fields for one in CHOICES[label] if one != self.goal.get(label)]
+        likely = wrong if self.expert() == self.button else [*wrong, self.button]
+        return likely[int(rng.integers(len(likely)))]
 
 
 def forms(
@@ -101,7 +104,7 @@ def forms(
     seed: int = 0,
     split: Literal["train", "test"],
     turns: Annotated[list[Turns], Field(min_length=1)] = [3, 4, 5, 6],  # noqa: B006 (never changed)
-    idle: Annotated[int, Field(ge=0, le=2)] = 1,
+    idle: Annotated[int, Field(ge=0, le=2)] = 0,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[Row]:
     """`size` distinct forms from one side of a split by form, difficulties in turn: `turns` that an expert needs.
@@ -127,7 +130,7 @@ def form_turns(
     seed: int = 0,
     split: Literal["train", "test"],
     turns: Annotated[list[Turns], Field(min_length=1)] = [3, 4, 5, 6],  # noqa: B006 (never changed)
-    idle: Annotated[int, Field(ge=0, le=2)] = 1,
+    idle: Annotated[int, Field(ge=0, le=2)] = 0,
     slips: Rate = 0.0,
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[Row]:
@@ -169,14 +172,14 @@ def shown(form: Form, action: str) -> list[dict[str, str]]:
 
 def _drawn(turns: int, idle: int, rng: np.random.Generator) -> Row:
     counts = PAGES[turns][int(rng.integers(len(PAGES[turns])))]
-    labels = [str(label) for label in rng.permutation(LABELS)[: sum(counts) + idle]]
+    labels = [str(label) for label in rng.permutation(list(CHOICES))[: sum(counts) + idle]]
     wanted, rest = labels[: sum(counts)], labels[sum(counts) :]
     starts = np.cumsum([0, *counts])
     pages = [wanted[start : start + count] for start, count in zip(starts, counts, strict=False)]
     for label in rest:
         pages[int(rng.integers(len(pages)))].append(label)
     pages = [[str(label) for label in rng.permutation(page)] for page in pages]
-    goal = {str(label): str(rng.integers(10)) for label in rng.permutation(wanted)}
+    goal = {str(label): CHOICES[str(label)][int(rng.integers(3))] for label in rng.permutation(wanted)}
     return _row(turns, pages, goal)
 
 
@@ -184,5 +187,5 @@ def _row(turns: int, pages: Sequence[Sequence[str]], goal: Mapping[str, str]) ->
     metadata = json.dumps({"goal": dict(goal), "pages": [list(page) for page in pages]})
     row = {"answer": None, "family": f"form{turns}", "metadata": metadata}
     row["id"] = hashlib.sha256(metadata.encode()).hexdigest()[:16]
-    asked = " ".join(f"{label}={value}" for label, value in goal.items())
+    asked = " ".join(goal.values())
     return row | {"prompt": [{"role": "user", "content": f"{asked}\n{Form(row).screen()}"}]}
