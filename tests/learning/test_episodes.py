@@ -128,3 +128,248 @@ def test_sampled_tokens_carry_the_trainers_log_probabilities_and_observed_ones_n
                 at = end + turn.observed
             assert made.sampled == len(made.token_ids) - sum(turn.observed for turn in made.turns)
             assert sum(tokens for _, tokens in made.versions) == len(made.token_ids)
+
+
+def seen(found):
+    """What must not depend on when an answer came."""
+    plain = [(g.token_ids, g.finish, [replace(t, seconds=0.0) for t in g.turns], g.sample) for of in found for g in of]
+    return plain, [lp for of in found for g in of for lp in g.logprobs]
+
+
+def late(policy):
+    """An environment whose very first answers come when everything else has ended, as far as it can."""
+    others, ended = threading.Event(), []
+
+    class Late(Echo):
+        def begin(self, row, seed):
+            played = super().begin(row, seed)
+            if row["id"] == "ab":
+                return type("Slow", (), {"step": lambda self, action: others.wait(60) and played.step(action)})()
+
+            def step(action):
+                outcome = played.step(action)
+                ended.append(outcome.done)
+                if len(ended) >= 4:
+                    others.set()
+                return outcome
+
+            return type("Quick", (), {"step": lambda self, action: step(action)})()
+
+    return Late()
+
+
+def test_an_episode_becomes_the_same_in_whatever_order_answers_come(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c", "d"])
+    want = seen(played(tiny_policy, requests, order="together"))
+    assert sum(len(turns) > 1 for _, _, turns, _ in want[0]) >= 4
+    spread = {"environment": Echo(lambda row, seed, turn: seed % 11 / 3), "clock": Virtual(decode_s=0.5)}
+    for how in (
+        {},
+        {"steps_per_answer": 0},
+        {"steps_per_answer": 5},
+        {"workers": 3, "environment": late(tiny_policy)},
+        spread,
+    ):
+        got = seen(played(tiny_policy, requests, **how))
+        if how is spread:
+            got = ([(i, f, [replace(t, measured=True) for t in turns], s) for i, f, turns, s in got[0]], got[1])
+        assert got[0] == want[0]
+        assert got[1] == pytest.approx(want[1], abs=1e-5)
+
+
+def test_runs_are_equal_to_the_bit_where_answers_are_counted_in_decode_steps(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c", "d", "ef"], n=3)
+    first = seen(played(tiny_policy, requests, steps_per_answer=3))
+    assert seen(played(tiny_policy, requests, steps_per_answer=3, environment=late(tiny_policy), workers=8)) == first
+    assert seen(played(tiny_policy, requests, order="together")) == seen(
+        played(tiny_policy, requests, order="together")
+    )
+
+
+def test_siblings_have_random_numbers_of_their_own_and_an_episode_always_has_the_same(tiny_policy):
+    requests, one, two = asked(tiny_policy, ["ab", "c"], n=4), Echo(), Echo()
+    played(tiny_policy, requests, environment=one)
+    played(tiny_policy, list(reversed(requests)), environment=two)
+    assert len(set(one.seeds)) == one.begun == 8
+    assert sorted(one.seeds) == sorted(two.seeds)
+    assert threading.main_thread() not in one.threads
+
+
+def test_the_clock_of_events_tells_what_each_order_costs(tiny_policy):
+    """Two episodes of two turns: one slow then quick, the other quick then slow. A token takes 1 second."""
+    took = {("ab", 1): 100.0, ("ab", 2): 1.0, ("c", 1): 2.0, ("c", 2): 90.0}
+    requests = asked(tiny_policy, ["ab", "c"], turns=2, n=1)
+    spent = {}
+    for order in ("each", "together"):
+        clock = Virtual(decode_s=1.0)
+        environment = Echo(lambda row, seed, turn: took[row["id"], turn])
+        ((ab,), (c,)) = played(tiny_policy, requests, environment=environment, clock=clock, order=order)
+        spent[order] = clock.now
+    x1, x2 = (turn.sampled for turn in ab.turns)
+    y1, y2 = (turn.sampled for turn in c.turns)
+    assert [turn.seconds for turn in ab.turns] == [100.0, 1.0]
+    # Each: an episode takes as long as its own tokens and answers (a first turn's end waits for no other).
+    assert spent["each"] == max(x1 + 100 + x2 + 1, y1 + 2 + y2 + 90)
+    # Together: the longest turn and the slowest answer of all, turn after turn.
+    first = max(x1, y1) + max(100 - (max(x1, y1) - x1), 2 - (max(x1, y1) - y1))
+    second = max(x2, y2) + max(1 - (max(x2, y2) - x2), 90 - (max(x2, y2) - y2))
+    assert spent["together"] == first + second
+
+
+def test_workers_of_the_clock_of_events_take_one_step_at_a_time():
+    clock = Virtual(workers=2)
+    for number, seconds in enumerate((5.0, 1.0, 1.0, 10.0)):
+        clock.submit(number, lambda seconds=seconds: Outcome(seconds=seconds))
+    ends = []
+    while answers := clock.collect(None):
+        ends += [(answer.number, clock.now) for answer in answers]
+    assert ends == [(1, 1.0), (2, 2.0), (0, 5.0), (3, 12.0)]
+    assert clock.waited == 12.0
+
+
+def test_threads_are_as_many_as_there_are_workers_and_say_what_went_wrong():
+    clock, going, most, gate = Threads(2), [], [], threading.Barrier(2, timeout=60)
+
+    def step():
+        going.append(1)
+        most.append(len(going))
+        gate.wait()
+        going.pop()
+        return Outcome("x")
+
+    def broken():
+        raise ValueError("no")
+
+    for number in range(4):
+        clock.submit(number, step)
+    clock.submit(4, broken)
+    found = []
+    while answers := clock.collect(None):
+        found += answers
+    clock.close()
+    assert sorted(answer.number for answer in found) == [0, 1, 2, 3, 4]
+    assert max(most) == 2
+    (wrong,) = [answer for answer in found if answer.error]
+    assert (wrong.number, str(wrong.error)) == (4, "no")
+
+
+def windows(policy, engine, requests, window, **how):
+    """Episodes of calls that suspend after some tokens, put together; how many calls it took."""
+    sampling = replace(SAMPLING, processor=closing(policy), window=window)
+    pool = [replace(r, n=1, first=i) for r in requests for i in range(r.n)]
+    whole, calls, tails = [[] for _ in pool], 0, 0
+    while any(not made or made[-1].finish == "suspended" for made in whole):
+        running = [i for i, made in enumerate(whole) if not made or made[-1].finish == "suspended"]
+        asks = [
+            replace(
+                pool[i],
+                begun=tuple(t for g in whole[i] for t in g.token_ids),
+                turns=tuple(t for g in whole[i] for t in g.turns),
+            )
+            for i in running
+        ]
+        tails += sum(sum(t.sampled + t.observed for t in r.turns) < len(r.begun) for r in asks)
+        made = Episodes(engine, Echo(), tokenizer=policy.tokenizer, max_turns=4, **how).generate(asks, sampling)
+        for i, of in zip(running, made, strict=True):
+            whole[i] += of
+        calls += 1
+    return whole, calls, tails
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 13])
+def test_trap_an_episode_cut_anywhere_goes_on_as_if_it_had_not_been(tiny_policy, window):
+    requests = asked(tiny_policy, ["ab", "c", "d"])
+    want = [g for of in played(tiny_policy, requests) for g in of]
+    whole, calls, tails = windows(tiny_policy, Engine(tiny_policy), requests, window)
+    assert calls >= 3
+    assert tails > 0
+    for made, one in zip(whole, want, strict=True):
+        assert [t for g in made for t in g.token_ids] == one.token_ids
+        assert [replace(t, seconds=0.0) for g in made for t in g.turns] == [replace(t, seconds=0.0) for t in one.turns]
+        assert [lp for g in made for lp in g.logprobs] == pytest.approx(one.logprobs, abs=1e-5)
+        assert made[-1].finish == one.finish
+        # A window counts observed tokens; an answer is never cut in two.
+        assert all(len(g.token_ids) <= window + max([t.observed for t in g.turns], default=0) for g in made)
+
+
+class Plain:
+    """An engine that is called for a batch and knows nothing else."""
+
+    def __init__(self, engine):
+        self.engine, self.calls = engine, []
+
+    def generate(self, requests, sampling):
+        assert all(request.limit is None and request.row is None for request in requests)
+        self.calls.append(len(requests))
+        return self.engine.generate(requests, sampling)
+
+    def sync(self, version):
+        self.engine.sync(version)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_an_engine_that_is_only_called_for_batches_gives_the_same_episodes(tiny_policy, window):
+    requests, plain = asked(tiny_policy, ["ab", "c"]), Plain(Engine(tiny_policy))
+    want = [g for of in played(tiny_policy, requests) for g in of]
+    if window:
+        whole, _, _ = windows(tiny_policy, plain, requests, window)
+        assert [[t for g in made for t in g.token_ids] for made in whole] == [one.token_ids for one in want]
+        return
+    got = seen(played(tiny_policy, requests, engine=plain, order="together"))
+    assert got[0] == seen([want])[0]
+    assert len(plain.calls) == max(len(g.turns) + (sum(t.sampled + t.observed for t in g.turns) < len(g.token_ids))
+                                   for g in want)  # fmt: skip
+
+
+def test_a_target_of_ended_episodes_puts_the_others_down_with_their_turns(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c", "d"])
+    want = [g for of in played(tiny_policy, requests) for g in of]
+    sampling = replace(SAMPLING, target=3)
+    found = [g for of in played(tiny_policy, requests, sampling, steps_per_answer=0) for g in of]
+    ended = [g.finish != "suspended" for g in found]
+    assert 3 <= sum(ended) < len(found)
+    for made, one in zip(found, want, strict=True):
+        assert one.token_ids[: len(made.token_ids)] == made.token_ids
+        assert [replace(t, seconds=0.0) for t in made.turns] == [
+            replace(t, seconds=0.0) for t in one.turns[: len(made.turns)]
+        ]
+
+
+def test_a_completion_without_a_problem_is_one_turn(tiny_policy):
+    requests = [replace(request, row=None) for request in asked(tiny_policy, ["ab", "c"])]
+    sampling = replace(SAMPLING, processor=closing(tiny_policy))
+    plain = Engine(tiny_policy).generate(requests, sampling)
+    found = played(tiny_policy, requests)
+    assert [g.token_ids for of in found for g in of] == [g.token_ids for of in plain for g in of]
+    assert not any(g.turns for of in found for g in of)
+
+
+def test_errors_say_what_to_do(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c"])
+    with pytest.raises(StepError, match="max_completion_length 3 has no room for a second turn"):
+        played(tiny_policy, requests, replace(SAMPLING, max_new_tokens=3))
+    assert played(tiny_policy, requests, replace(SAMPLING, max_new_tokens=3), max_turns=1)
+
+    class Broken(Echo):
+        def begin(self, row, seed):
+            raise ValueError("no such page")
+
+    with pytest.raises(StepError, match=r"the episode of (ab|c) failed: ValueError: no such page"):
+        played(tiny_policy, requests, environment=Broken())
+    episodes = Episodes(Engine(tiny_policy), Broken(), tokenizer=tiny_policy.tokenizer)
+    sampling = replace(SAMPLING, processor=closing(tiny_policy))
+    with pytest.raises(StepError, match="no such page"):
+        episodes.generate(requests, sampling)
+    episodes.environment = Echo()
+    assert seen(episodes.generate(requests, sampling))[0] == seen(played(tiny_policy, requests, max_turns=8))[0]
+
+
+def test_turns_that_are_used_up_and_answers_that_do_not_fit_end_an_episode_at_its_limit(tiny_policy):
+    requests = asked(tiny_policy, ["ab"], turns=99, n=6)
+    for made in played(tiny_policy, requests, max_turns=2)[0]:
+        assert made.finish == "length"
+        if len(made.turns) == 2:
+            assert made.turns[1].observed == 0
+    for made in played(tiny_policy, requests, replace(SAMPLING, max_new_tokens=14), max_turns=9)[0]:
+        assert len(made.token_ids) <= 14
+        assert made.finish == "length"
