@@ -176,6 +176,25 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     assert set(fixed) <= FIXED
 
 
+def test_a_tool_of_ones_own_validates_and_answers(lab):
+    from learning.environments.naming import environment_of
+    from schemas.use import EnvUse
+
+    slots = block("tools")
+    recipe = load_recipe(changed(lab, lambda stages: stages["rl_2"].update(slots)))
+    assert ("my_lab.tools", "stock") in recipe.code("rl_2")
+    environment = environment_of(EnvUse.model_validate(slots["env"]), {})
+    row = {"id": "1", "prompt": [], "metadata": '{"shelf": {"nails": 40}}'}
+    episode = environment.begin(row, 0)
+    said = [episode.step(turn) for turn in ("stock: nails", "stock: glue", "calculator: 40*12", "480")]
+    assert [outcome.observation for outcome in said[:3]] == [
+        "40 boxes", "error: there is no glue; there are nails", "480",
+    ]  # fmt: skip
+    assert [(outcome.ok, outcome.done) for outcome in said] == [
+        (True, False), (False, False), (True, False), (True, True),
+    ]  # fmt: skip
+
+
 def test_a_python_stage_runs(lab):
     from learning.texts.rows import write_rows
     from schemas.stages.python import Python
