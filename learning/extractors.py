@@ -63,8 +63,8 @@ def first_difference(
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
             lesson, before = filled(template, fields), _beginning(template, fields)
-            about_it = before if before.strip() else lesson
-            return [*(known for known in experiences if not known.startswith(about_it)), lesson]
+            same = [known for known in experiences if known == lesson or (before.strip() and known.startswith(before))]
+            return [*(known for known in experiences if known not in same), lesson]
     return experiences
 
 
@@ -89,9 +89,10 @@ def reflection(
     temperature: Temperature = 0.0,
     max_completion_length: Tokens = 128,
 ) -> list[str]:
-    """What the model that practises says when it is shown its best and its worst attempt; no answer is no lesson.
+    """What the model that practises says when it is shown its best and its worst attempt.
 
-    It is told `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment.
+    It is told `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment;
+    where there is no room for the question, or no answer, there is no lesson.
     """
     from learning.evaluating.verdicts import replies
 

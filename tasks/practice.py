@@ -1,6 +1,7 @@
 """kind: practice — groups of rollouts teach experiences, which go into the next prompts; the model stays as it is."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from learning.agents.showing import ShownRows
 from learning.distributed.placed_rewards import placed
 from learning.engines.load import engine_for, policy_for
 from learning.engines.protocol import EngineProtocol, Sampling
-from learning.environments.making import in_environment
+from learning.environments.making import playing
 from learning.lookup import bind
 from learning.loop.history import History
 from learning.loop.rollout import Sampler, score
@@ -38,12 +39,13 @@ def run(stage: Practice, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
-    policy = policy_for(model, context.device, context.actors)
+    policy, agent = policy_for(model, context.device, context.actors), agent_at(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
         engine_for(stage.engine, policy, context.actors, model, desk) as engine,
+        playing(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
-        work = Work(stage, context, agent_at(folder), folder, policy, engine, journal, desk)
+        work = Work(stage, context, agent, policy, engine, episodes, journal, desk)
         for step in range(work.resume(), stage.max_steps):
             work.round(step)
             context.progress(step + 1, stage.max_steps, experiences=len(work.experiences))
@@ -59,9 +61,10 @@ class Work:
     context: Context
     agent: Agent
     """As it came in."""
-    folder: Path | None
     policy: Policy
     engine: EngineProtocol
+    episodes: EngineProtocol
+    """The engine, with the agent's environment around it."""
     journal: RowJournal
     desk: Desk
     experiences: list[str] = field(default_factory=list)
@@ -75,7 +78,6 @@ class Work:
     def __post_init__(self) -> None:
         stage, context, inputs = self.stage, self.context, self.context.inputs
         self.experiences = list(self.agent.experiences)
-        self.episodes = in_environment(self.engine, env_of(self.agent, self.folder), self.policy.tokenizer, inputs)
         self.plan, self.extractor = bind(stage.plan, "plan", inputs), bind(stage.extractor, "extractor", inputs)
         self.rewards = placed([bind(u, f"rewards.{i}", inputs) for i, u in enumerate(stage.rewards)], context.actors)
         self.rows = read_rows(context.input("prompts"), "prompts")
@@ -87,8 +89,10 @@ class Work:
         """Sample with the experiences so far, score, compare, and put down what came of it."""
         sampler = self.sampler(step)
         have = self.have(step, sampler)
+        asks = self.plan.ask(step, have)
+        self.check_room(sampler, have["rows"])
         try:
-            trials = rollouts(sampler, self.plan.ask(step, have), self.journal)
+            trials = rollouts(sampler, asks, self.journal)
             self.spend(sampler.sampled)
             score(self.rewards, [use.weight for use in self.stage.rewards], trials, have)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
@@ -101,6 +105,17 @@ class Work:
         self.points.append(point(trials, groups, len(self.experiences)))
         self.context.log(step, **self.points[-1])
         self.save(step, groups)
+
+    def check_room(self, sampler: Sampler, rows: Sequence[Row]) -> None:
+        """Raises StepError where experiences have grown so that a prompt leaves no room for a completion."""
+        longest = max(len(sampler.encode(row["prompt"])) for row in rows) + self.stage.max_completion_length
+        shown = min(len(self.experiences), self.agent.context.experiences)
+        if longest > self.policy.max_length and shown:
+            raise StepError(
+                f"practice: the longest prompt and max_completion_length make {longest} tokens, the model holds "
+                f"{self.policy.max_length}; the agent shows {shown} of {len(self.experiences)} experiences: lower its "
+                "context.experiences, or let the extractor be brief"
+            )
 
     def sampler(self, step: int) -> Sampler:
         """Episodes of one round, each stream its own."""
@@ -151,7 +166,7 @@ class Work:
     def publish(self) -> None:
         """Write the agent with what it has learnt, and a line for every group."""
         learnt = self.agent.model_copy(update={"experiences": self.experiences})
-        write_practised(self.context.output("agent"), self.folder, learnt)
+        write_practised(self.context.output("agent"), self.context.inputs.get("agent"), learnt)
         lines = [json.dumps(group, ensure_ascii=False, sort_keys=True) + "\n" for group in self.groups]
         (self.context.output("rounds") / "rounds.jsonl").write_text("".join(lines), encoding="utf-8")
 

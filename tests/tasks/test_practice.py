@@ -1,0 +1,171 @@
+"""kind: practice — experiences come from groups that differ, stand in the next prompts, and no weight changes."""
+
+import importlib
+import json
+import sys
+
+import pytest
+
+from learning.agents.folder import read_agent, write_agent
+from learning.problems import customs
+from learning.texts.rows import write_rows
+from schemas.agent import Agent
+from schemas.errors import StepError
+from schemas.stages.practice import Practice
+from tasks.context import Context
+from tasks.practice import run
+
+ENGINE = """
+import re
+
+from learning.engines.protocol import Generation
+from learning.texts.chat import encode_completion
+
+TOOLS, CLOSINGS = ("calculator", "reverse", "search"), ("done", "over", "yours")
+PROMPTS, LEFT = [], [None]
+
+
+class Killed(BaseException):
+    pass
+
+
+class Scripted:
+    '''Follows hints; without one its sample's number says what it does, so that nine samples do everything once.'''
+
+    def __init__(self, policy):
+        self.tokenizer = policy.tokenizer
+
+    def generate(self, requests, sampling):
+        return [[self.one(request, request.first + i) for i in range(request.n)] for request in requests]
+
+    def one(self, request, number):
+        if LEFT[0] is not None:
+            LEFT[0] -= 1
+            if LEFT[0] < 0:
+                raise Killed
+        text = self.tokenizer.decode([*request.prompt_ids, *request.begun])
+        PROMPTS.append(text)
+        heard = re.findall("<user>(.*?)<eos>", text)
+        hints = dict(re.findall(r"step (\\d): (\\w+)", text))
+        if len(heard) == 1:
+            said = f"{hints.get('1', TOOLS[number % 3])}: {heard[0]}"
+        else:
+            said = f"{heard[-1]} {hints.get('2', CLOSINGS[number // 3 % 3])}"
+        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": said}])
+        return Generation(ids, [-1.0] * len(ids), "stop")
+
+    def sync(self, version):
+        pass
+"""
+RULE = {"use": "first_difference", "action": "^[a-z]+(?=:)|[a-z]+$", "template": "step {step}: {best}"}
+REVERSE = {
+    "name": "reverse",
+    "code": "def reverse(query):\n    return query[::-1]\n",
+    "tests": [{"query": "ab", "answer": "ba"}],
+}
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    (tmp_path / "scripted.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("scripted", None)
+    yield importlib.import_module("scripted")
+    del sys.modules["scripted"]
+
+
+@pytest.fixture
+def inputs(tiny_policy_folder, tmp_path):
+    agent = Agent(environment={"use": "tools", "max_turns": 3}, toolkit=["calculator", "search"], made=[REVERSE])
+    for name in ("agent", "prompts"):
+        (tmp_path / name).mkdir()
+    write_agent(tmp_path / "agent", agent)
+    write_rows(tmp_path / "prompts", "prompts", customs(size=6, split="train"))
+    return {"model": tiny_policy_folder, "prompts": tmp_path / "prompts", "agent": tmp_path / "agent"}
+
+
+def stage_of(**said):
+    how = {"num_generations": 9, "generation_batch_size": 18, "max_completion_length": 64, "extractor": RULE}
+    return Practice.model_validate({"kind": "practice", "model": "m", "prompts": "p", "agent": "a", "max_steps": 3,
+                                    "engine": "scripted:Scripted", **how, **said})  # fmt: skip
+
+
+def rounds(context):
+    lines = (context.folder / "outputs" / "rounds" / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_what_tells_best_from_worst_goes_into_the_next_prompt_and_equal_groups_add_nothing(
+    at, inputs, engine, training
+):
+    before = {path.name: path.read_bytes() for path in inputs["model"].iterdir()}
+    context = at("whole")
+    result = run(stage_of(), context)
+    groups = rounds(context)
+    # Round 0: of nine samples the third alone is right; the ninth called the same tool and closed otherwise.
+    # Round 1: every sample closes rightly, a third calls the right tool. Round 2: all are right, so nothing is learnt.
+    assert [(g["round"], g["differs"], g["learnt"]) for g in groups] == [
+        (0, True, ["step 2: done"]), (0, True, []), (1, True, ["step 1: search"]), (1, True, []),
+        (2, False, []), (2, False, []),
+    ]  # fmt: skip
+    assert [line["reward"] for line in training.curve(context)] == pytest.approx([1 / 9, 1 / 3, 1.0])
+    # The next prompt holds what is known by then, the oldest first.
+    systems = [g["prompt"][0]["content"] if g["prompt"][0]["role"] == "system" else None for g in groups[::2]]
+    assert systems == [None, "step 2: done", "step 2: done\nstep 1: search"]
+    assert sum("<system>step 2: done\nstep 1: search<eos>" in prompt for prompt in engine.PROMPTS) == 2 * 18
+    assert result.metrics["experiences"] == 2
+    assert result.metrics["reward_first"] == pytest.approx(1 / 9)
+    # The agent differs in its experiences alone, the model in nothing.
+    made = context.folder / "outputs" / "agent"
+    assert read_agent(made).experiences == ["step 2: done", "step 1: search"]
+    for part in ("agent", "environment", "toolkit", "made", "context"):
+        assert (made / f"{part}.json").read_bytes() == (inputs["agent"] / f"{part}.json").read_bytes()
+    assert {path.name: path.read_bytes() for path in inputs["model"].iterdir()} == before
+
+
+def test_a_killed_practice_goes_on_to_the_same_bits(at, inputs, engine, training):
+    whole = at("whole")
+    result = run(stage_of(), whole)
+    total = len(engine.PROMPTS)
+    engine.PROMPTS.clear()
+    for attempt, left in enumerate((20, 40, 60)):
+        engine.LEFT[0] = left
+        with pytest.raises(engine.Killed):
+            run(stage_of(), at("broken", attempt))
+    engine.LEFT[0] = None
+    last = at("broken", 3)
+    assert run(stage_of(), last) == result
+    assert training.files(last) == training.files(whole)
+    assert training.curve(last) == training.curve(whole)
+    # A round is 36 turns; one that is whole is not sampled again.
+    assert len(engine.PROMPTS) == total + 20 + (40 - 36) + (60 - 36)
+
+
+def test_a_margin_and_a_limit_hold(at, inputs, engine):
+    assert run(stage_of(min_margin=1.0), at("wide")).metrics["learnt"] == 0
+    context = at("one")
+    run(stage_of(max_experiences=1, max_steps=2), context)
+    assert read_agent(context.folder / "outputs" / "agent").experiences == ["step 1: search"]
+
+
+def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, engine, tmp_path):
+    (tmp_path / "mine.py").write_text("def wrong(experiences):\n    return 'one'\n")
+    with pytest.raises(StepError, match=r"extractor mine:wrong: it must return the list of experiences"):
+        run(stage_of(extractor="mine:wrong"), at("own"))
+
+
+def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, engine, tmp_path):
+    agent = read_agent(inputs["agent"]).model_copy(update={"experiences": ["x" * 100]})
+    (tmp_path / "full").mkdir()
+    write_agent(tmp_path / "full", agent)
+    context = at("full")
+    with pytest.raises(StepError, match=r"the agent shows 1 of 1 experiences.*context\.experiences"):
+        run(stage_of(), Context({**inputs, "agent": tmp_path / "full"}, context.folder, context.checkpoints, seed=3))
+
+
+def test_the_model_itself_may_say_what_it_learnt(at, inputs, engine):
+    """Scripted, it answers a question of one message as it calls a tool: with its first words and the question."""
+    context = at("asked")
+    asks = {"use": "reflection", "order": "{high} {low}", "max_completion_length": 32}
+    run(stage_of(max_steps=1, extractor=asks), context)
+    assert read_agent(context.folder / "outputs" / "agent").experiences == ["calculator: 1 0"]
