@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import signal
-import time
 import urllib.error
 import urllib.request
 
 import pytest
+
+from tests.waiting import wait_for
 
 CHROMIUM = "/usr/bin/chromium"
 PATIENCE = 600.0
@@ -65,11 +66,7 @@ class Served:
             return {"refused": error.code, "detail": error.read().decode()}
 
     def until(self, condition, seconds=PATIENCE):
-        limit = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < limit, "waited too long"
-            time.sleep(0.2)
-        return found
+        return wait_for(condition, seconds)
 
     def deployment(self, name):
         return self.ask(f"/deployments/name/{name}/{name}")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ import pytest
 from lineage.layout import Layout
 from lineage.store import Store
 from lineage.verification import verify
+from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
 CUT_OFF = 240
@@ -73,10 +73,7 @@ class Checkout:
 
     def is_quiet(self, seconds=10):
         """Wait until no process is left; fails when one stays."""
-        limit = time.monotonic() + seconds
-        while left := self.processes():
-            assert time.monotonic() < limit, [p.cmdline() for p in left]
-            time.sleep(0.05)
+        wait_for(lambda: not self.processes(), seconds, said=lambda: [p.cmdline() for p in self.processes()])
 
     def leftovers(self):
         """Unpublished artifacts and sessions of servers."""
@@ -114,15 +111,6 @@ def kill_tree(process):
             victim.send_signal(signal.SIGKILL)
     process.wait()
     psutil.wait_procs(victims, timeout=20)
-
-
-def wait_for(condition, seconds=120.0):
-    """Poll until the condition gives something true, and return that."""
-    limit = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A budget is foreseen from what ran before, holds while a run goes on, and is accounted for afterwards."""
 
 import json
-import time
 
 import psutil
 import pytest
@@ -15,6 +14,7 @@ from lineage.spending import Cost, read_spending, total
 from lineage.store import Store
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
+from tests.waiting import wait_for
 
 LAB = '''
 import time
@@ -245,9 +245,9 @@ def test_a_step_on_ray_is_ended_with_all_that_it_started(tmp_path):
     assert outcome.exit_code == 1
     assert outcome.states["long"].reason.startswith("the run's budget is spent: 100 tokens")
     for pid in map(int, told.read_text().split()):
-        limit = time.monotonic() + 60
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < limit, pid
-            time.sleep(0.05)
+        wait_for(
+            lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+            said=lambda pid=pid: pid,
+        )
     resumed = run_plan(with_budget(plan, ["tokens=10000"]), layout, prefect=False, run=outcome.run)
     assert (resumed.exit_code, resumed.states["long"].state) == (0, "done")

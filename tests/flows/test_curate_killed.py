@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from flows.launch import plan_recipe, run_plan
 from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.store import Store
+from tests.waiting import wait_for
 
 RECIPE = """
 name: killed
@@ -51,11 +51,12 @@ def test_killed_it_starts_again_and_nothing_is_left_of_the_first_try(tmp_path):
     }  # fmt: skip
     process = multiprocessing.get_context("spawn").Process(target=run_step, args=(spec,))
     process.start()
-    work, limit = layout.work(step.key), time.monotonic() + 240
-    while not any(path.stat().st_size for path in work.glob("tmp-*/spill-*/minhash/signatures")):
-        assert process.is_alive()
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    work = layout.work(step.key)
+
+    def spilled():
+        return any(path.stat().st_size for path in work.glob("tmp-*/spill-*/minhash/signatures"))
+
+    wait_for(spilled, 240, alive=process.is_alive)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert Store(layout).find("curate", step.key) is None

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lineage.layout import Layout
 from lineage.store import Store
 from lineage.verification import verify
 from schemas.errors import PlanError, StepError
+from tests.waiting import wait_for
 
 LAB = """
 def number(context, *, value: int = 1):
@@ -111,11 +111,8 @@ def s3(tmp_path, monkeypatch):
         monkeypatch.setenv(f"AWS_{name}", value)
     with (tmp_path / "s3.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
         try:
-            limit = time.monotonic() + 120
-            while not answers(url):
-                assert server.poll() is None
-                assert time.monotonic() < limit, (tmp_path / "s3.log").read_text()
-                time.sleep(0.1)
+            told = (tmp_path / "s3.log").read_text
+            wait_for(lambda: answers(url), alive=lambda: server.poll() is None, said=told)
             yield url
         finally:
             server.kill()

@@ -2,7 +2,6 @@ import json
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import StepError
 from schemas.whole_files import whole_file
+from tests.waiting import wait_for
 
 LAB = '''
 import os, time
@@ -221,8 +221,7 @@ def test_killed_in_the_middle_goes_on_from_its_checkpoint_to_the_same_digest(lab
     plan = lab(f"name: k\nstages:\n  c: {{kind: python, function: {call}}}\n")
     process = multiprocessing.get_context("fork").Process(target=run_step, args=(spec_of(plan, lab.layout),))
     process.start()
-    while not told.exists() or told.read_text().count("\n") < 5:
-        time.sleep(0.01)
+    wait_for(lambda: told.exists() and told.read_text().count("\n") >= 5, alive=process.is_alive)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert Store(lab.layout).find("python", plan.step("c").key) is None

@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from flows.servers.prefect_host import write_server
+from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -24,14 +24,6 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1])), reuse_port=False) as 
         server.accept()[0].close()
         open("asked", "a").write("x")
 """
-
-
-def wait_for(condition, seconds=120.0):
-    limit = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.02)
-    return found
 
 
 def listens(port):

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -38,10 +37,7 @@ def printed(folder, how):
     process.stdout.close()
     process.stderr.close()
     (folder / "closed").touch()
-    limit = time.monotonic() + 120
-    while process.poll() is None:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    process.wait(120)
     return process.returncode, (folder / "ended").exists()
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -27,6 +26,7 @@ from learning.engines.torch import Engine
 from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_prompt
 from learning.tokenizers import characters
+from tests.waiting import wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]
 SLOTS = 4
@@ -69,13 +69,6 @@ def served(policy):
     current.close()
     worker.thread.join(60)
     assert not worker.thread.is_alive()
-
-
-def wait_for(condition, seconds=120):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.01)
 
 
 def direct(policy, ids, n, seed, temperature, most):

@@ -5,17 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.waiting import wait_for
+
 HOUSE = Path(__file__).resolve().parents[2]
 KEEP = """
 import os, sys, time
 from pathlib import Path
-from flows.servers.prefect_server import supervisor
+from flows.servers import supervisor
 from flows.steps.family import with_family
 from flows.servers.supervisor import Service, Supervisor
 
@@ -112,12 +113,8 @@ class Keeper:
     def said(self, text):
         return text in self.output.read_text()
 
-
-def wait_for(condition, seconds=60.0):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited too long"
-        time.sleep(0.02)
+    def is_ready(self):
+        wait_for(lambda: self.said("ready"), alive=lambda: self.front.poll() is None, said=self.output.read_text)
 
 
 @pytest.fixture
@@ -138,7 +135,7 @@ def keep(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_in_the_opposite_order(keep, number):
     keeper = keep("pair")
-    wait_for(lambda: keeper.said("ready"))
+    keeper.is_ready()
     assert len(keeper.alive()) == 6  # front, keeper, two services, two children in sessions of their own
     os.killpg(keeper.front.pid, number)  # as a terminal does
     assert keeper.front.wait(60) == 0
@@ -149,7 +146,7 @@ def test_a_signal_ends_all_in_the_opposite_order(keep, number):
 @pytest.mark.parametrize("victim", ["front", "keeper", "both"])
 def test_killed_it_leaves_nothing_behind(keep, victim):
     keeper = keep("pair")
-    wait_for(lambda: keeper.said("ready"))
+    keeper.is_ready()
     pids = {"front": keeper.front.pid, "keeper": keeper.pids()["keeper"]}
     for name, pid in pids.items():
         if victim in (name, "both"):
@@ -166,7 +163,7 @@ def test_killed_it_leaves_nothing_behind(keep, victim):
 
 def test_what_dies_is_started_again_and_that_is_said(keep):
     keeper = keep("pair")
-    wait_for(lambda: keeper.said("ready"))
+    keeper.is_ready()
     before = keeper.pids()
     own = int((keeper.folder / "first.pids").read_text().split()[0])
     assert own == before["first"]
@@ -183,7 +180,7 @@ def test_what_dies_is_started_again_and_that_is_said(keep):
 
 def test_the_jobs_of_a_service_outlive_it_and_are_asked_before_it_ends(keep):
     keeper = keep("boss")
-    wait_for(lambda: keeper.said("ready"))
+    keeper.is_ready()
     job = int((keeper.folder / "job.pid").read_text())
     os.kill(keeper.pids()["boss"], signal.SIGKILL)
     wait_for(lambda: keeper.said("boss answers again"))

@@ -1,5 +1,4 @@
 import os
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -9,6 +8,7 @@ from flows.launch import plan_recipe, run_plan
 from flows.steps.workers import TRIES, RayWorkers
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from tests.waiting import wait_for
 
 LAB = """
 import os, subprocess, time
@@ -58,11 +58,8 @@ stages:
     assert len({*pids, os.getpid()}) == 3
     assert outcome.states["c"].state == "failed"
     assert "time limit of 2 s" in outcome.states["c"].reason
-    deadline = time.monotonic() + 10
     killed = [int(p) for p in told.read_text().split()]
-    while any(alive(p) for p in killed) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(p) for p in killed)
+    wait_for(lambda: not any(alive(p) for p in killed), 10)
     too_much, _ = make(
         tmp_path, 'name: x\nstages:\n  a: {kind: python, resources: {num_cpus: 4096}, function: "lab:who"}\n'
     )

@@ -22,6 +22,7 @@ from learning.remote.transport import read
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from tests.teacher_server import Teacher, serving
+from tests.waiting import wait_for
 
 FAILURES = ["500", "502", "429", "408", "hang", "drop", "malformed", "odd", "truncated", "lost"]
 KEY = "sk-never-to-be-seen"
@@ -140,10 +141,7 @@ def test_two_that_ask_the_same_at_once_pay_once(desk, broken):
         threads = [threading.Thread(target=asks, args=(name,)) for name in ("one", "other")]
         for thread in threads:
             thread.start()
-        limit = time.monotonic() + 60
-        while teacher.held < 6:  # each question once, whoever asks it
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        wait_for(lambda: teacher.held >= 6)  # each question once, whoever asks it
         teacher.gate.set()
         for thread in threads:
             thread.join()
@@ -369,10 +367,7 @@ def test_a_step_that_waits_for_a_server_can_be_ended(desk):
     with serving(teacher) as address:
         thread = threading.Thread(target=asks)
         thread.start()
-        limit = time.monotonic() + 60
-        while teacher.met["hang"] < 3:
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        wait_for(lambda: teacher.met["hang"] >= 3)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Ended))
         thread.join(60)
         assert not thread.is_alive()

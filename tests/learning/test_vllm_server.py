@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from importlib.util import find_spec
 
@@ -19,6 +18,7 @@ from learning.engines.torch import Engine as TorchEngine
 from learning.models.policy import save_policy
 from learning.remote.desk import Desk
 from schemas.endpoint import Endpoint
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.vllm,
@@ -52,7 +52,8 @@ def server(wide_policy, tmp_path):
         env=os.environ | ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", process, tmp_path / "server.txt")
+        address, told = f"http://127.0.0.1:{port}/health", (tmp_path / "server.txt").read_text
+        wait_for(lambda: answers(address), SECONDS, alive=lambda: process.poll() is None, said=lambda: told()[-4000:])
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         members = psutil.Process(process.pid).children(recursive=True)
@@ -65,16 +66,10 @@ def server(wide_policy, tmp_path):
         said.close()
 
 
-def wait_for(address, process, said):
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        assert process.poll() is None, said.read_text()[-4000:]
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError(said.read_text()[-4000:])
+def answers(address):
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+        return True
+    return False
 
 
 @pytest.mark.timeout(900)

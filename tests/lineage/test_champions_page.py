@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from lineage.champions import champion, history, move
 from lineage.rollback import rollback
 from lineage.tracking import project_run
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,11 +39,8 @@ def address(tmp_path):
         [sys.executable, "-W", "ignore", "-m", *words], env=os.environ | settings, stdout=log, stderr=log
     )
     url = f"http://127.0.0.1:{port}"
-    limit = time.monotonic() + 240
-    while not answers(url):
-        assert server.poll() is None, (tmp_path / "server.log").read_text()
-        assert time.monotonic() < limit, "the server does not answer"
-        time.sleep(0.2)
+    told = (tmp_path / "server.log").read_text
+    wait_for(lambda: answers(url), 240, alive=lambda: server.poll() is None, said=told)
     yield url
     server.terminate()
     server.wait(60)

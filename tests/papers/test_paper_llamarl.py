@@ -4,7 +4,6 @@ Not shown: 10.7 times the speed at 405B, direct memory access.
 """
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from learning.loop.policy_loss import columns_of, with_dropped
 from learning.models.policy import load_policy
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
+from tests.waiting import wait_for
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "llamarl.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
@@ -75,9 +75,7 @@ def test_the_generator_works_while_the_trainer_does(scripted, loop):
 
     def train(trials):
         log.append(("update begins", run.step))
-        limit = time.monotonic() + 60
-        while run.source.service.told["ended"] < 8 and time.monotonic() < limit:
-            time.sleep(0.001)
+        wait_for(lambda: run.source.service.told["ended"] >= 8)
         log.append((f"{int(run.source.service.told['ended'])} have ended", run.step))
         log.append(("update ends", run.step))
 

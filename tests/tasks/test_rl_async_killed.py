@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from learning.texts.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
+from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
 PROMPTS = ["ab", "abc", "b", "cab", "ba"]
@@ -60,10 +60,7 @@ def killed(settings, inputs, folder, checkpoints):
     said |= {"folder": str(folder), "checkpoints": str(checkpoints)}
     environment = {**os.environ, "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", CHILD, json.dumps(said)], env=environment, cwd=folder)
-    limit = time.monotonic() + LIMIT
-    while not (checkpoints / "step-00000004").is_dir() and process.poll() is None:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    wait_for((checkpoints / "step-00000004").is_dir, LIMIT, alive=lambda: process.poll() is None)
     assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.wait(LIMIT)
