@@ -1,11 +1,14 @@
 """Calls of tools as turns of a model: what is a call, what is answered, and that nothing it writes ends the episode."""
 
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from learning.environments.tools import Environment
 from learning.lookup import bind
+from learning.problems import almanac
 from schemas.errors import StepError
 from schemas.use import ToolUse
 
@@ -128,3 +131,19 @@ def test_a_form_of_ones_own(made):
 def test_what_a_recipe_says_wrongly_is_said(made, names, options, why):
     with pytest.raises(StepError, match=why):
         made(*names, **options)
+
+
+def test_episodes_at_the_same_time_are_those_one_after_the_other():
+    """Scripts of 60 problems, with all tools that need no sandbox, in eight threads."""
+    environment = Environment(tools=[bind(ToolUse(use=name)) for name in ("calculator", "search", "sql")])
+    rows = almanac(size=60, split="train", worlds=3)
+
+    def heard(row):
+        episode = environment.begin(row, 0)
+        return [episode.step(turn) for turn in json.loads(row["metadata"])["script"]]
+
+    alone = [heard(row) for row in rows]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(heard, rows)) == alone
+    assert all(outcome.ok for outcomes in alone for outcome in outcomes)
+    assert [outcomes[-2].observation for outcomes in alone] == [row["answer"] for row in rows]
