@@ -23,6 +23,7 @@ from schemas.schedules import Number
 
 __all__ = [
     "adaptive_size",
+    "by_difficulty",
     "demonstrated",
     "hard_focus",
     "hot_cold",
@@ -85,6 +86,46 @@ def _keep_rate(history: History, state: dict[str, Any]) -> float:
         state["rate"] = (varied - state.get("varied", 0)) / new
     state["seen"], state["varied"] = seen, varied
     return state.get("rate", 1.0)
+
+
+def by_difficulty(
+    rows: list[Row],
+    num_groups: int,
+    n: int,
+    seed: int,
+    state: dict[str, Any],
+    history: History,
+    *,
+    most: AtLeast1 | None = None,
+    least: AtLeast1 = 2,
+    easy: Annotated[float, Field(ge=0, lt=1)] = 0.6,
+    spare_turns: Annotated[int, Field(ge=0)] | None = None,
+) -> list[Ask]:
+    """Fewer completions of what is solved often, and shorter episodes of what is known to be short (DART 2025).
+
+    A problem gets `most` completions (null: `n`) while its pass rate, when last visited, is at most `easy`; above it
+    they fall on a straight line to `least` for one that is always solved. A problem not yet visited gets `n`. Problems
+    are shuffled epochs laid end to end, as many as num_groups · n completions suffice for: what easy ones leave goes to
+    others. `spare_turns`: an episode may have so many turns more than the longest success of its problem so far (null:
+    no limit of its own); a problem that was never solved keeps the `max_turns` of the environment. Raises StepError for
+    `least` above `most`.
+    """
+    full = n if most is None else most
+    if least > min(full, n):
+        raise StepError(f"plan by_difficulty: least {least} is more than {min(full, n)} completions; lower it")
+    start, left, asks = state.get("asked", 0), num_groups * n, []
+    for i in _walk(len(rows), start, math.ceil(left / least), seed):
+        rates, longest = history.rates.get(rows[i]["id"]), history.turns.get(rows[i]["id"])
+        above = max(0.0, rates[-1] - easy) / (1 - easy) if rates else 0.0
+        count = round(full - min(above, 1.0) * (full - least)) if rates else n
+        count = left if left - count < least else count  # the rest would make too small a group
+        limited = {} if longest is None or spare_turns is None else {"max_turns": longest + spare_turns}
+        asks.append(Ask(rows[i] | limited, count))
+        left -= count
+        if not left:
+            break
+    state["asked"] = start + len(asks)
+    return asks
 
 
 def hard_focus(

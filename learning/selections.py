@@ -16,8 +16,8 @@ from learning.methods.covariance import high_covariance
 from schemas.schedules import Number
 
 __all__ = [
-    "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "low_entropy", "negative",
-    "own", "positive", "rewarded", "sources", "unlikely",
+    "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "high_entropy_turns",
+    "low_entropy", "negative", "own", "positive", "rewarded", "sources", "unlikely",
 ]  # fmt: skip
 
 Source = Literal[
@@ -69,6 +69,32 @@ def high_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0,
     return _top(entropy_behav_T, share)
 
 
+def high_entropy_turns(
+    entropy_behav_T: Tensor,
+    turn_T: Tensor,
+    path_T: Tensor,
+    group_T: Tensor,
+    *,
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.8,
+    among: Literal["batch", "group", "episode"] = "batch",
+) -> Tensor:
+    """The share of the turns of episodes that were sampled at the highest mean entropies (DART, Li et al. 2025).
+
+    ⌈keep · n⌉ of the n turns of the mini-batch, of a group or of an episode; turns as uncertain as the last one in are
+    in too. Turns whose entropies nobody noted (an expert's, those of a stored file: 0 throughout) are in, and not
+    counted. Shapes here: U turns.
+    """
+    if not len(turn_T):
+        return torch.zeros_like(turn_T, dtype=torch.bool)
+    place_T = path_T * (turn_T.max() + 1) + turn_T
+    found_U, turn_of_T = place_T.unique(return_inverse=True)
+    size_U = torch.bincount(turn_of_T, minlength=len(found_U))
+    mean_U = entropy_behav_T.new_zeros(len(found_U)).index_add(0, turn_of_T, entropy_behav_T) / size_U
+    scope_T = {"batch": torch.zeros_like(path_T), "group": group_T, "episode": path_T}[among]
+    scope_U = torch.zeros_like(found_U).scatter(0, turn_of_T, scope_T)
+    return (_top_of_each(mean_U, scope_U, mean_U != 0, keep) | (mean_U == 0))[turn_of_T]
+
+
 def low_entropy(entropy_behav_T: Tensor, *, share: Annotated[float, Field(gt=0, le=1)] = 0.2) -> Tensor:
     """The share of tokens that were sampled at the lowest entropies; ties with the last one in are in too."""
     return _top(-entropy_behav_T, share)
@@ -113,3 +139,12 @@ def _top(value_T: Tensor, share: float) -> Tensor:
         return torch.zeros_like(value_T, dtype=torch.bool)
     count = max(1, math.ceil(share * len(value_T) - 1e-9))
     return value_T >= value_T.topk(count).values[-1]
+
+
+def _top_of_each(value_U: Tensor, scope_U: Tensor, counted_U: Tensor, share: float) -> Tensor:
+    """The ⌈share·n⌉ highest of the n values that are counted in each scope, and those equal to the last of them."""
+    top_U = torch.zeros_like(counted_U)
+    for scope in scope_U[counted_U].unique():
+        at_U = (scope_U == scope) & counted_U
+        top_U[at_U] = _top(value_U[at_U], share)
+    return top_U

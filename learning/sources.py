@@ -21,12 +21,13 @@ from learning.loop.trials import Trial
 from learning.loop.trials import by_group as _by_group
 from learning.methods.rehearsal import rehearse
 from learning.methods.sharing import shared
+from learning.methods.success_pool import pooled, successes_of
 from learning.texts.chat import encode_completion
 from learning.texts.rows import read_rows
 from schemas.errors import StepError
-from schemas.references import ChatRef
+from schemas.references import ChatRef, TrajectoriesRef
 
-__all__ = ["expert", "rehearse", "replay", "shared", "successes", "teachers"]
+__all__ = ["collected", "expert", "rehearse", "replay", "shared", "successes", "teachers"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 When = Literal["always", "failed"]
@@ -91,6 +92,36 @@ def successes(
         if trial.source == "policy" and trial.finish != "suspended" and passed(trial, component, at_least):
             key = trial.row["id"]
             stored[key] = [*stored.get(key, []), trial.to_json()][-keep:]
+    return joined(trials, added, replaced)
+
+
+def collected(
+    trials: list[Trial],
+    sampler: Sampler,
+    rng: np.random.Generator,
+    *,
+    data: TrajectoriesRef,
+    when: When = "failed",
+    per_group: AtLeast1 = 1,
+    replaced: bool = True,
+    component: str | None = None,
+    at_least: float = 1.0,
+) -> list[Trial]:
+    """Successes of the same problem that another stage has sampled join a group that failed throughout (or `always`).
+
+    The pool of successes of DART (Li et al. 2025): `data` are trajectories of a stage before this one; a success is a
+    completion that its policy sampled, that ended, and that scored `at_least` there. It comes with its tokens, its
+    log-probabilities and the turns of an episode, and is scored by this stage's own rewards. Behind `successes` it
+    helps where the stage has none of its own yet. Otherwise as `expert`; a problem without any stays as it is.
+    """
+    known = successes_of(str(data), component, at_least)
+    added: dict[int, list[Trial]] = {}
+    for group, members in _by_group(trials).items():
+        row = members[0].row
+        lines = known.get(row["id"], [])
+        if lines and (when == "always" or failed(members, component, at_least)):
+            chosen = rng.choice(len(lines), size=min(per_group, len(lines)), replace=False)
+            added[group] = [pooled(lines[int(i)], row, group, sampler) for i in chosen]
     return joined(trials, added, replaced)
 
 

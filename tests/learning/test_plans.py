@@ -4,9 +4,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from learning.engines.protocol import Turn
 from learning.lookup import bind
 from learning.loop.history import History
-from learning.loop.trials import Ask, by_group
+from learning.loop.trials import Ask, Trial, by_group
 from learning.plans import prompts_of_step
 from learning.texts.rows import write_rows
 from schemas.errors import StepError
@@ -165,3 +166,68 @@ def test_a_plan_is_a_function_of_seed_step_and_history():
     assert prompts_of_step(7, 3, 5, 2) == prompts_of_step(7, 9, 5, 0)[6:]
     assert isinstance(asked("uniform")[0], Ask)
     assert np.array_equal(sorted(prompts_of_step(5, 5, 1, 0)), range(5))
+
+
+DIFFICULT = {"use": "by_difficulty", "least": 2, "easy": 0.6}
+
+
+def given(asks):
+    found = Counter()
+    for ask in asks:
+        found[ask.row["id"]] += ask.n
+    return dict(found)
+
+
+def test_what_is_solved_often_gets_fewer_completions_and_what_they_leave_goes_to_others():
+    rates = history(a=0.0, b=0.5, c=0.6, d=0.7, e=0.8, f=0.9, g=1.0)  # h has not been visited
+    asks = asked({**DIFFICULT, "most": 10}, num_groups=6, n=8, history=rates)
+    assert sum(ask.n for ask in asks) == 6 * 8
+    assert len(asks) > 6
+    of = {"a": 10, "b": 10, "c": 10, "d": 8, "e": 6, "f": 4, "g": 2, "h": 8}
+    assert all(ask.n == of[ask.row["id"]] for ask in asks[:-1])
+    # Nobody known: `uniform`.
+    plain = asked(DIFFICULT, num_groups=6, n=8, history=history())
+    assert [(a.row["id"], a.n) for a in plain] == [(a.row["id"], a.n) for a in asked("uniform", num_groups=6, n=8)]
+
+
+def test_iterations_walk_on_through_shuffled_epochs_and_no_group_is_too_small_to_compare():
+    states, seen = {}, []
+    for step in range(12):
+        rates = history(**{key: [1.0, 0.5 + 0.06 * step] for key in "abcd"})
+        asks = asked(DIFFICULT, step=step, states=states, history=rates, num_groups=3, n=5)
+        assert sum(ask.n for ask in asks) == 15
+        assert min(ask.n for ask in asks) >= 2
+        seen += ids(asks)
+    visits = Counter(seen)
+    assert visits.keys() == set("abcdefgh")
+    assert max(visits.values()) - min(visits.values()) <= 1
+
+
+def test_an_episode_may_be_a_little_longer_than_the_longest_success_and_a_hard_one_as_long_as_any():
+    known = history(a=0.5, b=0.0)
+    known.turns = {"a": 4}
+    asks = asked({**DIFFICULT, "spare_turns": 2}, num_groups=8, n=4, history=known)
+    assert {ask.row["id"]: ask.row.get("max_turns") for ask in asks} == {"a": 6, **dict.fromkeys("bcdefgh")}
+    assert all("max_turns" not in ask.row for ask in asked(DIFFICULT, num_groups=8, n=4, history=known))
+
+
+def test_more_at_least_than_at_most_is_refused():
+    with pytest.raises(StepError, match="least 4 is more than 3 completions"):
+        asked({**DIFFICULT, "least": 4, "most": 3}, n=8)
+
+
+def test_history_knows_the_longest_success_of_a_problem():
+    made = History()
+    for scores, turns in (([1.0, 0.0], [3, 8]), ([0.0, 0.0], [8, 8]), ([1.0, 1.0], [5, 4])):
+        made.add([played("a", score, size) for score, size in zip(scores, turns, strict=True)] + [played("b", 0.0, 2)])
+    again = History()
+    again.load(made.to_json())
+    assert again.turns == {"a": 5}
+    assert again.rates == {"a": [0.5, 0.0, 1.0], "b": [0.0, 0.0, 0.0]}
+
+
+def played(name, score, turns):
+    ended = [Turn(1)] * turns
+    ids = [0] * turns
+    more = {"scores": {"environment.earned": score}, "turns": ended}
+    return Trial(row(name), ord(name), "policy", [1], ids, [0.0] * turns, "stop", "", **more)

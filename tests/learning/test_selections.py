@@ -52,3 +52,57 @@ def test_shares_do_not_depend_on_order_and_keep_ties():
     assert kept_T.tolist() == [True, False, True, False]
     assert selections.high_entropy(entropy_T[order], share=0.25).tolist() == kept_T[order].tolist()
     assert selections.high_entropy(torch.zeros(0), share=0.25).tolist() == []
+
+
+TURNS = [0.1, 0.5, 0.2, 0.9, 0.4]
+
+
+def turns_of(*episodes, tokens=2):
+    """Columns of episodes whose turns have these mean entropies; each token is off its turn's mean, evenly."""
+    rows = [
+        (path, turn, mean + (0.05 if k % 2 else -0.05) * (mean > 0))
+        for path, means in enumerate(episodes)
+        for turn, mean in enumerate(means)
+        for k in range(tokens)
+    ]
+    path_T, turn_T = (torch.tensor([row[i] for row in rows]) for i in (0, 1))
+    return torch.tensor([row[2] for row in rows], dtype=torch.float64), turn_T, path_T
+
+
+def left_out(columns, group_T=None, **options):
+    """(episode, turn) of what is not trained on; a turn is masked as a whole."""
+    entropy_T, turn_T, path_T = columns
+    group_T = torch.zeros_like(path_T) if group_T is None else group_T
+    kept_T = selections.high_entropy_turns(entropy_T, turn_T, path_T, group_T, **options)
+    masked = set(zip(path_T[~kept_T].tolist(), turn_T[~kept_T].tolist(), strict=True))
+    assert not masked & set(zip(path_T[kept_T].tolist(), turn_T[kept_T].tolist(), strict=True))
+    return sorted(masked)
+
+
+@pytest.mark.parametrize("among", ["batch", "group", "episode"])
+def test_of_five_turns_at_a_share_of_four_fifths_the_surest_alone_is_masked(among):
+    assert left_out(turns_of(TURNS), keep=0.8, among=among) == [(0, 0)]
+    assert left_out(turns_of(TURNS), keep=0.4, among=among) == [(0, 0), (0, 2), (0, 4)]
+    assert left_out(turns_of(TURNS), keep=1.0, among=among) == []
+
+
+def test_turns_are_compared_within_the_batch_the_group_or_the_episode():
+    columns = turns_of([0.1, 0.2], [0.3, 0.4], [0.5, 0.6, 0.7, 0.8])
+    group_T = columns[2] // 2
+    assert left_out(columns, group_T, keep=0.5) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert left_out(columns, group_T, keep=0.5, among="group") == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert left_out(columns, group_T, keep=0.5, among="episode") == [(0, 0), (1, 0), (2, 0), (2, 1)]
+
+
+def test_a_turn_counts_once_however_long_it_is_and_ties_are_kept():
+    entropy_T = torch.tensor([0.2] * 30 + [0.4, 0.6, 0.6])
+    turn_T = torch.tensor([0] * 30 + [1, 2, 3])
+    path_T = torch.zeros_like(turn_T)
+    kept_T = selections.high_entropy_turns(entropy_T, turn_T, path_T, path_T, keep=0.25)
+    assert kept_T.tolist() == [False] * 31 + [True, True]
+
+
+def test_turns_without_a_noted_entropy_are_kept_and_not_counted():
+    columns = turns_of([0.0, 0.0, 0.0], TURNS)
+    assert left_out(columns, keep=0.8) == [(1, 0)]
+    assert selections.high_entropy_turns(*(torch.zeros(0, dtype=torch.long),) * 4).tolist() == []

@@ -1,14 +1,22 @@
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from learning.engines.protocol import Turn
 from learning.lookup import bind
 from learning.loop.forest import forest
+from learning.loop.trajectories import EPISODES, Trajectories
 from learning.loop.trials import Trial, by_group
 from learning.models.packed import pack, packed_logprobs
+from learning.rewards.environment import earned
 from learning.sources import teachers
+from learning.texts.chat import decode, encode_completion, encode_reply
 from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.use import SourceUse
@@ -166,3 +174,88 @@ def test_what_a_source_draws_is_a_function_of_seed_and_step(tmp_path, answering)
     ]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
+
+
+class Pool:
+    """A trajectories artifact of episodes in a form, as a stage with an environment writes it."""
+
+    def __init__(self, folder, sampler):
+        self.folder, self.sampler = folder, sampler
+        self.file = Trajectories(folder, 1.0, 0, partial(decode, sampler.policy.tokenizer))
+        self.trials = []
+
+    def add(self, name, group, score, **more):
+        tokenizer = self.sampler.policy.tokenizer
+        said = encode_completion(tokenizer, [{"role": "assistant", "content": name}])
+        seen = encode_reply(tokenizer, "ok")
+        ids = [*said, *seen, *said]
+        turns = [Turn(len(said), len(seen), 0.0, 0.5), Turn(len(said), 0, score, 0.5)]
+        lps = [-0.5] * len(said) + [0.0] * len(seen) + [-0.25] * len(said)
+        made = Trial(row(name), group, "policy", [1, 2], ids, lps, "stop", name, turns=turns, versions=[3] * len(ids))
+        made.scores, made.reward = {"environment.earned": score}, score
+        self.trials.append(replace(made, **more))
+        return made
+
+    def written(self):
+        self.file.add(3, self.trials, [None] * len(self.trials))
+        self.file.publish(self.folder, [])
+        return {"source.0.data": self.folder}
+
+
+def test_a_pool_gives_a_group_that_failed_throughout_one_success_and_a_mixed_one_none(tmp_path, answering):
+    sampler = answering(lambda *_: "")
+    pool = Pool(tmp_path, sampler)
+    stored = pool.add("a", 0, 1.0)
+    pool.add("a", 0, 0.0)
+    pool.add("b", 1, 1.0)
+    pool.add("c", 2, 1.0, source="replay")
+    pool.add("c", 2, 1.0, finish="length")
+    use, inputs = {"use": "collected", "data": "before.trajectories"}, pool.written()
+    failed = [trial("a", 0, 0.0) for _ in range(4)]
+    mixed = [trial("b", 1, score) for score in (0.0, 1.0, 0.0)]
+    nowhere = [trial("c", 2, 0.0)]
+    got = by_group(added(use, [*failed, *mixed, *nowhere], {}, sampler=sampler, inputs=inputs))
+    assert got[0][:3] == failed[:3]
+    (one,) = got[0][3:]
+    assert (one.source, one.group, one.finish, one.versions) == ("replay", 0, "stop", [0] * len(stored.completion_ids))
+    assert (one.completion_ids, one.logprobs) == (stored.completion_ids, stored.logprobs)
+    # Observed tokens are nobody's samples, the text that rewards see is the last turn's, and rewards score it anew.
+    assert (one.own, one.text, one.scores, one.reward) == (stored.own, "a", {}, None)
+    assert earned([one]) == [1.0]
+    assert got[1] == mixed
+    assert got[2] == nowhere
+
+
+def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
+    sampler = answering(lambda *_: "")
+    pool = Pool(tmp_path, sampler)
+    stored = {name: pool.add(name, group, 1.0).completion_ids for group, name in enumerate("ab")}
+    inputs = {"source.1.data": pool.written()["source.0.data"]}
+    uses = ["successes", {"use": "collected", "data": "before.trajectories"}]
+    parts = [bind(SourceUse.model_validate(use), f"source.{i}", inputs) for i, use in enumerate(uses)]
+    states, found = {}, []
+    for score in (1.0, 0.0):
+        trials = [trial("a", 0, score), trial("a", 0, 0.0), trial("b", 1, 0.0), trial("b", 1, 0.0)]
+        for part in parts:
+            trials = part.ask(0, {"trials": trials, "states": states, "seed": 0, "sampler": sampler})
+        found.append([[t.completion_ids for t in of if t.source == "replay"] for of in by_group(trials).values()])
+        states = json.loads(json.dumps(states))
+    assert found == [[[], [stored["b"]]], [[[7]], [stored["b"]]]]
+    # Its own are a part of its checkpoints; the pool is not.
+    assert states["source.0"]["successes"].keys() == {"a"}
+    assert states.get("source.1", {}) == {}
+
+
+def test_a_pool_of_another_tokenizer_or_without_the_score_is_refused(tmp_path, answering):
+    sampler = answering(lambda *_: "")
+    pool = Pool(tmp_path, sampler)
+    pool.add("a", 0, 1.0, completion_ids=[7, 8, 9], logprobs=[0.0] * 3, turns=[])
+    inputs = pool.written()
+    lines = pq.read_table(tmp_path / "trajectories.parquet").to_pylist()
+    table = pa.Table.from_pylist([{**line, "completion": "other"} for line in lines], schema=EPISODES)
+    pq.write_table(table, tmp_path / "trajectories.parquet")
+    use = {"use": "collected", "data": "before.trajectories"}
+    with pytest.raises(StepError, match="another tokenizer's"):
+        added(use, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
+    with pytest.raises(StepError, match=r"no score 'exact'; it has: environment\.earned"):
+        added({**use, "component": "exact"}, [trial("a", 0, 0.0)], {}, sampler=sampler, inputs=inputs)
