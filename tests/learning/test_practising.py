@@ -91,8 +91,8 @@ def test_groups_with_equal_rewards_are_not_even_shown(tiny_policy):
         seen.append((row["id"], [one.score for one in rollouts], experiences))
         return [*experiences, f"of {row['id']}", " two\nlines "]
 
-    some = [*trials([1.0, 1.0], "equal"), *trials([0.0, None, 1.0, 0.5], "differs", 1), *trials([1.0, None], "alone", 2),
-            *trials([0.5, 0.25], "near", 3)]  # fmt: skip
+    scores = {"equal": [1.0, 1.0], "differs": [0.0, None, 1.0, 0.5], "alone": [1.0, None], "near": [0.5, 0.25]}
+    some = [trial for group, (name, of) in enumerate(scores.items()) for trial in trials(of, name, group)]
     how = {"tokenizer": tiny_policy.tokenizer, "min_margin": 0.25, "most": 2}
     found, told = lessons(Bound("note", note, {}), some, ["old"], {"step": 0}, **how)
     # Best first, what has no score left out; a margin is to be exceeded; the latest two stay, on one line each.

@@ -95,7 +95,7 @@ def rounds(context):
     return [json.loads(line) for line in lines]
 
 
-def test_what_tells_best_from_worst_goes_into_the_next_prompt_and_equal_groups_add_nothing(
+def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_nothing(
     at, inputs, engine, training
 ):
     before = {path.name: path.read_bytes() for path in inputs["model"].iterdir()}
