@@ -83,7 +83,8 @@ def _lesson(number: int, seed: int, part: str, rng: np.random.Generator, hinted:
     prompt.append({"role": "user", "content": part})
     turn = f"{tool}: {part}"
     if second := bool(rng.random() < 0.5):
-        found = result(tool, part)
+        # Goods at random: what the catalogue says is to be read off the answer, not remembered.
+        found = f"{part} {GOODS[int(rng.integers(len(GOODS)))]}" if tool == "search" else result(tool, part)
         prompt += [{"role": "assistant", "content": turn}, {"role": "user", "content": found}]
         turn = f"{found} {closing}"
     return {

@@ -215,7 +215,7 @@ def test_drafts_are_held_to_the_schema_and_to_the_tools_there_are():
 def test_an_author_of_whom_nothing_is_fit_fails_with_the_reasons():
     with pytest.raises(StepError, match=r"nothing it wrote in 2 attempts was fit to use: thrice\('a'\) gives 'aa'"):
         Drafting(agent()).written(author({"tools": [BROKEN]}, {"tools": [BROKEN]})[0], "t", 2, {})
-    with pytest.raises(StepError, match="was fit to use: .*not permitted"):
+    with pytest.raises(StepError, match=r"was fit to use: .*not permitted"):
         Drafting(agent()).written(author({"x": 1})[0], "t", 1, {})
     with pytest.raises(StepError, match="made tool thrice fails its tests"):
         Drafting(agent()).proven([MadeTool.model_validate(BROKEN)])
