@@ -1,13 +1,23 @@
 """An rl stage in an environment: every drive, killed and taken up again, and what curves and tables tell of it."""
 
+import importlib.util
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 
-from learning.environments.protocol import Outcome
+from learning.distributed.actors import Threads
+from learning.models.policy import load_policy
+from learning.texts.chat import decode
 from learning.texts.rows import write_rows
 from schemas.stages.rl import Rl
+from tasks.context import Context
 from tasks.rl import run
 
+SPEC = importlib.util.spec_from_file_location("episode_world", Path(__file__).with_name("episode_world.py"))
+world = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(world)
+Environment, short = world.Environment, world.short
 ALGORITHM = {"advantage": ["center", "scale"], "ratio": "token", "surrogate": "clipped", "weigh": "sequence_mean"}
 PROMPTS = ["ab", "abc", "b", "cab", "ba"]
 
@@ -20,26 +30,6 @@ def inputs(tiny_policy_folder, tmp_path):
     rows = [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in PROMPTS]
     write_rows(folder, "prompts", rows)
     return {"model": tiny_policy_folder, "prompts": folder}
-
-
-class Played:
-    """Three turns at most; what is said depends on the seed, the turn and the action."""
-
-    def __init__(self, seed):
-        self.seed, self.said = seed, []
-
-    def step(self, action):
-        self.said.append(action)
-        place = sum(map(len, self.said)) + self.seed % 5
-        done = len(self.said) == 3 or place % 7 == 0
-        return Outcome("ab"[place % 2] * (1 + place % 3), done, -len(action) / 8, ok=bool(place % 4))
-
-
-class Environment:
-    """Functions of a seed and turns."""
-
-    def begin(self, row, seed):
-        return Played(seed)
 
 
 def stage(**more):
@@ -59,13 +49,6 @@ def stage(**more):
         "process": [f"{__name__}:short"],
     }
     return Rl.model_validate({**base, **ALGORITHM, **more})
-
-
-def short(logits_BV, place_B):
-    """Turns end soon."""
-    logits_BV = logits_BV.clone()
-    logits_BV[:, 1] = logits_BV.logsumexp(-1) - 1.0
-    return logits_BV
 
 
 DRIVES = {
@@ -90,10 +73,26 @@ def rows(context):
     return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
 
 
-def test_the_table_keeps_the_turns(at, inputs):
-    from learning.models.policy import load_policy
-    from learning.texts.chat import decode
+@pytest.mark.parametrize("drive", ["whole", "streamed"])
+def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
+    found = {}
+    for name, actors in (("here", None), ("apart", Threads({"rollout": 2}))):
+        folder, checkpoints = tmp_path / name, tmp_path / f"{name}-checkpoints"
+        folder.mkdir()
+        checkpoints.mkdir()
+        # Nothing is learnt, so that what is sampled does not hang on rounding or on real time.
+        more = {} if drive == "whole" else {"drive": {"use": "streamed", "max_staleness": 1}}
+        context = Context(inputs, folder, checkpoints, seed=3, actors=actors)
+        run(stage(learning_rate=1e-12, max_steps=3, **more), context)
+        found[name] = sorted(
+            (row["prompt_id"], row["token_ids"], [turn["observation"] for turn in row["turns"]])
+            for row in rows(context)
+        )
+    assert found["here"] == found["apart"]
+    assert sum(len(turns) > 1 for _, _, turns in found["here"]) > 8
 
+
+def test_the_table_keeps_the_turns(at, inputs):
     context = at("table")
     result = run(stage(max_steps=2), context)
     tokenizer, found = load_policy(inputs["model"]).tokenizer, rows(context)
