@@ -7,10 +7,10 @@ from pydantic import Field
 
 from learning.engines.flight import InFlight
 from learning.engines.protocol import Flight, Generation, Request, Sampling
+from learning.engines.room import check_room
 from learning.engines.running import Running
 from learning.engines.slots import slot_mode
 from learning.models.policy import Policy
-from schemas.errors import StepError
 
 
 class Engine:
@@ -52,19 +52,6 @@ class Engine:
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def check(self, requests: list[Request], sampling: Sampling) -> None:
-        """Raise StepError for an empty prompt, one that leaves too little room, or nothing left to sample."""
-        room = self.policy.max_length - sampling.max_new_tokens
-        if not all(sampling.stop):
-            raise StepError("engine torch: a stop sequence is empty")
+        """Raise StepError for a request that there is no room for."""
         for request in requests:
-            if not 1 <= len(request.prompt_ids) <= room:
-                raise StepError(
-                    f"engine torch: a prompt of {len(request.prompt_ids)} tokens and a completion of up to "
-                    f"{sampling.max_new_tokens} do not fit the model's {self.policy.max_length}; "
-                    "lower max_completion_length or drop long prompts (and empty ones) in a curate stage"
-                )
-            if len(request.begun) >= sampling.max_new_tokens:
-                raise StepError(
-                    f"engine torch: {len(request.begun)} tokens of a completion exist, of {sampling.max_new_tokens} "
-                    "at most: nothing is left to sample; was max_completion_length lowered in between?"
-                )
+            check_room(request, sampling, engine="torch", length=self.policy.max_length)

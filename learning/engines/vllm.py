@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from learning.distributed.sync_check import gap
 from learning.distributed.weight_sync import complete, weights_of
 from learning.engines.protocol import Generation, Request, Sampling
+from learning.engines.room import check_room
 from learning.engines.vllm_flight import Running, VllmFlight
 from learning.engines.vllm_host import Host, host_for, quiet
 from learning.models.policy import Policy
@@ -179,18 +180,7 @@ class Engine:
 
     def check(self, request: Request, sampling: Sampling) -> None:
         """Raise StepError for a request that cannot be sampled."""
-        room = self.max_length - sampling.max_new_tokens
-        if not 1 <= len(request.prompt_ids) <= room:
-            raise StepError(
-                f"engine vllm: a prompt of {len(request.prompt_ids)} tokens and a completion of up to "
-                f"{sampling.max_new_tokens} do not fit its {self.max_length}; lower max_completion_length, drop long "
-                "prompts (and empty ones) in a curate stage, or raise `max_model_len`"
-            )
-        if len(request.begun) >= sampling.max_new_tokens:
-            raise StepError(
-                f"engine vllm: {len(request.begun)} tokens of a completion exist, of {sampling.max_new_tokens} at "
-                "most: nothing is left to sample; was max_completion_length lowered in between?"
-            )
+        check_room(request, sampling, engine="vllm", length=self.max_length, longer="raise `max_model_len`")
         if sampling.processor is not None and self.parallel > 1:
             raise StepError("engine vllm: `process` needs tensor_parallel_size 1; several workers share no function")
 

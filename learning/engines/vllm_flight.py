@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.vllm_host import Host, quiet
-from schemas.errors import StepError
 
 Finish = Literal["stop", "length", "suspended"]
 
@@ -57,8 +56,6 @@ class VllmFlight:
     """Flight over a host."""
 
     def __init__(self, engine: Any, host: Host, sampling: Sampling) -> None:
-        if not all(sampling.stop):
-            raise StepError("engine vllm: a stop sequence is empty")
         self.engine, self.host, self.sampling = engine, host, sampling
         self.open: dict[int, Running] = {}
         self.ended: list[Ended] = []
@@ -80,7 +77,8 @@ class VllmFlight:
         self.engine.ready()
         number = next(self.host.numbers)
         one = Running(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
-        left = self.sampling.max_new_tokens - len(one.begun)
+        most = self.sampling.max_new_tokens
+        left = (most if request.limit is None else min(most, request.limit)) - len(one.begun)
         heat = self.sampling.temperature if request.temperature is None else request.temperature
         told = {
             "number": number,

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.engines.picking import draw
 from learning.engines.protocol import Request, Sampling
+from learning.engines.room import check_room
 from learning.engines.torch import Engine
 from learning.models.policy import Policy
 from schemas.errors import StepError
@@ -136,8 +137,14 @@ def test_the_model_is_left_as_it_was(tiny_policy):
 
 
 def test_what_does_not_fit_is_refused(tiny_policy):
-    with pytest.raises(StepError, match="do not fit the model's 128; lower max_completion_length"):
+    with pytest.raises(StepError, match="do not fit its 128; lower max_completion_length or drop long"):
         Engine(tiny_policy).generate([Request([5] * 100, 1, 0)], Sampling(1.0, 29))
+    with pytest.raises(StepError, match="a stop sequence is empty"):
+        Engine(tiny_policy).generate([Request([5], 1, 0)], Sampling(1.0, 2, stop=((),)))
+    with pytest.raises(
+        StepError, match=r"lower max_completion_length, drop .* in a curate stage or raise `max_model_len`$"
+    ):
+        check_room(Request([], 1, 0), Sampling(), engine="other", length=9, longer="raise `max_model_len`")
     assert Engine(tiny_policy).generate([], Sampling()) == []
 
 
