@@ -22,7 +22,7 @@ from learning.worlds.dialogues import donations
 from learning.worlds.documents import documents
 from learning.worlds.errands import errands
 from learning.worlds.fits import fit_turns, fits
-from learning.worlds.forms import form_turns, forms
+from learning.worlds.forms import forms
 from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
 from learning.worlds.lessons import turns
@@ -54,7 +54,6 @@ __all__ = [
     "errands",
     "fit_turns",
     "fits",
-    "form_turns",
     "forms",
     "list_functions",
     "mazes",

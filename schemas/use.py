@@ -239,7 +239,7 @@ class EnvUse(Use):
     takes = ()
     member = "Environment"
     max_turns: int = Field(default=8, ge=1)
-    """Turns of the model after which an episode ends as one that hit its limit."""
+    """Turns of the model after which an episode ends as one that hit its limit; a plan may give a problem fewer."""
     workers: int = Field(default=8, ge=1)
     """Steps of the environment that run at the same time."""
     order: Literal["each", "together"] = "each"

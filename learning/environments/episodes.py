@@ -267,7 +267,8 @@ class Episodes:
             raise self._failure(one, answer.error) from answer.error
         said, sampled = answer.outcome, len(one.tail)
         turn = Turn(sampled, 0, float(said.reward), answer.seconds, said.ok, answer.measured)
-        if said.done or len(one.all_turns) + 1 >= self.max_turns:
+        most = min(self.max_turns, (one.request.row or {}).get("max_turns", self.max_turns))
+        if said.done or len(one.all_turns) + 1 >= most:
             one.turns.append(turn)
             return self._end(one, "stop" if said.done else "length")
         ids = encode_reply(self.tokenizer, said.observation)

@@ -124,37 +124,6 @@ def forms(
     )
 
 
-def form_turns(
-    *,
-    size: Annotated[int, Field(ge=1)],
-    seed: int = 0,
-    split: Literal["train", "test"],
-    turns: Annotated[list[Turns], Field(min_length=1)] = [3, 4, 5, 6],  # noqa: B006 (never changed)
-    idle: Annotated[int, Field(ge=0, le=2)] = 0,
-    slips: Rate = 0.0,
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
-) -> list[Row]:
-    """The turns of an expert in `size` forms, one row each: the messages so far, and as answer what the expert does.
-
-    Before a turn something else is done with the probability `slips`, and shown: the expert then sets right what it
-    can. The other options are those of `forms`.
-    """
-    rows = []
-    for place, row in enumerate(
-        forms(size=size, seed=seed, split=split, turns=turns, idle=idle, test_share=test_share)
-    ):
-        form, said, rng = Form(row), list(row["prompt"]), np.random.default_rng([seed, place])
-        while not form.saved:
-            if rng.random() < slips:
-                said += shown(form, form.slip(rng))
-                if form.saved:
-                    break
-            action, number = form.expert(), len(said) // 2
-            rows.append(row | {"id": f"{row['id']}-{number}", "prompt": list(said), "answer": action})
-            said += shown(form, action)
-    return rows
-
-
 def form_filler(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -> str:
     """The expert's next turn in a form, or, now and then, something else that can be done there."""
     form = Form(row)
@@ -162,12 +131,6 @@ def form_filler(row: Row, rng: np.random.Generator, *, error_rate: Rate = 0.0) -
         if message["role"] == "assistant":
             form.act(message["content"])
     return form.slip(rng) if rng.random() < error_rate else form.expert()
-
-
-def shown(form: Form, action: str) -> list[dict[str, str]]:
-    """A turn as messages: what is done, and the screen after it."""
-    form.act(action)
-    return [{"role": "assistant", "content": action}, {"role": "user", "content": form.screen()}]
 
 
 def _drawn(turns: int, idle: int, rng: np.random.Generator) -> Row:

@@ -373,3 +373,19 @@ def test_turns_that_are_used_up_and_answers_that_do_not_fit_end_an_episode_at_it
     for made in played(tiny_policy, requests, replace(SAMPLING, max_new_tokens=14), max_turns=9)[0]:
         assert len(made.token_ids) <= 14
         assert made.finish == "length"
+
+
+def test_a_problem_may_have_fewer_turns_than_the_environment_allows(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c", "de"], turns=99, n=4)
+    limits = [2, 4, None]
+    requests = [
+        replace(request, row=request.row | ({} if limit is None else {"max_turns": limit}))
+        for request, limit in zip(requests, limits, strict=True)
+    ]
+    free = played(tiny_policy, asked(tiny_policy, ["ab", "c", "de"], turns=99, n=4), max_turns=3)
+    for of, others, limit in zip(played(tiny_policy, requests, max_turns=3), free, (2, 3, 3), strict=True):
+        assert max(len(made.turns) for made in of) == limit
+        # What is cut off is the end, and nothing else.
+        for made, whole in zip(of, others, strict=True):
+            assert made.finish == "length"
+            assert made.token_ids == whole.token_ids[: len(made.token_ids)]

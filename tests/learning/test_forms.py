@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from learning.environments.form import Environment
-from learning.problems import form_turns, forms
+from learning.lookup import bind
+from learning.problems import forms
 from learning.teachers import form_filler
 from learning.worlds.forms import CHOICES, Form
 from schemas.errors import StepError
+from schemas.use import ProblemsUse
 
 
 def made(pages, goal):
@@ -90,45 +92,46 @@ def test_train_and_test_never_share_a_form_whatever_the_seeds():
         forms(size=5, split="test", test_share=1e-9)
 
 
-def test_the_turns_of_an_expert_are_rows_that_lead_from_one_to_the_next():
-    rows = form_turns(size=12, split="train", seed=3)
+def lessons(size, slips=0.0):
+    """The turns of an expert, who sets right what slipped."""
+    of = {"use": "forms", "size": size, "split": "train", "seed": 3}
+    by = {"use": "form_filler", "error_rate": slips}
+    use = {"use": "turns", "of": of, "by": by, "env": {"use": "form", "max_turns": 40}}
+    return bind(ProblemsUse.model_validate(use))()
+
+
+def test_an_experts_turns_are_lessons():
+    rows = lessons(12)
     assert len(rows) == 3 * (3 + 4 + 5 + 6)
-    assert len({row["id"] for row in rows}) == len(rows)
-    rng = np.random.default_rng(0)
     for row in rows:
-        assert form_filler(row, rng) == row["answer"]
-        said = row["prompt"]
-        assert [m["role"] for m in said] == ["user", "assistant"] * (len(said) // 2) + ["user"]
-        episode = Environment().begin(row, 0)
+        said, episode = row["prompt"], Environment().begin(row, 0)
         for action, screen in zip(said[1::2], said[2::2], strict=True):
             assert episode.step(action["content"]).observation == screen["content"]
 
 
 def test_an_expert_sets_right_what_slipped():
-    rows = form_turns(size=40, split="train", seed=3, slips=0.3)
-    plain = {row["id"]: row for row in form_turns(size=40, split="train", seed=3)}
-    assert rows != list(plain.values())
-    corrected = 0
-    for row in rows:
+    corrected, rng = 0, np.random.default_rng(0)
+    for row in lessons(40, slips=0.3):
         form = Form(row)
         for message in row["prompt"][1::2]:
             assert form.act(message["content"])
-        assert form.expert() == row["answer"]
-        assert not form.saved
+        assert form_filler(row, rng) == form.expert()
         corrected += len(row["prompt"]) // 2 + 1 > int(row["family"].removeprefix("form"))
     assert corrected > 10
 
 
 def test_a_teacher_errs_as_often_as_told_and_does_what_can_be_done():
-    rows = form_turns(size=100, split="train", seed=5)
+    rows = lessons(100)
     said = [form_filler(row, np.random.default_rng([0, i]), error_rate=0.2) for i, row in enumerate(rows)]
-    wrong = [(row, text) for row, text in zip(rows, said, strict=True) if text != row["answer"]]
-    assert 0.15 < len(wrong) / len(rows) < 0.25
-    for row, text in wrong:
+    wrong = []
+    for row, text in zip(rows, said, strict=True):
         form = Form(row)
         for message in row["prompt"][1::2]:
             form.act(message["content"])
-        assert form.act(text)
+        if text != form.expert():
+            wrong.append(text)
+            assert form.act(text)
+    assert 0.15 < len(wrong) / len(rows) < 0.25
 
 
 def test_a_row_of_something_else_is_refused():
