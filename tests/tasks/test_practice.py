@@ -1,8 +1,6 @@
 """kind: practice — experiences come from groups that differ, stand in the next prompts, and no weight changes."""
 
-import importlib
 import json
-import sys
 
 import pytest
 
@@ -14,49 +12,8 @@ from schemas.errors import StepError
 from schemas.stages.practice import Practice
 from tasks.context import Context
 from tasks.practice import run
+from tests import clerk
 
-ENGINE = """
-import re
-
-from learning.engines.protocol import Generation
-from learning.texts.chat import encode_completion
-
-TOOLS, CLOSINGS = ("calculator", "reverse", "search"), ("done", "over", "yours")
-PROMPTS, LEFT = [], [None]
-
-
-class Killed(BaseException):
-    pass
-
-
-class Scripted:
-    '''Follows hints; without one its sample's number says what it does, so that nine samples do everything once.'''
-
-    def __init__(self, policy):
-        self.tokenizer = policy.tokenizer
-
-    def generate(self, requests, sampling):
-        return [[self.one(request, request.first + i) for i in range(request.n)] for request in requests]
-
-    def one(self, request, number):
-        if LEFT[0] is not None:
-            LEFT[0] -= 1
-            if LEFT[0] < 0:
-                raise Killed
-        text = self.tokenizer.decode([*request.prompt_ids, *request.begun])
-        PROMPTS.append(text)
-        heard = re.findall("<user>(.*?)<eos>", text)
-        hints = dict(re.findall(r"step (\\d): (\\w+)", text))
-        if len(heard) == 1:
-            said = f"{hints.get('1', TOOLS[number % 3])}: {heard[0]}"
-        else:
-            said = f"{heard[-1]} {hints.get('2', CLOSINGS[number // 3 % 3])}"
-        ids = encode_completion(self.tokenizer, [{"role": "assistant", "content": said}])
-        return Generation(ids, [-1.0] * len(ids), "stop")
-
-    def sync(self, version):
-        pass
-"""
 RULE = {"use": "first_difference", "action": "^[a-z]+(?=:)|[a-z]+$", "template": "step {step}: {best}"}
 REVERSE = {
     "name": "reverse",
@@ -65,13 +22,12 @@ REVERSE = {
 }
 
 
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
-    (tmp_path / "scripted.py").write_text(ENGINE)
-    monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("scripted", None)
-    yield importlib.import_module("scripted")
-    del sys.modules["scripted"]
+@pytest.fixture(autouse=True)
+def fresh():
+    clerk.PROMPTS.clear()
+    clerk.LEFT[0] = None
+    yield
+    clerk.LEFT[0] = None
 
 
 @pytest.fixture
@@ -87,7 +43,7 @@ def inputs(tiny_policy_folder, tmp_path):
 def stage_of(**said):
     how = {"num_generations": 9, "generation_batch_size": 18, "max_completion_length": 64, "extractor": RULE}
     return Practice.model_validate({"kind": "practice", "model": "m", "prompts": "p", "agent": "a", "max_steps": 3,
-                                    "engine": "scripted:Scripted", **how, **said})  # fmt: skip
+                                    "engine": "tests.clerk:Scripted", **how, **said})  # fmt: skip
 
 
 def rounds(context):
@@ -95,9 +51,7 @@ def rounds(context):
     return [json.loads(line) for line in lines]
 
 
-def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_nothing(
-    at, inputs, engine, training
-):
+def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_nothing(at, inputs, training):
     before = {path.name: path.read_bytes() for path in inputs["model"].iterdir()}
     context = at("whole")
     result = run(stage_of(), context)
@@ -112,7 +66,7 @@ def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_n
     # The next prompt holds what is known by then, the oldest first.
     systems = [g["prompt"][0]["content"] if g["prompt"][0]["role"] == "system" else None for g in groups[::2]]
     assert systems == [None, "step 2: done", "step 2: done\nstep 1: search"]
-    assert sum("<system>step 2: done\nstep 1: search<eos>" in prompt for prompt in engine.PROMPTS) == 2 * 18
+    assert sum("<system>step 2: done\nstep 1: search<eos>" in prompt for prompt in clerk.PROMPTS) == 2 * 18
     assert result.metrics["experiences"] == 2
     assert result.metrics["reward_first"] == pytest.approx(1 / 9)
     # The agent differs in its experiences alone, the model in nothing.
@@ -123,38 +77,39 @@ def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_n
     assert {path.name: path.read_bytes() for path in inputs["model"].iterdir()} == before
 
 
-def test_a_killed_practice_goes_on_to_the_same_bits(at, inputs, engine, training):
+def test_a_killed_practice_goes_on_to_the_same_bits(at, inputs, training):
     whole = at("whole")
     result = run(stage_of(), whole)
-    total = len(engine.PROMPTS)
-    engine.PROMPTS.clear()
+    total = len(clerk.PROMPTS)
+    clerk.PROMPTS.clear()
     for attempt, left in enumerate((20, 40, 60)):
-        engine.LEFT[0] = left
-        with pytest.raises(engine.Killed):
+        clerk.LEFT[0] = left
+        with pytest.raises(clerk.Killed):
             run(stage_of(), at("broken", attempt))
-    engine.LEFT[0] = None
+    clerk.LEFT[0] = None
     last = at("broken", 3)
     assert run(stage_of(), last) == result
     assert training.files(last) == training.files(whole)
     assert training.curve(last) == training.curve(whole)
     # A round is 36 turns; one that is whole is not sampled again.
-    assert len(engine.PROMPTS) == total + 20 + (40 - 36) + (60 - 36)
+    assert len(clerk.PROMPTS) == total + 20 + (40 - 36) + (60 - 36)
 
 
-def test_a_margin_and_a_limit_hold(at, inputs, engine):
+def test_a_margin_and_a_limit_hold(at, inputs):
     assert run(stage_of(min_margin=1.0), at("wide")).metrics["learnt"] == 0
     context = at("one")
     run(stage_of(max_experiences=1, max_steps=2), context)
     assert read_agent(context.folder / "outputs" / "agent").experiences == ["step 1: search"]
 
 
-def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, engine, tmp_path):
+def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("def wrong(experiences):\n    return 'one'\n")
     with pytest.raises(StepError, match=r"extractor mine:wrong: it must return the list of experiences"):
         run(stage_of(extractor="mine:wrong"), at("own"))
 
 
-def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, engine, tmp_path):
+def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, tmp_path, monkeypatch):
     agent = read_agent(inputs["agent"]).model_copy(update={"experiences": ["x" * 100]})
     (tmp_path / "full").mkdir()
     write_agent(tmp_path / "full", agent)
@@ -163,7 +118,7 @@ def test_experiences_that_leave_no_room_are_said_to_be_it(at, inputs, engine, tm
         run(stage_of(), Context({**inputs, "agent": tmp_path / "full"}, context.folder, context.checkpoints, seed=3))
 
 
-def test_the_model_itself_may_say_what_it_learnt(at, inputs, engine):
+def test_the_model_itself_may_say_what_it_learnt(at, inputs):
     """Scripted, it answers a question of one message as it calls a tool: with its first words and the question."""
     context = at("asked")
     asks = {"use": "reflection", "order": "{high} {low}", "max_completion_length": 32}
