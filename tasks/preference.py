@@ -16,7 +16,8 @@ from learning.models.checkpoint import load_training, save_training
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.models.policy import Policy, load_policy, room, save_policy, save_tokenizer, set_determinism
+from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.trained_policy import save_trained
 from learning.preference.batches import read_pairs, sizes_of, split_by_prompt
 from learning.preference.columns import PairSet, add_reference, bases, pair_set
 from learning.preference.loss import (
@@ -221,12 +222,5 @@ def publish(loop: Loop) -> Result:
         "accuracy": last.get("eval_rewards/accuracies"),
         "margin": last.get("eval_rewards/margins"),
     }
-    if loop.stage.use_peft:
-        from learning.models.adapters import write_adapters
-
-        write_adapters(loop.policy.model, folder)
-        save_tokenizer(loop.policy.tokenizer, folder)
-        save_policy(replace(loop.policy, model=loop.policy.model.unload()), folder / "base")
-    else:
-        save_policy(loop.policy, folder)
+    save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
     return Result(metrics)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from learning.agents.acting import env_at, rows_at
@@ -39,8 +38,9 @@ from learning.models.auxiliaries import Auxiliaries
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
-from learning.models.policy import Policy, load_policy, save_policy, set_determinism
+from learning.models.policy import Policy, load_policy, set_determinism
 from learning.models.references import References
+from learning.models.trained_policy import save_trained
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.rows import read_rows
 from learning.texts.stored import rows_at_hand
@@ -258,16 +258,6 @@ def remember(loop: Loop, stage: Rl, context: Context, step: int, points: dict[st
     context.progress(step + 1, stage.max_steps, **told)
 
 
-def save_trained(policy: Policy, stage: Rl, folder: Path) -> None:
-    """Write the policy; adapters with the base they belong to, so that their folder stands alone."""
-    if not stage.use_peft:
-        save_policy(policy, folder)
-        return
-    from learning.models.adapters import save_adapted
-
-    save_adapted(policy, folder)
-
-
 def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     """Write the trained policy, the published networks beside it, and the trajectories; rank 0 writes."""
     if not loop.group.main:
@@ -275,7 +265,7 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     for part in loop.beside.parts.values():
         if part.block.publish:
             part.save(loop.policy, context.output(part.type))
-    save_trained(loop.acting, stage, context.output("model"))
+    save_trained(loop.acting, context.output("model"), adapted=stage.use_peft)
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)

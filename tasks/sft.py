@@ -10,13 +10,13 @@ import torch
 from learning.distributed.group import ALONE
 from learning.distributed.trained import Trained
 from learning.loop.random_states import own_randomness
-from learning.models.adapters import attach, save_adapted
 from learning.models.checkpoint import load_training, save_training
 from learning.models.crossentropy import Loss, loss_for
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.models.policy import Policy, load_policy, room, save_policy, set_determinism
+from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.trained_policy import save_trained
 from learning.texts.epochs import Epochs
 from learning.texts.examples import Example, Examples, read_examples
 from schemas.stages.sft import Sft
@@ -71,6 +71,8 @@ def prepare(stage: Sft, context: Context) -> Loop:
     total = stage.max_steps if stage.max_steps > 0 else math.ceil(stage.num_train_epochs * epochs.steps_per_epoch)
     economical(policy.model, stage)
     if stage.use_peft:
+        from learning.models.adapters import attach  # peft takes long to import, and few need it
+
         policy = replace(policy, model=attach(policy.model, stage))
     loss = loss_for(policy.model, [examples.shortest], packing=stage.packing)
     group = context.group or ALONE
@@ -173,8 +175,5 @@ def publish(loop: Loop) -> Result:
         "unknown_tokens": loop.examples.unknown,
         "trained_parameters": sum(parameter.numel() for parameter in trained(loop).values()),
     }
-    if loop.stage.use_peft:
-        save_adapted(loop.policy, folder)
-    else:
-        save_policy(loop.policy, folder)
+    save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
     return Result(metrics)

@@ -4,8 +4,10 @@ import ast
 import importlib
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +51,12 @@ def test_import_contracts_hold():
         [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_modules_import_each_other_in_no_circle():
+    """Late imports count: a circle that one of them hides is one."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    TopologicalSorter({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}).prepare()
 
 
 @pytest.mark.parametrize("module", ["schemas.recipe", "schemas.editor_schema", "flows.cli", "flows.compile"])

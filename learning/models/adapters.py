@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -14,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from learning.models.policy import Policy, save_policy, save_tokenizer
 from schemas.errors import StepError
 from schemas.training import LoRA
 
@@ -52,13 +50,6 @@ def write_adapters(model: PeftModel, folder: Path) -> None:
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": None, "inference_mode": True}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=sorted) + "\n")
-
-
-def save_adapted(policy: Policy, folder: Path) -> None:
-    """Write the adapters of a policy with its tokenizer, and in `base/` what they belong to; they are taken off it."""
-    write_adapters(policy.model, folder)
-    save_tokenizer(policy.tokenizer, folder)
-    save_policy(replace(policy, model=policy.model.unload()), folder / "base")
 
 
 @contextmanager

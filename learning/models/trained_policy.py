@@ -1,0 +1,21 @@
+"""What a stage leaves of the policy that it trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from learning.models.policy import Policy, save_policy, save_tokenizer
+
+
+def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
+    """Write a policy; adapters with the base they belong to in `base/`, so that their folder stands alone.
+
+    The adapters are taken off it.
+    """
+    if not adapted:
+        save_policy(policy, folder)
+        return
+    from learning.models.adapters import write_adapters  # peft takes long to import, and few need it
+
+    write_adapters(policy.model, folder)
+    save_tokenizer(policy.tokenizer, folder)
+    save_policy(replace(policy, model=policy.model.unload()), folder / "base")
