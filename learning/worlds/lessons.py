@@ -17,10 +17,13 @@ def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> lis
 
     Turn k has the conversation before it as its prompt, and an id that ends with `.k`. What is to be said there the
     teacher of the stage writes: the same one, or one that errs, without the error being built upon. Raises StepError
-    for an episode that does not end within `max_turns`.
+    for an episode that does not end within `max_turns`, and for an environment that names a stage's output.
     """
     guide: Inner = by
-    environment, made = environment_of(env, {}), []
+    try:
+        environment, made = environment_of(env, {}), []
+    except KeyError as port:
+        raise StepError(f"turns: {port} is a stage's output; an environment of lessons takes options alone") from None
     for place, row in enumerate(of()):
         rng, episode = np.random.default_rng([seed, place]), environment.begin(row, seed + place)
         messages = list(row["prompt"])

@@ -94,3 +94,14 @@ def test_an_episode_is_a_lesson_for_every_turn_with_what_tools_really_said():
     short = use.model_copy(update={"env": {**env, "max_turns": 2}})
     with pytest.raises(StepError, match="does not end within 2 turns"):
         bind(short)()
+
+
+def test_an_environment_of_lessons_takes_no_stages_output(tmp_path, monkeypatch):
+    (tmp_path / "reading.py").write_text(
+        "from schemas.references import ChatRef\n\ndef shelf(query: str, *, data: ChatRef) -> str:\n    return query\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = {"use": "tools", "tools": [{"use": "reading:shelf", "data": "lessons"}]}
+    use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
+    with pytest.raises(StepError, match=r"env.tools.0.data' is a stage's output"):
+        bind(ProblemsUse.model_validate(use))()

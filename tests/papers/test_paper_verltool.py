@@ -29,12 +29,16 @@ from learning.loop.likelihoods import likelihoods
 from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
+from learning.problems import almanac
+from learning.sandbox.run import available
 from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
+from schemas.use import ToolUse
 from tests.papers.loops import Update
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "verltool.yaml"
+TOOLS = ["calculator", "search", "sql"]
 LATENCIES = [[1, 1], [1, 3], [3, 1], [1, 1]]
 CALLS = ["waits: 0", "waits: 1"]
 """What every trajectory says before its answer; the tool says how long it took."""
@@ -261,3 +265,16 @@ def test_a_lesson_is_the_beginning_of_an_episode_token_by_token(wide_policy):
             lesson += encode_completion(tokenizer, [{"role": "assistant", "content": said}])
             assert ids[: len(lesson)] == lesson
         assert ids == lesson
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_the_sum_of_digits_is_found_by_a_program_in_the_sandbox(wide_policy):
+    """The full profile's environment, whose tools are the four of the paper's text domains."""
+    env = load_recipe(RECIPE, profile="full").stages["trained"].env
+    assert [bind(ToolUse.model_validate(tool)).name for tool in env.options["tools"]] == [*TOOLS, "python"]
+    stage = load_recipe(RECIPE, profile="tiny").stages["trained"].model_copy(update={"env": env})
+    (row,) = almanac(size=1, split="test", kinds=["digits"])
+    turns = json.loads(row["metadata"])["script"]
+    (trial,) = played(stage, wide_policy, [row], turns=turns, replies=(row["answer"],))
+    assert (trial.text, [turn.ok for turn in trial.turns]) == (row["answer"], [True, True])
+    assert row["answer"] in decode(wide_policy.tokenizer, trial.completion_ids).partition(turns[0])[2]
