@@ -3,8 +3,8 @@
 An author returns a draft, plain values as in `schemas.agent.Draft`: `tools` with code and tests, `toolkit` (names of
 the given tools that the agent keeps; none: all), `context` (what the model is shown) and `description`. Nothing of it
 is taken before it has been checked: a draft against the schema, a tool by its tests in the sandbox. What is refused
-the author hears of in `refused` when it is asked again, with the reasons. (Youtu-Agent 2025: Workflow and Meta-Agent
-modes of automated generation.)
+the author hears of in `refused` when it is asked again, with the reasons. (Youtu-Agent, Shi et al. 2025,
+arXiv:2512.24615: the modes Workflow and Meta-Agent of automated generation.)
 """
 
 from collections.abc import Mapping

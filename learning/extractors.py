@@ -3,7 +3,7 @@
 An extractor is given the problem's `row`, the group's `rollouts`, the best first and the worst last, and the
 `experiences` so far, the oldest first; it returns all experiences that there are to be. It is asked about groups whose
 scores differ alone, one after the other, each with what the one before it left. It may ask the model that practises
-(`sampler`) or a server (`desk`). (Training-Free GRPO, Tencent Youtu Lab 2025, arXiv:2510.08191: the semantic advantage
+(`sampler`) or a server (`desk`). (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage
 of a group.)
 """
 

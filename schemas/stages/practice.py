@@ -15,7 +15,7 @@ from schemas.use import EngineUse, PlanUse, RewardUse
 class Practice(Capped, BaseStage):
     """Sample groups with the experiences so far in the prompt, score them, and write down what told good from bad.
 
-    Training-Free GRPO (Tencent Youtu Lab 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences in
+    Training-Free GRPO (Cai et al. 2025, arXiv:2510.08191): the group comparison of GRPO, with experiences in
     the place of gradients.
     """
 

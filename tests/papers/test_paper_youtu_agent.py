@@ -91,14 +91,9 @@ def test_the_experiences_change_the_next_prompt_holds_them_and_equal_rewards_add
 
 def test_the_model_weighs_the_same_before_every_token_of_every_round(run, inputs):
     before = content_digest(folder_digests(inputs["model"]))
-    rule = {"use": "first_difference", "template": "{best}"}
-    how = {
-        "engine": "tests.clerk:Weighed",
-        "rewards": [f"{__name__}:ragged"],
-        "extractor": rule,
-        "max_completion_length": 12,
-    }
-    out, result = run(practice, "practised", inputs, **how, num_generations=2, generation_batch_size=4, max_steps=3)
+    sizes = {"num_generations": 2, "generation_batch_size": 4, "max_steps": 3, "max_completion_length": 12}
+    parts = {"rewards": [f"{__name__}:ragged"], "extractor": {"use": "first_difference", "template": "{best}"}}
+    out, result = run(practice, "practised", inputs, engine="tests.clerk:Weighed", **parts, **sizes)
     assert result.metrics["learnt"] > 1
     assert read_agent(out / "agent").experiences
     assert len(clerk.WEIGHTS) > 20
