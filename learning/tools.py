@@ -35,7 +35,7 @@ def python(
 
 
 def search(query: str, row: dict[str, Any], *, documents: list[str] = [], top: AtLeast1 = 1) -> str:  # noqa: B006
-    """The `top` documents that look most like the query, one per line, by runs of three characters.
+    """The `top` documents that look most like the query, one per line, by runs of three characters in any case.
 
     Without `documents` they are those of the problem: a list of that name in its metadata.
     """
@@ -44,7 +44,7 @@ def search(query: str, row: dict[str, Any], *, documents: list[str] = [], top: A
     texts = documents or _noted(row, "documents")
     if not texts:
         raise ValueError("there is nothing to search in")
-    return "\n".join(found["text"] for found in _shelf(tuple(texts)).nearest(query.strip(), top, same=True))
+    return "\n".join(found["text"] for found in _shelf(tuple(texts)).nearest(query.strip().casefold(), top, same=True))
 
 
 def sql(
@@ -70,4 +70,4 @@ def _noted(row: dict[str, Any], name: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _shelf(texts: tuple[str, ...]) -> Shelf:
-    return Shelf([{"text": text, "prompt": [{"content": text}]} for text in texts], 3)
+    return Shelf([{"text": text, "prompt": [{"content": text.casefold()}]} for text in texts], 3)

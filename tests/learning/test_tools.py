@@ -138,6 +138,7 @@ def test_the_bound_on_a_query_is_a_count_and_not_a_time():
 def test_search_finds_the_document_that_looks_most_like_the_query():
     assert tools.search("bora", row(documents=LINES)) == "bora weighs 417"
     assert tools.search("boro weighs", row(), documents=LINES) == "boro weighs 9"
+    assert tools.search("ZEMU", row(), documents=[line.title() for line in LINES]) == "Zemu Weighs 62"
     assert tools.search("boro", row(documents=LINES), top=2) == "boro weighs 9\nbora weighs 417"
     assert tools.search("zemu weighs 62", row(documents=LINES)) == "zemu weighs 62"
     with pytest.raises(ValueError, match="missing"):
