@@ -93,7 +93,7 @@ class Replicas:
         share = max(1, min(self.in_flight, -(-total // len(self.replicas))))
         for ticket, request in requests:
             for start in range(0, request.n, share):
-                some = replace(request, first=request.first + start, n=min(share, request.n - start))
+                some = replace(request, first=request.first + start, n=min(share, request.n - start), row=None)
                 self.waiting.append(Piece(ticket, some, sampling))
         self._dispatch()
 

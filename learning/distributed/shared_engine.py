@@ -30,6 +30,8 @@ class SharedEngine:
         """As one engine does. One that must stop the others at some number of completions generates alone."""
         if sampling.target is not None:
             return self.engine.generate(requests, sampling)
+        if not hasattr(self.engine, "environment"):
+            requests = [replace(request, row=None) for request in requests]
         # A processor is made of the recipe's functions, which every rank has bound for itself.
         self.group.broadcast((requests, replace(sampling, processor=None), sampling.processor is not None))
         return self._share(requests, sampling)
