@@ -38,6 +38,8 @@ class AgentStage(Capped, BaseStage):
         """Tools stand in the toolkit alone, and an author is told what for."""
         if self.environment is not None and "tools" in self.environment.options:
             raise ValueError("`environment` names no tools: they stand in `toolkit`, so that one is swapped alone")
+        if self.environment is None and (self.toolkit or self.made or self.author):
+            raise ValueError("tools are called in an environment: give `environment: tools`, or one of your own")
         if (self.author is not None) != bool(self.task.strip()):
             raise ValueError("give `task` and `author` together: what the agent is for, and who writes it")
         names = [tool.name for tool in self.made]
