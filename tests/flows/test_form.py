@@ -115,7 +115,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
     assert deployment["work_pool"]["job_variables"]["env"]["POSTTRAIN_ROOT"] == str(layout.root)
     assert [list(step) for step in content["pull"]] == [["prefect.deployments.steps.set_working_directory"]]
     directory = content["pull"][0]["prefect.deployments.steps.set_working_directory"]["directory"]
-    assert (Path(directory) / "flows" / "deployed.py").is_file()
+    assert (Path(directory) / "flows/deployments/deployed.py").is_file()
 
 
 def plan_of(path, layout):
