@@ -23,6 +23,7 @@ from learning.worlds.documents import documents
 from learning.worlds.errands import errands
 from learning.worlds.fits import fit_turns, fits
 from learning.worlds.forms import forms
+from learning.worlds.guesses import guesses
 from learning.worlds.gym import BLOCK, dataset, families
 from learning.worlds.hardware import modules
 from learning.worlds.lessons import turns
@@ -55,6 +56,7 @@ __all__ = [
     "fit_turns",
     "fits",
     "forms",
+    "guesses",
     "list_functions",
     "mazes",
     "modules",

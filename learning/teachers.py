@@ -18,6 +18,7 @@ from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
 from learning.worlds.forms import form_filler
+from learning.worlds.guesses import untried
 from learning.worlds.guided_search import guided_search
 from learning.worlds.hardware import regenerated
 from learning.worlds.mazes import solved_maze
@@ -46,6 +47,7 @@ __all__ = [
     "storyteller",
     "summed_up",
     "told_sum",
+    "untried",
     "worked_countdown",
     "worked_spelling",
     "worked_sum",
