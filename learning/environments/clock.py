@@ -33,6 +33,8 @@ class Clock(Protocol):
 
     exact: bool
     """Whether what it does is the same in every run, because nothing takes real time."""
+    pause: float | None
+    """Seconds that a step of a flight waits where nothing is decoded; None: as long as it takes."""
 
     def submit(self, number: int, step: Step) -> None:
         """Have a step run as soon as there is a worker for it; `number` is the caller's name for it."""
@@ -68,6 +70,7 @@ class Threads:
     """Real time: `workers` steps at once, each in a thread."""
 
     exact = False
+    pause = 0.003
 
     def __init__(self, workers: int) -> None:
         # A thread is made when there is something for it to do.
@@ -115,10 +118,14 @@ class Threads:
 
 @dataclass
 class Time:
-    """What a virtual clock shows."""
+    """What a virtual clock shows, in whole nanoseconds: intervals are the same however late it is."""
 
-    now: float = 0.0
-    waited: float = 0.0
+    now: int = 0
+    waited: int = 0
+
+
+SECOND = 10**9
+"""Nanoseconds."""
 
 
 class Virtual:
@@ -136,47 +143,52 @@ class Virtual:
         self.latency = latency or (lambda outcome: outcome.seconds or 0.0)
         self.decode_s, self.workers = decode_s, workers
         self.time = Time()
-        self.events: list[tuple[float, int, Answer]] = []
+        self.events: list[tuple[int, int, Answer]] = []
 
     @property
     def now(self) -> float:
         """Seconds that have passed."""
-        return self.time.now
+        return self.time.now / SECOND
 
     @property
     def waited(self) -> float:
         """Seconds that passed while nothing was decoded."""
-        return self.time.waited
+        return self.time.waited / SECOND
 
     def submit(self, number: int, step: Step) -> None:
         """Run a step at once; it ends when its time has passed, after those before it have left it a worker."""
         answer = _timed(number, step)
         seconds = 0.0 if answer.outcome is None else float(self.latency(answer.outcome))
-        begin = self.now
+        begin = self.time.now
         if self.workers is not None and len(self.events) >= self.workers:
             begin = sorted(end for end, *_ in self.events)[-self.workers]
         ended = Answer(number, answer.outcome, seconds, False, answer.error)
-        heapq.heappush(self.events, (begin + seconds, number, ended))
+        heapq.heappush(self.events, (begin + round(seconds * SECOND), number, ended))
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
         """What has ended by now; where it waits, time goes on to the next event."""
-        if self.events and self.events[0][0] > self.now:
-            left = self.events[0][0] - self.now
-            passed = left if wait_s is None else min(left, wait_s)
-            self.time.now = self.events[0][0] if passed == left else self.now + passed
+        if self.events and self.events[0][0] > self.time.now:
+            left = self.events[0][0] - self.time.now
+            passed = left if wait_s is None else min(left, round(wait_s * SECOND))
+            self.time.now += passed
             self.time.waited += passed
         done = []
-        while self.events and self.events[0][0] <= self.now:
+        while self.events and self.events[0][0] <= self.time.now:
             done.append(heapq.heappop(self.events)[2])
         return sorted(done, key=lambda answer: answer.number)
 
     def tick(self) -> None:
         """A decode step takes its time."""
-        self.time.now += self.decode_s
+        self.time.now += round(self.decode_s * SECOND)
 
     def forget(self) -> None:
         """Nothing is under way."""
         self.events = []
+
+    @property
+    def pause(self) -> float | None:
+        """A decode step of nothing."""
+        return self.decode_s or None
 
     def beside(self) -> "Virtual":
         """The same time, with events of its own; `workers` are of each."""

@@ -92,7 +92,7 @@ class Episodes:
         how: dict[str, Any] = {"tokenizer": self.tokenizer, "max_turns": self.max_turns, "order": self.answers.order}
         how |= {"steps_per_answer": self.answers.steps_per_answer, "clock": self.clock.beside()}
         own = Episodes(self.engine, self.environment, **how)
-        own.patience = LOOK
+        own.patience = self.clock.pause
         return EpisodesInFlight(own, sampling)
 
     @property
