@@ -92,8 +92,7 @@ class Work:
         asks = self.plan.ask(step, have)
         self.check_room(sampler, have["rows"])
         try:
-            trials = rollouts(sampler, asks, self.journal)
-            self.spend(sampler.sampled)
+            trials = rollouts(sampler, asks, self.journal, self.spend)
             score(self.rewards, [use.weight for use in self.stage.rewards], trials, have)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences

@@ -1,6 +1,6 @@
 """A round of practice: groups of rollouts, their scores, and what an extractor makes of those that differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,10 +17,13 @@ MAX_LENGTH = 2_000
 """Characters of an experience."""
 
 
-def rollouts(sampler: Sampler, asks: Sequence[Ask], journal: RowJournal) -> list[Trial]:
+def rollouts(
+    sampler: Sampler, asks: Sequence[Ask], journal: RowJournal, spend: Callable[[int], None] = lambda tokens: None
+) -> list[Trial]:
     """Completions of everything asked for, in order; those of a group are on disk as soon as all have ended.
 
-    What the journal knows is not sampled again. Raises StepError for a prompt that leaves no room for a completion.
+    What the journal knows is not sampled again; `spend` hears of the tokens of what is. Raises StepError for a prompt
+    that leaves no room for a completion.
     """
     requests = sampler.requests(asks)
     names = [f"{sampler.step}.{place}" for place in range(len(asks))]
@@ -31,8 +34,8 @@ def rollouts(sampler: Sampler, asks: Sequence[Ask], journal: RowJournal) -> list
             under_way.setdefault(ticket, {})[one.sample] = one
             if len(under_way[ticket]) == requests[ticket].n:
                 of = under_way.pop(ticket)
-                sampler.sampled += sum(g.sampled for g in of.values())
                 journal.add({names[ticket]: [asdict(of[sample]) for sample in sorted(of)]})
+                spend(sum(one.sampled for one in of.values()))
     trials: list[Trial] = []
     for name, ask in zip(names, asks, strict=True):
         group = sampler.new_group() if ask.group is None else ask.group

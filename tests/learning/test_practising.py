@@ -24,9 +24,10 @@ def test_a_group_that_the_journal_knows_is_not_sampled_again(answering, tmp_path
     asks = [Ask(row("a", "a"), 3), Ask(row("b", "b"), 2)]
     with RowJournal(tmp_path / "whole.jsonl") as journal:
         first = answering(lambda prompt, number: f"{prompt[-1]}{number}", step=4)
-        want = rollouts(first, asks, journal)
+        spent = []
+        want = rollouts(first, asks, journal, spent.append)
         assert [trial.text for trial in want] == ["a0", "a1", "a2", "b0", "b1"]
-        assert first.sampled == sum(len(trial.completion_ids) for trial in want)
+        assert spent == [sum(len(trial.completion_ids) for trial in of) for of in (want[:3], want[3:])]
         kept = journal["4.1"]
     with RowJournal(tmp_path / "part.jsonl") as journal:
         journal.add({"4.1": kept, "3.0": kept})
