@@ -37,6 +37,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         resolved=recipe.resolved,
         promotion=recipe.promotion,
         budget=recipe.head.budget,
+        schedule=recipe.head.schedule,
     )
     check_contracts(plan, layout, recipe.folders)
     return plan

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from flows.gates.gating import judged
 from flows.planning.environment import hidden, secrets_of
+from flows.planning.estimate import Outlook
 from flows.running.budget import Ledger
 from flows.running.states import FINISHED, StepState
 from flows.running.tail import Tail
@@ -69,9 +70,11 @@ class Execution:
     """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
 
     def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str,
-                 stop: threading.Event | None = None, ledger: Ledger | None = None):  # fmt: skip
+                 stop: threading.Event | None = None, ledger: Ledger | None = None,
+                 outlook: Outlook | None = None):  # fmt: skip
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
         self.ledger = ledger or Ledger(plan, layout, run, {})
+        self.outlook = outlook or Outlook(plan, layout)
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()

@@ -9,7 +9,7 @@ from typing import Literal
 
 from flows.compile import compile_recipe
 from flows.execute import Execution, Executor, Reporter, execute
-from flows.planning.explain import Verdict, explain_plan
+from flows.planning.estimate import Outlook
 from flows.planning.selection import selected
 from flows.planning.skew import check_engines, engine_problems
 from flows.running.alive import alive
@@ -96,7 +96,8 @@ def run_plan(
     write_plan(layout, run, plan)
     sweep(layout)
     log = RunLog(layout, run, reporter)
-    verdicts = _announce(log, run, plan, layout)
+    outlook = Outlook(plan, layout)
+    _announce(log, run, plan, outlook)
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
@@ -108,8 +109,8 @@ def run_plan(
     ):
         if hands is not None:
             hands.check(missing)
-        ledger = open_ledger(plan, layout, run, verdicts) if missing else None
-        execution = Execution(plan, layout, hands, log, run, stop, ledger)
+        ledger = open_ledger(run, outlook) if missing else None
+        execution = Execution(plan, layout, hands, log, run, stop, ledger, outlook)
         used_prefect = used_prefect and ready(stop)
         _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
     return Outcome(run, execution.states)
@@ -134,13 +135,12 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
         project(outcome)
 
 
-def _announce(log: RunLog, run: str, plan: Plan, layout: Layout) -> dict[str, Verdict]:
-    verdicts = explain_plan(plan, layout)
-    run_started(layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
+def _announce(log: RunLog, run: str, plan: Plan, outlook: Outlook) -> None:
+    verdicts = outlook.verdicts
+    run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
-    return verdicts
 
 
 def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 from schemas.base import Schema
 from schemas.budget import Budget
 from schemas.references import ArtifactType
+from schemas.schedule import Schedule
 from schemas.stages.base import Resources
 
 
@@ -132,6 +133,8 @@ class Plan(Schema):
     """What becomes champion when its gates pass."""
     budget: Budget | None = None
     """What a run may cost."""
+    schedule: Schedule | None = None
+    """When it runs by itself once deployed."""
 
     def step(self, name: str) -> Step:
         """The step of that name."""

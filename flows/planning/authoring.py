@@ -1,6 +1,5 @@
 """For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -8,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.planning.difference import differences
-from flows.planning.estimate import Estimate, cost_lines, estimates, excess
+from flows.planning.estimate import Estimate, Outlook, cost_lines, excess
 from flows.planning.explain import explain_plan
 from flows.running.runlog import read_plan
 from flows.runs import chosen_run
@@ -19,6 +18,7 @@ from schemas.errors import PlanError, RecipeError
 from schemas.nearest import suggest
 from schemas.plan import Plan
 from schemas.recipe import load_recipe
+from schemas.schedule import Schedule
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
@@ -63,8 +63,8 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
     """One row per step: HIT or MISS and why, what it reads, what it needs, the time it will take or that it saves."""
     from flows.planning.power import condition, gate_lines
 
-    verdicts = explain_plan(plan, layout)
-    found = estimates(plan, layout, verdicts)
+    outlook = Outlook(plan, layout)
+    verdicts, found = outlook.verdicts, outlook.estimates
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [f"{hits} of {len(plan.steps)} steps are there", *cost_lines(plan, found), *gate_lines(plan, layout)]
     lines += promotion_lines(plan)
@@ -135,18 +135,22 @@ def recipe_list(folder: Path) -> Table:
     for path in sorted(folder.glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         if isinstance(content, dict) and "stages" in content:
-            said = due_words(path) if "schedule" in content else None
+            said = due_words(_schedule_of(path)) if "schedule" in content else None
             words = Text(str(content.get("description", "")))
             table.add_row(Text(str(path)), str(len(content["stages"])), words, Text(said or ""))
     return table
 
 
-def due_words(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> str | None:
-    """When a recipe runs by itself and what it waits for; None when it does not, or is not valid."""
+def _schedule_of(path: Path) -> Schedule | None:
+    """None for a recipe that is not valid, too."""
     try:
-        schedule = load_recipe(path, profile=profile, overrides=tuple(overrides)).head.schedule
+        return load_recipe(path).head.schedule
     except RecipeError:
         return None
+
+
+def due_words(schedule: Schedule | None) -> str | None:
+    """When a recipe runs by itself and what it waits for; None when it does not."""
     if schedule is None:
         return None
     from flows.deployments.schedules import schedule_words  # Prefect computes due times, and takes seconds to import

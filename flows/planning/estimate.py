@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from flows.planning.difference import changes
-from flows.planning.explain import Verdict
+from flows.planning.explain import Verdict, explain_plan
 from lineage.history import earlier
 from lineage.index import Index, ask
 from lineage.layout import Layout
@@ -26,6 +27,23 @@ class Estimate:
     basis: str
     """Which run says so, and in how many settings it differed."""
     is_hit: bool
+
+
+class Outlook:
+    """What a run is going to do and to cost, as it stands before its first step; looked up once."""
+
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self.plan, self.layout = plan, layout
+
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Step to whether it is there, and why not."""
+        return explain_plan(self.plan, self.layout)
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Step to its estimate."""
+        return estimates(self.plan, self.layout, self.verdicts)
 
 
 def estimates(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:

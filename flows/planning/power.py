@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from learning.evaluating.gates import Question, questions
 from learning.evaluating.paired_tests import POWER, minimum_detectable
@@ -62,7 +62,7 @@ def _known(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, flo
             if test["name"] == asked.name and told.get("model") == (gate.model or told.get("model")):
                 return test["n"], test["spread"], test["floor"] if gate.noise_repeats else 0.0
     confidence = last.details.get("confidence", 0.95)
-    width = norm.ppf(1 - (1 - confidence) / 2) + norm.ppf(POWER)
+    width = ndtri(1 - (1 - confidence) / 2) + ndtri(POWER)
     for line in reversed(last.details.get("comparisons", [])):
         name = line["metric"] if line["family"] == "all" else f"{line['metric']}.{line['family']}"
         if name == asked.name and line["detectable"] is not None:

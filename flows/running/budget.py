@@ -10,8 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from flows.planning.estimate import estimates, holding, over, predicted, said
-from flows.planning.explain import Verdict
+from flows.planning.estimate import Outlook, holding, over, predicted, said
 from lineage.layout import Layout
 from lineage.spending import Cost, Spending, read_spending, total, write_spending
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
@@ -103,9 +102,9 @@ class Ledger:
         self.noted = self.clock()
 
 
-def open_ledger(plan: Plan, layout: Layout, run: str, verdicts: dict[str, Verdict]) -> Ledger:
+def open_ledger(run: str, outlook: Outlook) -> Ledger:
     """The ledger of a run that begins or goes on; what it will cost is foreseen once, before its first step."""
-    return Ledger(plan, layout, run, predicted(estimates(plan, layout, verdicts)))
+    return Ledger(outlook.plan, outlook.layout, run, predicted(outlook.estimates))
 
 
 def spending_lines(plan: Plan, layout: Layout, run: str) -> Iterator[str]:

@@ -19,8 +19,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.execute import Execution, Reporter
-from flows.planning.estimate import cost_lines, estimates, excess
-from flows.planning.explain import explain_plan
+from flows.planning.estimate import cost_lines, excess
 from flows.planning.power import gate_lines
 from flows.planning.selection import repeated
 from flows.servers.run_page import plan_page, result_page, result_rows
@@ -37,8 +36,7 @@ log = logging.getLogger("prefect.flow_runs.posttrain")
 def show_plan(execution: Execution) -> None:
     """The plan as it stands before the first step."""
     plan, layout = execution.plan, execution.layout
-    verdicts = explain_plan(plan, layout)
-    found = estimates(plan, layout, verdicts)
+    verdicts, found = execution.outlook.verdicts, execution.outlook.estimates
     took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
     page = plan_page(plan, execution.run, verdicts, took)
     page = "\n\n".join([page, *cost_lines(plan, found), *excess(plan, found), *gate_lines(plan, layout)])

@@ -99,7 +99,7 @@ def plan(
         print(made.model_dump_json(indent=2))
     else:
         console.print(plan_table(made, layout))
-        if said := due_words(recipe, profile, overrides):
+        if said := due_words(made.schedule):
             console.print(f"once deployed it runs by itself: {said}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import binom, norm, t
+from scipy.special import ndtr, ndtri, stdtrit
 
 from learning.evaluating.statistics import bootstrap_interval
 
@@ -27,7 +26,7 @@ def bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: int, see
     n = len(gain_P)
     if n < 2:
         return float("-inf"), float("inf")
-    further_out = float(norm.cdf(np.sqrt(n / (n - 1)) * t.ppf(tail, n - 1)))
+    further_out = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, tail)))
     return bootstrap_interval(gain_P, 1 - 2 * further_out, num_bootstrap, seed)
 
 
@@ -36,6 +35,8 @@ def mcnemar_p(wins: int, losses: int) -> float:
 
     Problems on which both models are right, or both wrong, say nothing about the difference.
     """
+    from scipy.stats import binom  # all distributions take long to import, and few gates need this one
+
     return float(binom.sf(wins - 1, wins + losses, 0.5))
 
 
@@ -44,6 +45,8 @@ def mcnemar_power(n: int, discordance: float, difference: float, tail: float) ->
 
     `discordance` is the probability that exactly one of the models is right; the difference cannot exceed it.
     """
+    from scipy.stats import binom
+
     unlike, needed = np.arange(n + 1), _most_wins(n, tail)
     rejects = binom.sf(needed, unlike, (1 + difference / discordance) / 2)
     return float(binom.pmf(unlike, n, discordance) @ np.nan_to_num(rejects))
@@ -52,6 +55,8 @@ def mcnemar_power(n: int, discordance: float, difference: float, tail: float) ->
 @lru_cache(maxsize=64)
 def _most_wins(n: int, tail: float) -> np.ndarray:
     """For every number of unlike problems up to n the most wins with which the test does not reject: (n + 1,)."""
+    from scipy.stats import binom
+
     return np.asarray(binom.isf(tail, np.arange(n + 1), 0.5))
 
 
@@ -69,10 +74,12 @@ def minimum_detectable(
     if test == "mcnemar":
         return _mcnemar_detectable(n, tail, spread**2, power)
     error = spread / np.sqrt(n)
-    return float(max(floor, t.ppf(1 - tail, n - 1) * error) + norm.ppf(power) * error)
+    return float(max(floor, stdtrit(n - 1, 1 - tail) * error) + ndtri(power) * error)
 
 
 def _mcnemar_detectable(n: int, tail: float, discordance: float, power: float) -> float | None:
+    from scipy.optimize import brentq
+
     def lacking(difference: float) -> float:
         return mcnemar_power(n, max(discordance, difference), difference, tail) - power
 
@@ -88,4 +95,4 @@ def noise_floor(difference_R: Sequence[float], tail: float) -> float:
     From the differences that R equal evaluations of the same two models gave; sampling is taken for normal, with
     Student's t for few of them.
     """
-    return float(t.ppf(1 - tail, len(difference_R) - 1) * np.std(difference_R, ddof=1))
+    return float(stdtrit(len(difference_R) - 1, 1 - tail) * np.std(difference_R, ddof=1))

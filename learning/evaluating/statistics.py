@@ -6,7 +6,7 @@ Shapes: P problems, R resamples.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest, norm
+from scipy.special import ndtri
 
 DRAWS_PER_BATCH = 1 << 22
 """Numbers alive at once while resampling."""
@@ -46,6 +46,8 @@ def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int
         return None
     mean = float(values_P.mean())
     if np.isin(values_P, (0.0, 1.0)).all():
+        from scipy.stats import binomtest  # all distributions take long to import, and planning needs none
+
         ends = binomtest(round(values_P.sum()), n).proportion_ci(confidence, method="wilson")
         return Estimate(mean, float(ends.low), float(ends.high), n)
     return Estimate(mean, *bootstrap_interval(values_P, confidence, num_bootstrap, seed), n)
@@ -95,6 +97,8 @@ def sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
     if len(moved_P) == 0:
         return 1.0
     if np.ptp(np.abs(moved_P)) == 0:
+        from scipy.stats import binomtest
+
         return float(binomtest(int((moved_P > 0).sum()), len(moved_P)).pvalue)
     rng, seen, batch = np.random.default_rng(seed), 1, max(1, DRAWS_PER_BATCH // len(moved_P))
     least = abs(moved_P.sum()) * (1 - 1e-12)
@@ -106,4 +110,4 @@ def sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
 
 def detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:
     """Smallest true mean difference that n problems show with the given power; `spread` is the standard deviation."""
-    return float((norm.ppf(1 - (1 - confidence) / 2) + norm.ppf(power)) * spread / np.sqrt(n))
+    return float((ndtri(1 - (1 - confidence) / 2) + ndtri(power)) * spread / np.sqrt(n))

@@ -1,0 +1,99 @@
+"""What is known before a run is looked up once, and a plan costs no more than it must."""
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import flows.launch
+import flows.planning.authoring
+import flows.planning.estimate
+import flows.servers.prefect_artifacts
+from flows.cli import app
+from flows.execute import execute
+from flows.launch import plan_recipe, run_plan
+from flows.running.runlog import read_plan
+from flows.servers.prefect_artifacts import show_plan
+from lineage.layout import Layout
+
+HOUSE = Path(__file__).resolve().parents[2]
+RECIPE = """
+name: looked-up
+schedule: {interval: 6h}
+stages:
+  a: {kind: python, function: {use: "outlook_work:number", value: 3}}
+  b: {kind: python, function: {use: "outlook_work:number", value: 4}, inputs: {x: a}}
+"""
+WORK = """
+def number(context, *, value: int = 1):
+    (context.output("result") / "n.txt").write_text(str(value))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    (tmp_path / "outlook_work.py").write_text(WORK)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path))
+    return tmp_path / "recipe.yaml"
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each was called."""
+    counts = Counter()
+
+    def count(module, name):
+        wanted = getattr(module, name)
+
+        def counted(*arguments, **options):
+            counts[name] += 1
+            return wanted(*arguments, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    for module in (flows.launch, flows.planning.authoring):
+        count(module, "load_recipe")
+    for name in ("explain_plan", "estimates"):
+        count(flows.planning.estimate, name)
+    return counts
+
+
+def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls, monkeypatch):
+    pages = []
+    monkeypatch.setattr(flows.servers.prefect_artifacts, "_create", lambda *said: pages.append(said[3]))
+
+    def carry(execution, ended):
+        show_plan(execution)
+        execute(execution)
+        ended()
+
+    layout = Layout(recipe.parent)
+    for verdict in ("MISS", "HIT"):
+        calls.clear()
+        plan = plan_recipe(recipe, layout)
+        assert run_plan(plan, layout, executor="inprocess", carry=carry).exit_code == 0
+        assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+        assert pages[-1].count(verdict) == 2
+
+
+def test_a_plan_reads_its_recipe_once_also_for_the_next_due_time(recipe, calls, capsys):
+    app(["plan", str(recipe)], standalone_mode=False)
+    assert "once deployed it runs by itself: every 6h: next " in capsys.readouterr().out
+    assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+
+
+def test_the_plan_of_a_run_keeps_its_schedule(recipe):
+    layout = Layout(recipe.parent)
+    plan = plan_recipe(recipe, layout)
+    run = run_plan(plan, layout, executor="inprocess", prefect=False).run
+    assert read_plan(layout, run).schedule == plan.schedule
+    assert plan.schedule.interval == "6h"
+
+
+def test_planning_loads_no_distributions_that_it_does_not_need():
+    code = "import sys, flows.planning.power; print([m for m in ('scipy.stats', 'scipy.optimize') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
