@@ -12,6 +12,7 @@ from learning.lookup import Bound
 from schemas.errors import StepError
 from schemas.use import ToolUse
 
+Seconds = Annotated[float, Field(ge=0)]
 CALL = r"\s*([A-Za-z_]\w*):(.*)"
 """A word and a colon, then what is asked."""
 
@@ -29,7 +30,7 @@ class Environment:
         tools: Annotated[list[ToolUse], Field(min_length=1)],
         longest: Annotated[int, Field(ge=1)] = 200,
         call: str = CALL,
-        latency: dict[str, float] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
+        latency: dict[str, Seconds] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
     ):
         """`longest` characters of a result are shown. `call` matches a whole turn that is one: tool and what is asked.
 
