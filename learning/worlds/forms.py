@@ -1,11 +1,11 @@
 """Forms on a screen of text: pages of fields with a choice each, and a button to the next page or to save.
 
-    big cat            what is to be chosen (first message only)
+    Big Cat            what is to be chosen (first message only)
     pet=               a field: its label and its value
-    fit=big
+    fit=Big
     [save]             a button
 
-`cat` clicks on that choice of the field that offers it, `save` on the button. Pages cannot be turned back. A form is
+`Cat` clicks on that choice of the field that offers it, `save` on the button. Pages cannot be turned back. A form is
 filled in when it is saved with every choice that was asked for; fields that nobody asked for may hold anything.
 """
 
@@ -20,12 +20,12 @@ from pydantic import Field
 from schemas.errors import StepError
 
 CHOICES = {
-    "hue": ("red", "tan", "jet"),
-    "fit": ("big", "mid", "wee"),
-    "eat": ("egg", "ham", "pie"),
-    "pet": ("cat", "dog", "yak"),
-    "kit": ("fan", "key", "oar"),
-    "ride": ("air", "van", "gig"),
+    "hue": ("Red", "Tan", "Jet"),
+    "fit": ("Big", "Mid", "Wee"),
+    "eat": ("Egg", "Ham", "Pie"),
+    "pet": ("Cat", "Dog", "Yak"),
+    "kit": ("Fan", "Key", "Oar"),
+    "ride": ("Air", "Van", "Gig"),
 }
 """What each field offers; no two choices begin alike."""
 PAGES = {3: ((2,),), 4: ((1, 1), (3,)), 5: ((2, 1), (1, 2)), 6: ((2, 2),)}

@@ -24,14 +24,14 @@ def played(row, actions):
 
 
 def test_the_screen_after_every_turn():
-    row = made([["hue", "pet"], ["fit"]], {"fit": "big", "hue": "tan"})
-    outcomes = played(row, ["tan", " yak ", "next", "wee", "big", "save"])
+    row = made([["hue", "pet"], ["fit"]], {"fit": "Big", "hue": "Tan"})
+    outcomes = played(row, ["Tan", " Yak ", "next", "Wee", "Big", "save"])
     assert [o.observation for o in outcomes] == [
-        "hue=tan\npet=\n[next]",
-        "hue=tan\npet=yak\n[next]",
+        "hue=Tan\npet=\n[next]",
+        "hue=Tan\npet=Yak\n[next]",
         "fit=\n[save]",
-        "fit=wee\n[save]",
-        "fit=big\n[save]",
+        "fit=Wee\n[save]",
+        "fit=Big\n[save]",
         "",
     ]
     assert [o.done for o in outcomes] == [False] * 5 + [True]
@@ -39,27 +39,27 @@ def test_the_screen_after_every_turn():
     assert all(o.ok for o in outcomes)
 
 
-@pytest.mark.parametrize("action", ["", "big", "next", "hue", "Tan", "tan dog", "[save]"])
+@pytest.mark.parametrize("action", ["", "Big", "next", "hue", "tan", "Tan Dog", "[save]"])
 def test_what_the_page_does_not_show_changes_nothing(action):
-    row = made([["hue", "pet"]], {"hue": "tan"})
-    first, second = played(row, [action, "tan"])
+    row = made([["hue", "pet"]], {"hue": "Tan"})
+    first, second = played(row, [action, "Tan"])
     assert (first.ok, first.done, first.reward) == (False, False, 0.0)
     assert first.observation == "?\nhue=\npet=\n[save]"
-    assert second.observation == "hue=tan\npet=\n[save]"
+    assert second.observation == "hue=Tan\npet=\n[save]"
 
 
 @pytest.mark.parametrize(
     ("actions", "earned"),
     [
-        (["tan", "next"], 0.0),
+        (["Tan", "next"], 0.0),
         (["next"], 0.0),
-        (["red", "next", "big", "save"], 0.0),
-        (["red", "tan", "next", "big", "save"], 1.0),
-        (["tan", "next", "big", "save"], 1.0),
+        (["Red", "next", "Big", "save"], 0.0),
+        (["Red", "Tan", "next", "Big", "save"], 1.0),
+        (["Tan", "next", "Big", "save"], 1.0),
     ],
 )
 def test_a_form_is_judged_when_it_is_saved(actions, earned):
-    outcomes = played(made([["hue"], ["fit"]], {"hue": "tan", "fit": "big"}), actions)
+    outcomes = played(made([["hue"], ["fit"]], {"hue": "Tan", "fit": "Big"}), actions)
     assert sum(o.reward for o in outcomes) == earned
     assert outcomes[-1].done == (actions[-1] == "save")
 
