@@ -9,6 +9,7 @@ Not shown: images and videos as observations, software engineering in containers
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ TOOLS = ["calculator", "search", "sql"]
 LATENCIES = [[1, 1], [1, 3], [3, 1], [1, 1]]
 CALLS = ["waits: 0", "waits: 1"]
 """What every trajectory says before its answer; the tool says how long it took."""
+PASSED = threading.Event()
 OWN = '''
 import json
 
@@ -65,6 +67,13 @@ def stage(tmp_path, monkeypatch):
 
     yield make
     sys.modules.pop("my_tools", None)
+
+
+def blocks(query: str, row: dict, *, seconds: float) -> str:
+    """In real time: the slow one's first call ends when the fast one has come to its second, or after a while."""
+    if row["id"] == "fast" and query == "1":
+        PASSED.set()
+    return str(int(PASSED.wait(seconds))) if (row["id"], query) == ("slow", "0") else "-"
 
 
 def rows_of(latencies):
@@ -127,6 +136,19 @@ def test_the_longest_trajectory_against_the_sum_of_the_slowest_turns(stage, tiny
         latencies = seconds_PN.tolist()
         assert makespan(found, tiny_policy, latencies, "each")[0] == seconds_PN.sum(1).max()
         assert makespan(found, tiny_policy, latencies, "together")[0] == seconds_PN.max(0).sum()
+
+
+@pytest.mark.parametrize(("order", "seconds", "passed"), [("each", 60.0, "1"), ("together", 0.2, "0")])
+def test_in_threads_too_one_that_is_slow_holds_up_nobody(tiny_policy, order, seconds, passed):
+    """By itself the fast one is at its second call while the first of the slow one lasts; in a batch it cannot be."""
+    PASSED.clear()
+    found = load_recipe(RECIPE).stages["trained"]
+    env = {"tools": [{"use": f"{__name__}:blocks", "seconds": seconds}], "steps_per_answer": None, "order": order}
+    rows = [{**row, "id": name} for row, name in zip(rows_of([[], []]), ("fast", "slow"), strict=True)]
+    stage = found.model_copy(update={"env": found.env.model_copy(update=env)})
+    fast, slow = played(stage, tiny_policy, rows, turns=["blocks: 0", "blocks: 1", "1"], replies=("-", "-"))
+    assert [turn.ok for trial in (fast, slow) for turn in trial.turns] == [True] * 6
+    assert decode(tiny_policy.tokenizer, slow.completion_ids) == f"blocks: 0{passed}blocks: 1-1"
 
 
 @pytest.fixture
