@@ -62,6 +62,8 @@ def content(
         "gates": list(gate_rows(plan, made, layout)),
         "yields": {name: d for name, d in details.items() if made[name].kind == "synthesize" and d.get("yield")},
         "curations": {name: d for name, d in details.items() if made[name].kind == "curate"},
+        "agents": {name: d for name, d in details.items() if made[name].kind == "agent" and d.get("written")},
+        "practices": {name: d for name, d in details.items() if made[name].kind == "practice"},
         "manifests": made,
         "costs": costs(plan, made, state, layout, run),
         "ALL": ALL,

@@ -176,8 +176,15 @@ class Work:
         metrics |= {"learnt": int(sum(one["learnt"] for one in self.points)), "rollouts": 0}
         metrics["rollouts"] = sum(len(group["rollouts"]) for group in self.groups)
         metrics |= {"reward_first": first["reward"]} if "reward" in first else {}
-        taught = [group for group in self.groups if group["learnt"]][:SHOWN]
+        taught = [taught_by(group) for group in self.groups if group["learnt"]][:SHOWN]
         return Result(metrics, {"experiences": self.experiences, "before": self.agent.experiences, "taught": taught})
+
+
+def taught_by(group: Row) -> Row:
+    """A group that taught something, for a reader: what its best and its worst rollout said, and the lesson."""
+    best, worst = ("\n".join(group["rollouts"][place]["said"]) for place in (0, -1))
+    told = {name: group[name] for name in ("round", "learnt", "dropped")}
+    return told | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 
 
 def point(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:

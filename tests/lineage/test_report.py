@@ -66,12 +66,27 @@ CURATION = {
     "dropped": {"duplicate": 600, "contaminated": 79},
     "evaluations": [{"name": "held out", "problems": 600, "rows_dropped": 79}],
 }
+PRACTICE = {
+    "experiences": ["in step 1 <b>search</b>"],
+    "before": [],
+    "taught": [
+        {"round": 0, "problem": "4-2", "best": "search: 4-2", "worst": "6", "learnt": ["in step 1 <b>search</b>"],
+         "dropped": []},
+    ],
+}  # fmt: skip
+WRITTEN = {
+    "written": [
+        {"what": "tool", "name": "spell", "attempt": 0, "accepted": False, "reasons": ["spell('a') gives <i>"]},
+        {"what": "tool", "name": "spell", "attempt": 1, "accepted": True, "reasons": []},
+    ]
+}
 
 
 @pytest.fixture
 def page(tmp_path):
     layout = Layout(tmp_path)
     steps = [step("base", "init"), step("clean", "curate"), step("tuned", "rl", "base", "clean")]
+    steps += [step("clerk", "agent"), step("practised", "practice", "base", "clerk")]
     steps += [step("broken", "merge", "tuned"), step("left", "sft", "broken"), step("eval", "evaluate", "tuned")]
     plan = Plan(
         recipe=HOSTILE, file="r.yaml", profile="tiny", steps=(*steps, step("later", "python", "eval")), resolved={}
@@ -81,6 +96,8 @@ def page(tmp_path):
         "clean": manifest("clean", "curate", details=CURATION),
         "tuned": manifest("tuned", "rl"),
         "eval": manifest("eval", "evaluate", details=EVALUATION),
+        "clerk": manifest("clerk", "agent", details=WRITTEN),
+        "practised": manifest("practised", "practice", details=PRACTICE),
     }
     folder = layout.artifact("rl", key("tuned"))
     folder.mkdir(parents=True)
@@ -126,6 +143,8 @@ def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
     for state in ("cached", "done", "failed", "skipped", "pending"):
         assert re.search(rf"\d {state}\b", text), state
     for said in ("0.061", "0.743", "+0.682", "0.0001", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
+        assert said in text, said
+    for said in ("in step 1 <b>search</b>", "search: 4-2", "spell('a') gives <i>", "1 experiences, 0 before"):
         assert said in text, said
     for said in ("tensor <x> differs", "wanted 0.9", "abcdef012345", "eeeeeeeeeeee", "0 → 1", "1 + 2 =", "run-7"):
         assert said in text, said
