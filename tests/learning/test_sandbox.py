@@ -259,16 +259,27 @@ def test_a_hundred_runs_leave_no_process_no_file_and_no_descriptor():
 def test_a_program_ends_with_the_process_that_asked_and_its_folder_is_swept(tmp_path, monkeypatch):
     asks = "from learning.sandbox.run import run\nrun('while True: pass', seconds=600)"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    asker = subprocess.Popen([sys.executable, "-c", asks], env=environment, cwd=ROOT)
-    program = until(lambda: [c for c in psutil.Process(asker.pid).children() if "child.py" in " ".join(c.cmdline())
-                             and c.cpu_times().user > 0.3])[0]  # fmt: skip
-    asker.kill()
-    asker.wait()
+    with subprocess.Popen([sys.executable, "-c", asks], env=environment, cwd=ROOT) as asker:
+        try:
+            program = until(lambda: busy(psutil.Process(asker.pid)))
+        finally:
+            asker.kill()
     until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
     assert len(list(tmp_path.glob("posttrain-sandbox-*/work/program.py"))) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sweep(Layout(tmp_path))
     assert list(tmp_path.glob("posttrain-sandbox-*")) == []
+
+
+def busy(asker):
+    """The program of a process that asked, once it computes; those before it may go while they are looked at."""
+    for child in asker.children():
+        try:
+            if "child.py" in " ".join(child.cmdline()) and child.cpu_times().user > 0.3:
+                return child
+        except psutil.Error:
+            continue
+    return None
 
 
 def until(condition):
@@ -319,6 +330,13 @@ def test_another_machine_is_told_why(monkeypatch):
     monkeypatch.undo()
     available.cache_clear()
     assert available() is None
+
+
+def test_files_that_are_asked_for_are_kept():
+    ran = run(
+        "open('b', 'wb').write(bytes(3))\nimport mine\nprint(mine.x)", files={"mine.py": "x = 5"}, keep=["b", "c"]
+    )
+    assert (ran.stdout, dict(ran.files)) == ("5\n", {"b": bytes(3)})
 
 
 def test_a_file_must_lie_in_the_folder():
