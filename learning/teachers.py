@@ -18,7 +18,7 @@ from learning.worlds.countdown import worked_countdown
 from learning.worlds.dialogues import muddled
 from learning.worlds.errands import stock_reply
 from learning.worlds.forms import form_filler
-from learning.worlds.guesses import untried
+from learning.worlds.guesses import guesser
 from learning.worlds.guided_search import guided_search
 from learning.worlds.hardware import regenerated
 from learning.worlds.mazes import solved_maze
@@ -35,6 +35,7 @@ __all__ = [
     "first_step",
     "flawed_sum",
     "form_filler",
+    "guesser",
     "guided_search",
     "look_up",
     "muddled",
@@ -47,7 +48,6 @@ __all__ = [
     "storyteller",
     "summed_up",
     "told_sum",
-    "untried",
     "worked_countdown",
     "worked_spelling",
     "worked_sum",

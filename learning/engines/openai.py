@@ -30,6 +30,8 @@ class Engine:
 
     charges = True
     """The server's bills say what samples cost; the step does not count them again."""
+    continues = False
+    """Whether it goes on from tokens of a completion that exist already."""
 
     def __init__(
         self, policy: Policy, desk: Desk, *, endpoint: Endpoint, prompts: Literal["token_ids", "text"] = "token_ids"

@@ -8,13 +8,19 @@ from typing import Any
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
 from learning.environments.naming import environment_of
+from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
 def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Any:
-    """An engine, or a source of completions, whose completions are episodes; the engine itself without `env`."""
+    """An engine, or a source of completions, whose completions are episodes; the engine itself without `env`.
+
+    Raises StepError for an engine that cannot go on after an answer.
+    """
     if use is None:
         return engine
+    if not getattr(engine, "continues", True):
+        raise StepError("env: the engine's server cannot go on from given tokens; write `engine: torch` or `vllm`")
     how: dict[str, Any] = {"max_turns": use.max_turns, "workers": use.workers, "order": use.order}
     if use.decode_seconds is None:
         how["steps_per_answer"] = use.steps_per_answer

@@ -1,4 +1,4 @@
-"""Numbers to be guessed within a range that the problem tells, and a guesser who tries them at random."""
+"""Numbers to be guessed within a range that the problem tells, and a guesser who listens now and then."""
 
 import hashlib
 import json
@@ -37,12 +37,29 @@ def guesses(
     return [rows[i] for i in order[:size]]
 
 
-def untried(row: dict[str, Any], rng: np.random.Generator) -> str:
-    """A number of the range that has not been said yet, at random: one who does not listen to what is answered."""
+def guesser(
+    row: dict[str, Any],
+    rng: np.random.Generator,
+    *,
+    listens: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    higher: str = "higher",
+    lower: str = "lower",
+) -> str:
+    """A number of the range that has not been said: in the middle of what answers leave, or else at random.
+
+    `listens` is the probability of the first; `higher` and `lower` are what the environment says.
+    """
     told = json.loads(row["metadata"])
-    said = {message["content"] for message in row["prompt"] if message["role"] == "assistant"}
-    left = [str(n) for n in range(told["low"], told["high"] + 1) if str(n) not in said]
-    return left[int(rng.integers(len(left)))]
+    left = list(range(told["low"], told["high"] + 1))
+    turns = row["prompt"][1:]
+    said = [int(message["content"]) for message in turns[::2]]
+    if rng.random() < listens:
+        for guess, heard in zip(said, turns[1::2], strict=True):
+            kept = {higher: range(guess + 1, told["high"] + 1), lower: range(told["low"], guess)}[heard["content"]]
+            left = [n for n in left if n in kept]
+        return str(left[(len(left) - 1) // 2])
+    left = [n for n in left if n not in said]
+    return str(left[int(rng.integers(len(left)))])
 
 
 def _share(first: int) -> float:

@@ -1,0 +1,90 @@
+"""What docs/turns.md shows works: its environment is played, alone and by a model, and its recipes validate."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from learning.engines.protocol import Request, Sampling
+from learning.engines.torch import Engine
+from learning.environments.making import in_environment
+from learning.texts.chat import encode_prompt
+from schemas.errors import StepError
+from schemas.recipe import load_recipe
+from schemas.stages.rl import Rl
+from schemas.use import EnvUse
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/turns.md").read_text()
+BLOCKS = re.findall(r"^```(\w+) (?:file=)?(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+TEXT = {name: text for _, name, text in BLOCKS}
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A folder with the page's environment, on the path."""
+    (tmp_path / "my_lab").mkdir()
+    (tmp_path / "my_lab/ladder.py").write_text(TEXT["my_lab/ladder.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_an_environment_of_ones_own_is_played_by_hand(lab):
+    have = {}
+    exec(TEXT["play"], have)
+    said = [(o.observation, o.done, o.reward, o.ok) for o in have["said"]]
+    assert said == [("up or nothing", False, 0.0, False), ("at 1", False, 0.5, True), ("at 2", True, 0.5, True)]
+
+
+def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_policy):
+    own = EnvUse.model_validate(yaml.safe_load(TEXT["own"])["env"] | {"missing": 0.5})
+    row = {"id": "r", "answer": "3", "prompt": [{"role": "user", "content": "climb"}]}
+    request = Request(encode_prompt(tiny_policy.tokenizer, row["prompt"]), 4, 7, row=row)
+    says = tiny_policy.tokenizer.encode("up", add_special_tokens=False) + [tiny_policy.tokenizer.eos_token_id]
+
+    class Saying:
+        """An engine that says one thing."""
+
+        def generate(self, requests, sampling):
+            from learning.engines.protocol import Generation
+
+            return [[Generation(list(says), [0.0] * 3, "stop") for _ in range(r.n)] for r in requests]
+
+    found = [
+        in_environment(Saying(), own, tiny_policy.tokenizer, {}).generate([request], Sampling(1.0, 96))[0]
+        for _ in range(2)
+    ]
+    turns = [[turn.reward for turn in made.turns] for made in found[0]]
+    assert turns == [[turn.reward for turn in made.turns] for made in found[1]]
+    assert len({tuple(rewards) for rewards in turns}) > 1
+    assert {made.finish for made in found[0]} <= {"stop", "length"}
+    for made, rewards in zip(found[0], turns, strict=True):
+        assert (made.finish == "stop") == (rewards.count(pytest.approx(1 / 3)) == 3)
+    broken = [Request(request.prompt_ids, 1, 7, row={**row, "answer": "high"})]
+    with pytest.raises(StepError, match="its answer is no height"):
+        in_environment(Engine(tiny_policy), own, tiny_policy.tokenizer, {}).generate(broken, Sampling(1.0, 90))
+
+
+@pytest.mark.parametrize("name", ["recipe", "own"])
+def test_the_recipes_of_the_page_validate(lab, name):
+    recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
+    recipe["stages"]["trained"] |= yaml.safe_load(TEXT[name])
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    assert load_recipe(lab / "changed.yaml").settings("trained")["env"]["max_turns"] in (3, 12)
+
+
+def test_a_misspelt_option_of_an_environment_is_found_before_anything_runs(lab):
+    recipe = yaml.safe_load((ROOT / "recipes/guess.yaml").read_text())
+    recipe["stages"]["trained"]["env"] = {"use": "guess", "higer": "+"}
+    (lab / "changed.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    with pytest.raises(Exception, match="higher"):
+        load_recipe(lab / "changed.yaml")
+
+
+def test_what_the_page_names_is_there():
+    fields = {"max_turns", "workers", "order", "steps_per_answer", "decode_seconds"}
+    assert fields <= set(EnvUse.model_fields)
+    assert all(f"`{name}" in PAGE for name in fields)
+    assert {"env", "max_completion_length"} <= set(Rl.model_fields)
