@@ -1,0 +1,345 @@
+"""DART: uncertain turns alone are trained on, successes help where all fail, workers take new weights one by one.
+
+Not shown: screens as images; OSWorld; the utilisation of GPUs.
+"""
+
+import re
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from learning.asynchrony.rollout_service import RolloutService
+from learning.distributed.actors import Threads
+from learning.distributed.replicas import Replicas
+from learning.distributed.weight_sync import Receipt
+from learning.engines.protocol import Generation, Request, Sampling
+from learning.environments.clock import Virtual
+from learning.environments.episodes import Episodes
+from learning.environments.form import Environment
+from learning.lookup import bind
+from learning.loop.forest import forest
+from learning.loop.history import History
+from learning.loop.rollout import Sampler
+from learning.loop.trajectories import Trajectories
+from learning.loop.trials import Ask, by_group
+from learning.problems import forms
+from learning.rewards.environment import earned
+from learning.texts.chat import decode, encode_prompt
+from learning.worlds.forms import Form
+from schemas.recipe import load_recipe
+from tests.papers.loops import Loop, by_chance
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dart-gui.yaml"
+STAGES = load_recipe(RECIPE, profile="tiny").stages
+STAGE = STAGES["policy"]
+ROWS = forms(size=8, split="train", seed=9)
+PATIENCE = 30
+
+
+class Clerk:
+    """An engine that decodes what an expert does next, a token at a time, and tells which version decoded it.
+
+    `wrong`: problems whose first choice it gets wrong, always.
+    """
+
+    def __init__(self, tokenizer, wrong=()):
+        self.tokenizer, self.wrong, self.version = tokenizer, set(wrong), 0
+        self.rows = {row["prompt"][0]["content"]: row for row in ROWS}
+        self.going = threading.Event()
+        self.going.set()
+
+    def sync(self, version):
+        self.version = version
+
+    def generate(self, requests, sampling):
+        raise AssertionError("it goes step by step")
+
+    def flight(self, sampling):
+        return Desk(self)
+
+    def says(self, prompt):
+        """The ids of the next turn of a conversation."""
+        said = re.findall(r"<(user|assistant)>(.*?)<eos>", self.tokenizer.decode(prompt), re.DOTALL)
+        row = self.rows[said[0][1]]
+        form = Form(row)
+        for role, text in said:
+            if role == "assistant":
+                form.act(text)
+        act = "save" if row["id"] in self.wrong and form.button == "save" else form.expert()
+        return [*self.tokenizer.encode(act, add_special_tokens=False), self.tokenizer.eos_token_id]
+
+
+class Desk:
+    """Its completions in flight."""
+
+    def __init__(self, clerk):
+        self.clerk, self.open = clerk, []
+
+    @property
+    def running(self):
+        return len(self.open)
+
+    def add(self, ticket, request):
+        left = self.clerk.says([*request.prompt_ids, *request.begun])
+        self.open += [[ticket, request.first + i, [], [], list(left)] for i in range(request.n)]
+
+    def step(self):
+        assert self.clerk.going.wait(PATIENCE)
+        ended = []
+        for one in self.open:
+            one[2].append(one[4].pop(0))
+            one[3].append((self.clerk.version, 1))
+            ended += [one] if not one[4] else []
+        self.open = [one for one in self.open if one[4]]
+        return [(one[0], told(one, "stop")) for one in ended]
+
+    def suspend(self, tickets=None):
+        out, self.open = self.open, []
+        return [(one[0], told(one, "suspended")) for one in out]
+
+
+def told(one, finish):
+    _, sample, ids, versions, _ = one
+    return Generation(ids, [-0.5] * len(ids), finish, [0.1] * len(ids), versions, sample=sample)
+
+
+class Service:
+    """Two rollout workers, each in a thread; the first takes new weights when it is let."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.clerks, self.services, self.loads = tokenizer, [], [], []
+        self.loading, self.let = threading.Event(), threading.Event()
+        self.going = threading.Event()
+        self.going.set()
+        self.lock = threading.Lock()
+
+    def make(self):
+        clerk = Clerk(self.tokenizer)
+        clerk.going = self.going
+        service = RolloutService(clerk, partial(self.take, clerk))
+        with self.lock:
+            service.told["number"] = float(len(self.services))
+            self.clerks.append(clerk)
+            self.services.append(service)
+        return service.start()
+
+    def told(self, number):
+        """Wait until a worker has been told of new weights, in the middle of its work."""
+        service = self.services[number]
+        with service.changed:
+            assert service.changed.wait_for(lambda: service.running and service.inbox, PATIENCE)
+
+    def take(self, clerk, receipt):
+        if clerk is self.clerks[0]:
+            self.loading.set()
+            assert self.let.wait(PATIENCE)
+        clerk.sync(receipt.version)
+        self.loads.append((self.clerks.index(clerk), receipt.version))
+
+    @staticmethod
+    def publish(version):
+        return Receipt(version, "memory", "nowhere")
+
+    @staticmethod
+    def wait():
+        """Nothing is on its way."""
+
+
+@pytest.fixture
+def rollout(tiny_policy):
+    """The recipe's rollout service and its environment cluster."""
+    made = Service(tiny_policy.tokenizer)
+    actors = Threads({"rollout": STAGE.resources.rollout.workers})
+    replicas = Replicas(actors, actors.start("rollout", made.make), lambda: made)
+    order = [int(one["number"]) for one in replicas.stats()]
+    made.clerks = [made.clerks[number] for number in order]
+    made.services = [made.services[number] for number in order]
+    how = {"max_turns": STAGE.env.max_turns, "workers": STAGE.env.workers, "order": STAGE.env.order}
+    episodes = Episodes(replicas, Environment(), tokenizer=tiny_policy.tokenizer, **how)
+    yield made, episodes
+    made.let.set()
+    made.going.set()
+    episodes.close()
+
+
+def asked(policy, rows, n=1):
+    return [(i, Request(encode_prompt(policy.tokenizer, row["prompt"]), n, i, row=row)) for i, row in enumerate(rows)]
+
+
+def until(episodes, condition):
+    found = []
+    while not condition(found):
+        found += episodes.collect(0.05)
+    return [generation for _, generation in found]
+
+
+def versions(generation):
+    return {version for version, _ in generation.versions}
+
+
+def test_the_surest_of_five_steps_is_masked_and_nothing_else():
+    """Step entropies 0.1, 0.5, 0.2, 0.9, 0.4 at the recipe's share."""
+    (select,) = (bind(use, "select.0") for use in STAGE.select)
+    entropy_T = torch.tensor([0.05, 0.15, 0.5, 0.1, 0.3, 0.9, 0.4, 0.4, 0.4], dtype=torch.float64)
+    turn_T = torch.tensor([0, 0, 1, 2, 2, 3, 4, 4, 4])
+    path_T = torch.zeros_like(turn_T)
+    have = {"entropy_behav_T": entropy_T, "turn_T": turn_T, "path_T": path_T, "group_T": path_T}
+    assert set(turn_T[~select.ask(0, have)].tolist()) == {0}
+    # A token is masked for its step: that of entropy 0.1 in a step of 0.2 is trained on.
+    assert select.ask(0, have).tolist() == [False] * 2 + [True] * 7
+
+
+def test_importance_weights_are_truncated_at_two():
+    (correct,) = (bind(use, "correct.0") for use in STAGE.correct)
+    behav_T = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)
+    nothing_T = torch.zeros(3, dtype=torch.bool)
+    prox_T = behav_T + torch.tensor([3.0, 0.5, 2.0], dtype=torch.float64).log()
+    have = {"lp_prox_T": prox_T, "lp_behav_T": behav_T, "external_T": nothing_T, "broken_T": nothing_T}
+    torch.testing.assert_close(correct.ask(0, have), torch.tensor([2.0, 0.5, 2.0], dtype=torch.float64))
+
+
+def test_a_worker_completes_at_its_version_while_the_other_loads_the_next(tiny_policy, rollout):
+    made, episodes = rollout
+    made.going.clear()
+    episodes.submit(asked(tiny_policy, ROWS), Sampling(1.0, 220))
+    episodes.sync(1, each=STAGE.drive.options["sync"] == "each")
+    made.told(0)
+    made.going.set()
+    assert made.loading.wait(PATIENCE)
+    # Half of the episodes had their turn at the worker that loads; the others go on at the other one, to their ends.
+    ended = until(episodes, lambda found: len(found) == len(ROWS) // 2)
+    assert made.loads == []
+    assert all(versions(one) == {0} for one in ended)
+    assert all(sum(turn.reward for turn in one.turns) == 1.0 for one in ended)
+    made.let.set()
+    rest = until(episodes, lambda found: len(found) == len(ROWS) // 2)
+    assert all(1 in versions(one) for one in rest)
+    assert made.loads == [(0, 1), (1, 1)]
+
+
+def test_with_one_synchronisation_for_all_none_does(tiny_policy, rollout):
+    made, episodes = rollout
+    made.going.clear()
+    episodes.submit(asked(tiny_policy, ROWS), Sampling(1.0, 220))
+    trainer = threading.Thread(target=episodes.sync, args=(1,))
+    trainer.start()
+    made.told(0)
+    made.told(1)
+    made.going.set()
+    assert made.loading.wait(PATIENCE)
+    assert trainer.is_alive()
+    made.let.set()
+    trainer.join(PATIENCE)
+    found = until(episodes, lambda found: len(found) == len(ROWS))
+    assert all(max(versions(one)) == 1 for one in found)
+
+
+def test_the_stage_trains_on_whole_episodes_of_bounded_age_from_four_environments(tiny_policy, rollout):
+    made, episodes = rollout
+    made.let.set()
+    seen = set()
+
+    class Watched(Environment):
+        def begin(self, row, seed):
+            episode = super().begin(row, seed)
+            step = episode.step
+            episode.step = lambda action: (seen.add(threading.current_thread()), step(action))[1]
+            return episode
+
+    episodes.environment = Watched()
+    policy = replace(tiny_policy, max_length=512)
+    stage = STAGE.model_copy(update={"source": []})
+    loop = Loop(stage, policy, ROWS, num_groups=4, n=2, source=episodes, plan=by_chance, tokens=220, max_steps=6)
+    try:
+        for step in range(6):
+            trials = loop.iterate()
+            ages = {step - version for trial in trials for version in trial.versions}
+            assert min(ages) >= 0
+            assert max(ages) <= STAGE.drive.options["max_staleness"]
+            assert [trial.reward for trial in trials] == [1.0] * 8
+            assert all(trial.num_turns == int(trial.row["family"][-1]) for trial in trials)
+    finally:
+        loop.stream.close()
+    assert len(seen) <= STAGE.env.workers == 4
+
+
+def test_a_group_in_which_all_failed_gets_one_success_of_the_pool_and_a_mixed_one_none(tiny_policy, tmp_path):
+    """The pool is what a stage before has sampled; an episode comes with its turns, of which the model's are learnt."""
+    tokenizer = tiny_policy.tokenizer
+    good, bad = (played(tiny_policy, Clerk(tokenizer, wrong)) for wrong in ((), [row["id"] for row in ROWS]))
+    assert earned(good) == [1.0] * len(ROWS)
+    assert earned(bad) == [0.0] * len(ROWS)
+    pool = Trajectories(tmp_path, 1.0, 0, partial(decode, tokenizer))
+    pool.add(0, [*good[:1], *bad[1:]], [None] * len(ROWS))
+    pool.publish(tmp_path, [])
+    parts = [bind(use, f"source.{i}", {"source.1.data": tmp_path}) for i, use in enumerate(STAGE.source)]
+    trials = [replace(bad[0], group=0) for _ in range(4)]
+    trials += [replace(one, group=1) for one in (good[1], bad[1], bad[1])]
+    trials += [replace(bad[2], group=2) for _ in range(2)]
+    sampler = sampler_of(tiny_policy)
+    for part in parts:
+        trials = part.ask(0, {"trials": trials, "states": {}, "seed": 0, "sampler": sampler})
+    groups = by_group(trials)
+    assert [[trial.source for trial in members] for members in groups.values()] == [
+        ["policy"] * 3 + ["replay"], ["policy"] * 3, ["policy"] * 2,
+    ]  # fmt: skip
+    (added,) = (trial for trial in groups[0] if trial.source == "replay")
+    assert earned([added]) == [1.0]
+    learnt = decode(tokenizer, torch.tensor(added.completion_ids)[torch.tensor(added.own)].tolist())
+    goal = Form(ROWS[0]).goal
+    assert sorted(re.findall("|".join([*goal.values(), "next", "save"]), learnt)) == sorted([*goal.values(), "save"])
+    batch = forest([replace(one, scores={"earned": 0.0}, reward=0.0) for one in groups[0]])
+    assert int(batch.tokens["learn"].sum()) == sum(sum(one.own) for one in groups[0])
+
+
+def test_hard_problems_get_more_rollouts_and_longer_episodes_from_the_same_budget():
+    plan, history = bind(STAGE.plan, "plan"), History()
+    easy, hard = ROWS[:6], ROWS[6:]
+    history.rates = {row["id"]: [1.0] for row in easy} | {row["id"]: [0.0] for row in hard}
+    history.turns = {row["id"]: int(row["family"][-1]) for row in easy}
+    n = STAGE.num_generations
+    have = {"rows": ROWS, "num_groups": 4, "n": n, "seed": 0, "states": {}, "history": history}
+    asks = [ask for step in range(6) for ask in plan.ask(step, {**have, "step": step})]
+    assert sum(ask.n for ask in asks) == 6 * 4 * n
+    of = {row["id"]: [ask for ask in asks if ask.row["id"] == row["id"]] for row in ROWS}
+    assert {min(ask.n for ask in of[row["id"]]) for row in easy} == {STAGE.plan.options["least"]}
+    assert {max(ask.n for ask in of[row["id"]]) for row in hard} == {n}
+    spare = STAGE.plan.options["spare_turns"]
+    assert all(ask.row["max_turns"] == int(row["family"][-1]) + spare for row in easy for ask in of[row["id"]])
+    assert all("max_turns" not in ask.row for row in hard for ask in of[row["id"]])
+
+
+def test_episodes_that_go_on_by_themselves_keep_the_environments_busy(tiny_policy):
+    """On a clock of events: four environments, and answers that take 1 to 40 seconds, by what they show."""
+
+    def latency(outcome):
+        return float(1 + sum(outcome.observation.encode()) % 40)
+
+    spent = {}
+    for order in ("each", "together"):
+        clock = Virtual(latency, decode_s=0.1, workers=STAGE.env.workers)
+        trials = played(tiny_policy, Clerk(tiny_policy.tokenizer), clock=clock, order=order)
+        assert earned(trials) == [1.0] * len(ROWS)
+        seconds = sum(turn.seconds for trial in trials for turn in trial.turns)
+        spent[order] = (clock.now, seconds)
+    assert spent["each"][1] == spent["together"][1]
+    assert spent["each"][0] < 0.9 * spent["together"][0]
+
+
+def sampler_of(policy, engine=None):
+    return Sampler(engine or SimpleNamespace(), replace(policy, max_length=512), Sampling(1.0, 220), seed=0, step=0)
+
+
+def played(policy, engine, **how):
+    """The episodes of the rows, by an engine."""
+    episodes = Episodes(engine, Environment(), tokenizer=policy.tokenizer, max_turns=STAGE.env.max_turns, **how)
+    sampler = sampler_of(policy, episodes)
+    found = sampler.sample([Ask(row) for row in ROWS])
+    for trial, score in zip(found, earned(found), strict=True):
+        trial.scores, trial.reward = {"environment.earned": score}, score
+    return found
