@@ -237,11 +237,11 @@ def test_no_signal_reaches_anybody():
         signal.signal(number, signal.SIG_DFL)
 
 
-def test_a_hundred_runs_leave_no_process_no_file_and_no_descriptor():
+def test_a_hundred_runs_leave_no_process_no_file_and_no_descriptor(tmp_path, monkeypatch):
     run("pass")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     me = psutil.Process()
-    marks = lambda: sorted(Path(tempfile.gettempdir()).glob("posttrain-sandbox-*"))  # noqa: E731
-    before = (me.num_fds(), marks(), [child.pid for child in me.children(recursive=True)])
+    before = (me.num_fds(), [child.pid for child in me.children(recursive=True)])
     programs = [
         "print(1)",
         "1/0",
@@ -253,7 +253,8 @@ def test_a_hundred_runs_leave_no_process_no_file_and_no_descriptor():
         codes = list(pool.map(lambda i: run(programs[i % 5], seconds=GENEROUS).code, range(100)))
     assert [sorted(set(codes[i::5])) for i in range(4)] == [[0], [1], [-9], [0]]
     assert all(code < 0 for code in codes[4::5])
-    assert (me.num_fds(), marks(), [child.pid for child in me.children(recursive=True)]) == before
+    assert (me.num_fds(), [child.pid for child in me.children(recursive=True)]) == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_program_ends_with_the_process_that_asked_and_its_folder_is_swept(tmp_path, monkeypatch):
