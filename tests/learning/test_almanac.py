@@ -1,6 +1,9 @@
 """Questions that take a tool: their scripts lead to their answers, and nothing held out is ever shown."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from learning.teachers import scripted
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 
+ROOT = Path(__file__).parents[2]
 KINDS = ["product", "weight", "table", "digits"]
 
 
@@ -105,3 +109,11 @@ def test_an_environment_of_lessons_takes_no_stages_output(tmp_path, monkeypatch)
     use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
     with pytest.raises(StepError, match=r"env.tools.0.data' is a stage's output"):
         bind(ProblemsUse.model_validate(use))()
+
+
+def test_lessons_of_episodes_need_no_torch():
+    """Whose import takes seconds: neither the problems and teachers, nor the environment and its tools."""
+    code = "import sys, learning.problems, learning.teachers, learning.environments.tools, learning.tools;"
+    code += "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
