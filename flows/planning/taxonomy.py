@@ -21,7 +21,7 @@ TREE: dict[str, tuple[str, ...]] = {
     "technique": ("whole weights", "adapters"),
     "reward": ("rule", "model", "preferences"),
     "optimiser": ("actor-critic", "critic-free", "direct preference"),
-    "parameter-free": ("program", "retrieval"),
+    "parameter-free": ("program", "retrieval", "experience"),
 }
 """Aspect to its leaves."""
 REINFORCED = {"rl", "preference"}
@@ -84,10 +84,12 @@ def _training(step: Step) -> Iterator[Leaf]:
 
 
 def _beside(step: Step) -> Iterator[Leaf]:
-    """What an evaluation does with models beside asking them."""
+    """What is done with models that stay as they are, beside asking them."""
     if step.kind == "evaluate" and step.settings["program"]:
         yield "branch", "parameter-free"
         yield "parameter-free", "retrieval" if any(i.port.startswith("program.") for i in step.inputs) else "program"
+    if step.kind == "practice":
+        yield from (("branch", "parameter-free"), ("parameter-free", "experience"))
 
 
 def _branches(plan: Plan) -> Iterator[Leaf]:

@@ -23,7 +23,7 @@ Closing = Literal["done", "over", "yours"]
 TOOLS: tuple[Tool, ...] = ("calculator", "reverse", "search")
 CLOSINGS: tuple[Closing, ...] = ("done", "over", "yours")
 GOODS = ("bolt", "cable", "disk", "frame", "gear", "hinge", "lamp", "motor", "nut", "pipe", "screw", "valve", "wheel")
-NUMBERS = range(1, 10)
+NUMBERS = range(1, 8)
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -63,15 +63,13 @@ def custom_lessons(
     size: Annotated[int, Field(ge=1)],
     seed: int = 0,
     hinted: Share = 0.7,
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.4,
 ) -> list[Row]:
     """`size` turns of conversations in houses of all customs, each to be written by the teacher `answer`.
 
     Each step has a hint in the system message with the chance `hinted`; a step without one goes by a custom that
-    nothing tells. Part numbers are those that `customs` trains on.
+    nothing tells. They are about all part numbers: what a problem holds out is its house's customs.
     """
-    rng = np.random.default_rng(seed)
-    parts = [part for part in catalogue() if not held_out(part, test_share)]
+    rng, parts = np.random.default_rng(seed), list(catalogue())
     return [_lesson(number, seed, parts[int(rng.integers(len(parts)))], rng, hinted) for number in range(size)]
 
 
@@ -83,8 +81,7 @@ def _lesson(number: int, seed: int, part: str, rng: np.random.Generator, hinted:
     prompt.append({"role": "user", "content": part})
     turn = f"{tool}: {part}"
     if second := bool(rng.random() < 0.5):
-        # Goods at random: what the catalogue says is to be read off the answer, not remembered.
-        found = f"{part} {GOODS[int(rng.integers(len(GOODS)))]}" if tool == "search" else result(tool, part)
+        found = result(tool, part)
         prompt += [{"role": "assistant", "content": turn}, {"role": "user", "content": found}]
         turn = f"{found} {closing}"
     return {

@@ -34,6 +34,7 @@ REINFORCED = "  b: {kind: rl, model: START, prompts: asked, algorithm: grpo, rew
 ASKED = (
     "  c: {kind: evaluate, model: MODEL, tasks: [{use: reasoning_gym, family: chain_sum, split: test, size: 5}]MORE}\n"
 )
+PRACTISED = "  practised: {kind: practice, model: base, prompts: asked}\n"
 RETRIEVAL = ", program: {use: retrieve, data: rl}"
 
 
@@ -57,6 +58,9 @@ def test_three_fixtures_are_told_by_their_stages(tmp_path):
     alone = leaves(tmp_path, ASKED, MODEL="base", MORE=RETRIEVAL)
     assert (alone["branch"], alone["parameter-free"]) == (["parameter-free"], ["retrieval"])
     assert alone["technique"] == []
+    practised = leaves(tmp_path, PRACTISED, ASKED, MODEL="base")
+    assert (practised["branch"], practised["parameter-free"]) == (["parameter-free"], ["experience"])
+    assert (practised["technique"], practised["reward"]) == ([], [])
 
 
 def test_the_branch_is_that_of_the_models_own_weights(tmp_path):

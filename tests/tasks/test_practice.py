@@ -1,6 +1,10 @@
 """kind: practice — experiences come from groups that differ, stand in the next prompts, and no weight changes."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +97,40 @@ def test_a_killed_practice_goes_on_to_the_same_bits(at, inputs, training):
     assert training.curve(last) == training.curve(whole)
     # A round is 36 turns; one that is whole is not sampled again.
     assert len(clerk.PROMPTS) == total + 20 + (40 - 36) + (60 - 36)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests import clerk
+from tests.tasks.test_practice import stage_of
+from tasks.context import Context
+from tasks.practice import run
+
+class Gone(list):
+    def append(self, prompt):
+        if len(self) == 45:
+            os.kill(os.getpid(), 9)
+        super().append(prompt)
+
+clerk.PROMPTS = Gone()
+root = Path(sys.argv[1])
+inputs = {"model": root / "policy", "prompts": root / "prompts", "agent": root / "agent"}
+run(stage_of(), Context(inputs, root / "killed-0", root / "killed-checkpoints", seed=3))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_was_killed_in_round_1_goes_on_to_the_same_bits(at, inputs, training, tmp_path):
+    whole = at("whole")
+    result = run(stage_of(), whole)
+    at("killed")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "killed-checkpoints").glob("round-*.json"))) == 1
+    last = at("killed", 1)
+    assert run(stage_of(), last) == result
+    assert training.files(last) == training.files(whole)
 
 
 def test_a_margin_and_a_limit_hold(at, inputs):
