@@ -22,7 +22,7 @@ from lineage.layout import Layout
 from schemas.errors import StepError
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.skipif(machine() is None or sys.platform != "linux", reason="guards of another kernel")
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 GENEROUS = 120
 
 
