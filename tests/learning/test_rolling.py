@@ -195,6 +195,28 @@ def test_numbers_of_one_that_loads_are_not_waited_for(workers):
     assert [one["version"] for one in replicas.stats()] == [1, 1]
 
 
+def test_what_is_taken_out_while_one_loads_is_all_that_was_under_way(workers):
+    made, replicas, _ = workers
+    made.halted.clear()
+    replicas.submit([(n, Request([n + 5], 1, n)) for n in range(6)], sampling(made))
+    replicas.sync(1, each=True)
+    made.halted.set()
+    assert made.loading.wait(PATIENCE)
+    found = []
+    taking = threading.Thread(target=lambda: found.extend(replicas.suspend()))
+    taking.start()
+    made.let.set()
+    taking.join(PATIENCE)
+    assert sorted(ticket for ticket, _ in found) == list(range(6))
+    # They go on where they were, under what is there by then.
+    settle(replicas)
+    begun = {ticket: one.token_ids for ticket, one in found if one.finish == "suspended"}
+    again = [(n, Request([n + 5], 1, n, begun=tuple(ids))) for n, ids in begun.items()]
+    replicas.submit(again, sampling(made))
+    for ticket, one in collected(replicas, len(again)).items():
+        assert one.versions == [(1, TOKENS - len(begun[ticket]))]
+
+
 def test_what_does_not_arrive_ends_it(workers):
     made, replicas, _ = workers
     made.take = lambda *_: (_ for _ in ()).throw(StepError("version 1 is not what was published"))
