@@ -1,16 +1,18 @@
 """Episodes: turns of a model with an environment's answers in between, token by token what they should be."""
 
+import copy
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from learning.engines.protocol import Request, Sampling, Turn
+from learning.engines.protocol import Flight, Request, Sampling, Turn
 from learning.engines.torch import Engine
 from learning.environments.clock import Threads, Virtual
 from learning.environments.episodes import Episodes
 from learning.environments.protocol import Outcome
+from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_prompt
 from schemas.errors import StepError
 
@@ -389,3 +391,88 @@ def test_a_problem_may_have_fewer_turns_than_the_environment_allows(tiny_policy)
         for made, whole in zip(of, others, strict=True):
             assert made.finish == "length"
             assert made.token_ids == whole.token_ids[: len(made.token_ids)]
+
+
+def other(policy, seed=1):
+    """The policy with weights of its own."""
+    model = copy.deepcopy(policy.model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return Policy(model, policy.tokenizer, policy.max_length)
+
+
+def land(flight, steps=10_000):
+    """What ends within some steps, by ticket and sample."""
+    found = {}
+    for _ in range(steps):
+        if not flight.running:
+            break
+        for ticket, made in flight.step():
+            found[ticket, made.sample] = made
+    return found
+
+
+def test_a_flight_of_episodes_may_be_suspended_in_part_and_goes_on(tiny_policy):
+    requests = asked(tiny_policy, ["ab", "c", "d"])
+    want = [[(g.token_ids, g.finish) for g in of] for of in played(tiny_policy, requests)]
+    episodes = Episodes(Engine(tiny_policy), Echo(), tokenizer=tiny_policy.tokenizer, max_turns=4)
+    flight = episodes.flight(replace(SAMPLING, processor=closing(tiny_policy)))
+    assert isinstance(flight, Flight)
+    for ticket, request in enumerate(requests):
+        flight.add(ticket, request)
+    found = land(flight, 4)
+    taken = flight.suspend([1])
+    assert all(ticket == 1 for ticket, one in taken if one.finish == "suspended")
+    found |= {(ticket, one.sample): one for ticket, one in taken if one.finish != "suspended"}
+    found |= land(flight, 3)
+    for _, one in taken:
+        if one.finish == "suspended":
+            begun = replace(requests[1], n=1, first=one.sample, begun=tuple(one.token_ids), turns=tuple(one.turns))
+            flight.add(10 + one.sample, begun)
+    found |= land(flight)
+    for ticket, one in taken:
+        if one.finish == "suspended":
+            rest = found.pop((10 + one.sample, one.sample))
+            found[ticket, one.sample] = replace(rest, token_ids=one.token_ids + rest.token_ids)
+    got = [[(found[t, k].token_ids, found[t, k].finish) for k in range(2)] for t in range(3)]
+    assert got == want
+
+
+@pytest.mark.parametrize("changes", [(3,), (1, 2, 9)])
+def test_trap_an_episode_goes_on_under_new_weights_and_every_token_tells_which(tiny_policy, changes):
+    policies = [other(tiny_policy, seed) for seed in range(len(changes) + 1)]
+    mine = other(tiny_policy, 0)
+    engine = Engine(mine)
+    episodes = Episodes(engine, Echo(), tokenizer=mine.tokenizer, max_turns=4)
+    flight, found, done = episodes.flight(replace(SAMPLING, processor=closing(mine, 0.15))), {}, 0
+    requests = asked(mine, ["ab", "c", "d"])
+    for ticket, request in enumerate(requests):
+        flight.add(ticket, request)
+    for version, at in enumerate(changes, 1):
+        found |= land(flight, at - done)
+        done = at
+        mine.model.load_state_dict(policies[version].model.state_dict())
+        episodes.sync(version)
+    found |= land(flight)
+    several = 0
+    for (ticket, _), got in found.items():
+        spans = [v for v, n in got.versions for _ in range(n)]
+        assert len(spans) == len(got.token_ids)
+        assert spans == sorted(spans)
+        several += len(set(spans)) > 1
+        at = 0
+        for turn in [*got.turns, Turn(len(got.token_ids))]:
+            for place in range(at, min(at + turn.sampled, len(spans))):
+                policy = policies[spans[place]]
+                ids = got.token_ids[: place + 1]
+                with torch.no_grad():
+                    logits = policy.model(torch.tensor([[*requests[ticket].prompt_ids, *ids]])).logits[0, -2].float()
+                lp = closing(policy, 0.15)(logits[None], None).log_softmax(-1)[0, ids[-1]]
+                assert got.logprobs[place] == pytest.approx(float(lp), abs=2e-5)
+            # What was observed is noted under the version of the turn that it answers.
+            end = at + turn.sampled
+            assert not turn.observed or set(spans[end : end + turn.observed]) == {spans[end - 1]}
+            at = end + turn.observed
+    assert several >= 3

@@ -1,0 +1,59 @@
+"""An evaluation by episodes: numbers follow from the turns, a killed one asks for the rest alone."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.stages.evaluate import Evaluate
+from tasks.context import Context
+from tasks.evaluate import run
+
+ENV = {"use": "guess", "higher": "+", "lower": "-", "unclear": "?", "max_turns": 3}
+
+
+def stage(**more):
+    base = {
+        "kind": "evaluate", "model": "m", "tasks": [{"use": "guesses", "split": "test", "size": 8, "span": 3}],
+        "env": ENV, "rewards": ["environment.earned"], "num_generations": 3, "temperature": 1.0,
+        "max_completion_length": 40, "num_bootstrap": 100,
+    }  # fmt: skip
+    return Evaluate.model_validate({**base, **more})
+
+
+def context(tmp_path, name, model, **how):
+    here = tmp_path / name
+    (here / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return Context({"model": model}, here, here / "checkpoints", seed=5, **how)
+
+
+def samples(tmp_path, name):
+    return pq.read_table(tmp_path / name / "outputs" / "report" / "samples.parquet").to_pylist()
+
+
+def test_what_the_environment_says_is_in_samples_and_numbers(tmp_path, tiny_policy_folder):
+    result = run(stage(), context(tmp_path, "a", tiny_policy_folder))
+    found = samples(tmp_path, "a")
+    assert len(found) == 24
+    # A model of random weights says no numbers: every whole turn failed, and was answered but for the third.
+    assert result.metrics["failed_turns.model"] == result.metrics["turns.model"] > 0
+    assert result.metrics["accuracy"] == 0.0
+    assert sum("?" in one["completion"] for one in found) > 0
+    told = json.loads((tmp_path / "a/outputs/report/results.json").read_text())["episodes"]["model"]
+    assert told["turns"] == result.metrics["turns.model"]
+
+
+def test_an_evaluation_that_was_killed_is_the_one_that_was_not(tmp_path, tiny_policy_folder, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def kill(event):
+        if event.get("step", 0) > 2:
+            raise Killed
+
+    whole = run(stage(), context(tmp_path, "whole", tiny_policy_folder))
+    with pytest.raises(Killed):
+        run(stage(), context(tmp_path, "broken", tiny_policy_folder, on_progress=kill))
+    again = run(stage(), context(tmp_path, "broken", tiny_policy_folder))
+    assert samples(tmp_path, "broken") == samples(tmp_path, "whole")
+    assert again.metrics == whole.metrics
