@@ -7,7 +7,7 @@ its program before that word exists: what it prints itself, in whatever words, i
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -34,7 +34,7 @@ class Rule(ast.NodeTransformer):
         if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr | ast.Return):
             return node
         called = list(_called(node))
-        before = [self._line(f"begin {name} {self.costs[name]!r}") for name in called if name in self.costs]
+        before = [self._line(f"begin {name}") for name in called if name in self.costs]
         reached = dict.fromkeys(self.milestones[name] for name in called if name in self.milestones)
         return [*before, node, *(self._line(f"reach {name}") for name in reached)]
 
@@ -45,22 +45,22 @@ class Rule(ast.NodeTransformer):
 def instrumented(
     program: str, word: str, *, milestones: Mapping[str, Sequence[str]], costs: Mapping[str, float]
 ) -> str:
-    """The program with its lines; one that is not Python stays as it is."""
+    """The program with its lines; one that is not Python, or nested too deeply, stays as it is."""
     try:
-        tree = ast.parse(program)
+        tree = Rule(word, milestones, costs).visit(ast.parse(program))
+        return ast.unparse(ast.fix_missing_locations(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return program
-    return ast.unparse(ast.fix_missing_locations(Rule(word, milestones, costs).visit(tree)))
 
 
-def marks(log: str, word: str) -> list[Mark]:
-    """The marks in what a program printed, in order."""
+def marks(log: str, word: str, *, milestones: Collection[str], costs: Mapping[str, float]) -> list[Mark]:
+    """The marks in what a program printed, in order; prices are those of the clock, whatever a line says."""
     found = []
     for said in log.splitlines():
         match said.split(" "):
-            case [first, "begin", name, cost] if first == word:
-                found.append(Mark(name, float(cost)))
-            case [first, "reach", name] if first == word:
+            case [first, "begin", name] if first == word and name in costs:
+                found.append(Mark(name, costs[name]))
+            case [first, "reach", name] if first == word and name in milestones:
                 found.append(Mark(name, None))
     return found
 

@@ -79,7 +79,8 @@ class Environment:
         seconds, memory_mb = self.bounds
         ran = run(program, files=files, seconds=seconds, memory_mb=memory_mb, keep=("submission.csv",))
         of = None if ran.code else score(_numbers(ran), table)
-        return Tried(tuple(marks(ran.stdout, word)), of, _error(ran), ran.seconds)
+        log = marks(ran.stdout, word, milestones=MILESTONES, costs=self.costs)
+        return Tried(tuple(log), of, _error(ran), ran.seconds)
 
     def earned(self, reached: int, of: float | None) -> float:
         """Reward of an action that reached so many milestones, and, if it got to the end, its score."""

@@ -136,8 +136,6 @@ def start(status: int, arguments: list[str]) -> None:
     except OSError as wrong:
         os.write(status, str(wrong).encode())
         os._exit(3)
-    with open("program.py", encoding="utf-8") as file:  # noqa: PTH123 - pathlib takes longer to import than all this
-        text = file.read()
     main = type(sys)("__main__")
     sys.modules["__main__"], sys.argv = main, ["program.py"]
     sys.path.insert(0, "")
@@ -145,6 +143,8 @@ def start(status: int, arguments: list[str]) -> None:
     sys.excepthook = shown
     os.write(status, b"ready")
     os.close(status)
+    with open("program.py", "rb") as file:  # noqa: PTH123 - pathlib takes longer to import than all this
+        text = file.read()
     exec(compile(text, "program.py", "exec"), main.__dict__)
 
 

@@ -117,7 +117,7 @@ def guarded(
     with working_folder() as folder:
         fill(folder, {**files, "program.py": code})
         with tempfile.TemporaryFile() as given:
-            given.write(stdin.encode())
+            given.write(stdin.encode(errors="replace"))
             given.seek(0)
             process, status = begin(folder, given.fileno(), seconds, memory_mb)
         try:
@@ -147,7 +147,7 @@ def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:
         if not name or ".." in path.parts or not path.is_relative_to(folder):
             raise StepError(f"a program's file must lie in its folder, not at {name!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        path.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
 
 
 def readable() -> str:

@@ -340,6 +340,13 @@ def test_files_that_are_asked_for_are_kept():
     assert (ran.stdout, dict(ran.files)) == ("5\n", {"b": bytes(3)})
 
 
+def test_a_text_that_is_no_program_is_an_error_of_the_program():
+    for text in ("\ud800", "\0", "x = '\0'", "# coding: nonsense\nprint(1)", "(" * 500, "-" * 100_000 + "1"):
+        ran = run(text)
+        assert ran.code != 0, text[:9]
+        assert (ran.stdout, ran.told) == ("", "")
+
+
 def test_a_file_must_lie_in_the_folder():
     for name in ("../x", "/etc/x", "a/../../x", ""):
         with pytest.raises(StepError, match="must lie in its folder"):

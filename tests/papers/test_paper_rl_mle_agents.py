@@ -229,12 +229,28 @@ if load() == []:
     plain, marked = run(program), run(changed)
     assert plain.stdout == "3\n"
     assert [text for text in marked.stdout.splitlines() if not text.startswith("w ")] == ["3"]
-    log = marks(marked.stdout, "w")
+    log = marks(marked.stdout, "w", milestones=MILESTONES, costs=costs)
     assert [(m.name, m.cost) for m in log if m.cost] == [("line", 10.0), ("line", 10.0), ("mean", 1.0)]
     assert [m.name for m in log if m.cost is None] == ["model", "model", "data"]
     assert within(log, None) == (21.0, 2, True)
     assert within(log, 15.0) == (15.0, 1, False)
-    assert instrumented("load mean (", "w", milestones=MILESTONES, costs=costs) == "load mean ("
+    for odd in ("load mean (", "\0", "-" * 100_000 + "1", "+".join("1" * 20_000)):
+        assert instrumented(odd, "w", milestones=MILESTONES, costs=costs) == odd
+
+
+def test_prices_are_the_clocks_and_odd_lines_are_no_marks():
+    """Even a program that knew the word could neither set a price nor name a milestone that there is not."""
+    said = ["begin line -100", "begin line", "begin other", "reach", "reach money", "reach data", "begin mean nan"]
+    log = "\n".join([*(f"w {text}" for text in said), "x reach model"])
+    found = [(m.name, m.cost) for m in marks(log, "w", milestones=MILESTONES, costs={"line": 10.0, "mean": 1.0})]
+    assert found == [("line", 10.0), ("data", None)]
+
+
+@pytest.mark.parametrize("odd", ["\ud800", "\0", "load\0", "-" * 5000 + "1", "é ü", "load load.load ((", "x" * 30_000])
+def test_whatever_a_model_writes_is_answered(odd):
+    for language in ("words", "python"):
+        outcome = Environment(language=language).begin(ROW, 0).step(odd)
+        assert (outcome.ok, outcome.done, outcome.seconds) == (False, False, 1.0)
 
 
 @pytest.mark.slow
