@@ -16,60 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured_shapes import SHAPES, Shape, cluster_of, make_model, work_of
+from measured_updates import update_points
 from scipy.optimize import nnls
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 STEPS = 6
 """Decode steps of a repeat."""
-ITERATIONS = 4
-"""Of a run of the loop; the first, which allocates, is not counted."""
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model, and what is measured with it."""
-
-    hidden: int
-    feed_forward: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    slots: Sequence[int]
-    """Sequences at once at which a decode step is measured."""
-    contexts: Sequence[int]
-    """Tokens before the one that is decoded."""
-    groups: Sequence[int]
-    """Groups of an iteration at which the update is measured."""
-    size: int
-    longest: int
-    """Tokens of a completion at most, while the update is measured."""
-    tokenizer: dict[str, str]
-    tied: bool = True
-    by_file: bool = True
-    """Whether weights go through a file, or from tensor to tensor in the process."""
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """As an `init` stage takes it."""
-        width = self.hidden // self.heads
-        heads = {"num_attention_heads": self.heads, "num_key_value_heads": self.key_value_heads, "head_dim": width}
-        sizes = {"hidden_size": self.hidden, "intermediate_size": self.feed_forward, "num_hidden_layers": self.layers}
-        return {"model_type": "qwen3", **sizes, **heads, "tie_word_embeddings": self.tied}
-
-
-PLAIN, SMALL = {"use": "characters"}, {"use": "characters", "alphabet": LETTERS}
-SHAPES = {
-    "quickstart": Shape(96, 288, 4, 4, 4, (1, 4, 16, 48), (16, 128, 512), (2, 8, 24), 8, 256, PLAIN),
-    "larger": Shape(256, 768, 8, 8, 4, (1, 4, 16, 32), (16, 128, 512), (1, 2, 4), 8, 256, PLAIN),
-    "async_rollout": Shape(64, 128, 2, 4, 2, (1, 8, 32, 128), (4, 12, 24), (2, 8, 32), 4, 24, SMALL, False, False),
-}
 
 
 def fit_decode(points: Sequence[tuple[int, int, float]]) -> tuple[float, float, float, float]:
@@ -101,18 +59,6 @@ def median_of(repeats: int, what: Callable[[], Any]) -> float:
         what()
         taken.append(time.process_time() - began)
     return statistics.median(taken[1:])
-
-
-def make_model(shape: Shape, folder: Path) -> Path:
-    """Random weights of a shape."""
-    from schemas.stages.init import Init
-    from tasks.context import Context
-    from tasks.init import run
-
-    values = {"kind": "init", "config": shape.config, "tokenizer": shape.tokenizer, "max_length": 2048}
-    folder.mkdir()
-    run(Init.model_validate(values), Context({}, folder, folder, seed=0))
-    return folder / "outputs" / "model"
 
 
 def decode_points(policy: Any, shape: Shape, repeats: int) -> tuple[list[tuple[int, int, float]], float]:
@@ -166,97 +112,6 @@ def sync_seconds(policy: Any, shape: Shape, folder: Path, repeats: int) -> tuple
     return publish, median_of(repeats, lambda: receiver.load(receipt)), size
 
 
-def rl_stage(groups: int, size: int, longest: int) -> Any:
-    """A stage of `async_grpo` that samples in one go: groups of a size, completions of at most so many tokens."""
-    import yaml
-
-    from schemas.stages.rl import Rl
-
-    preset = Path(__file__).parents[1] / "recipes" / "algorithms" / "async_grpo.yaml"
-    ports = {"kind": "rl", "model": "model", "prompts": "prompts", "rewards": ["async_rollout:vowels"]}
-    sizes = {"generation_batch_size": groups * size, "num_generations": size, "logging_steps": 1}
-    rest = {"max_completion_length": longest, "max_steps": ITERATIONS, "learning_rate": 1e-5}
-    return Rl.model_validate({**yaml.safe_load(preset.read_text()), **ports, **sizes, **rest})
-
-
-class Watched:
-    """Processor seconds of the parts of `tasks.rl.run`, while it runs."""
-
-    def __init__(self) -> None:
-        self.iterations: list[tuple[int, float]] = []
-        """Tokens that were trained on, prompts once a group, and seconds beside generation."""
-        self.ends = 0.0
-        """Seconds before the first iteration and after the last."""
-        self._tokens = 0
-
-    def run(self, stage: Any, context: Any) -> None:
-        """Run a stage; what its module calls is put back afterwards."""
-        from tasks import rl
-
-        names = ("iterate", "learn", "prepare", "publish")
-        own = {name: getattr(rl, name) for name in names}
-
-        def ended(name: str) -> Callable[..., Any]:
-            def timed(*args: Any) -> Any:
-                began = time.process_time()
-                found = own[name](*args)
-                self.ends += time.process_time() - began
-                return found
-
-            return timed
-
-        def learn(loop: Any, stage: Any, batch: Any, *args: Any) -> Any:
-            self._tokens = len(batch.tokens["learn"])
-            return own["learn"](loop, stage, batch, *args)
-
-        def iterate(loop: Any, *args: Any) -> None:
-            generate, generating = loop.engine.generate, []
-
-            def timed(*asked: Any) -> Any:
-                began = time.process_time()
-                found = generate(*asked)
-                generating.append(time.process_time() - began)
-                return found
-
-            loop.engine.generate, began = timed, time.process_time()
-            own["iterate"](loop, *args)
-            self.iterations.append((self._tokens, time.process_time() - began - sum(generating)))
-            loop.engine.generate = generate
-
-        wrapped = {"iterate": iterate, "learn": learn, "prepare": ended("prepare"), "publish": ended("publish")}
-        try:
-            for name in names:
-                setattr(rl, name, wrapped[name])
-            rl.run(stage, context)
-        finally:
-            for name in names:
-                setattr(rl, name, own[name])
-
-
-def update_points(shape: Shape, model: Path, folder: Path, repeats: int) -> tuple[list[tuple[int, float]], float]:
-    """(tokens, seconds) of iterations at every number of groups, and seconds of a stage's beginning and end."""
-    from learning.texts.rows import write_rows
-    from tasks.context import Context
-
-    prompts = folder / "prompts"
-    prompts.mkdir()
-    rest = {"answer": "", "family": "letters", "metadata": "{}"}
-    texts = [f"{a}{b}" for a in LETTERS[:8] for b in LETTERS[-8:]]
-    write_rows(prompts, "prompts", [{"id": t, "prompt": [{"role": "user", "content": t}], **rest} for t in texts])
-    points, ends = [], []
-    # One with hardly a token tells what an iteration takes whatever its tokens.
-    for sizes in [(1, 2, 2), *((groups, shape.size, shape.longest) for groups in shape.groups)]:
-        for repeat in range(max(1, repeats // 2)):
-            work = folder / f"{sizes[0]}-{sizes[1]}-{repeat}"
-            (work / "checkpoints").mkdir(parents=True)
-            watched = Watched()
-            context = Context({"model": model, "prompts": prompts}, work, work / "checkpoints", seed=repeat)
-            watched.run(rl_stage(*sizes), context)
-            points += watched.iterations[1:]
-            ends.append(watched.ends)
-    return points, statistics.median(ends)
-
-
 def measure(name: str, repeats: int) -> dict[str, Any]:
     """Costs of a shape, each with how it was measured; work and cluster that suit it."""
     import torch
@@ -298,30 +153,6 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     )
     told = {key: {"value": float(f"{value:.4g}"), "why": why} for key, (value, why) in costs.items()}
     return {"about": about, "command": command, "cluster": cluster_of(name), "costs": told, "work": work_of(name)}
-
-
-def cluster_of(name: str) -> dict[str, Any]:
-    """Workers of the simulation."""
-    if name == "async_rollout":
-        return _told(gpus_per_replica=(1, "the generator is one thread"), slots=(256, "the torch engine's own"))
-    return _told(gpus_per_replica=(1, "a worker is one core"), slots=(24, "as many in all as the assumed cluster has"))
-
-
-def work_of(name: str) -> dict[str, Any]:
-    """Work of the simulation: that of the assumed cluster at 1/32 of its lengths, or that of the benchmark."""
-    late = "that of benchmarks/async_rollout.py"
-    waits = {"latency_from": (0.05, late), "latency_shape": (1.5, late), "latency_cut": (60.0, late)}
-    if name == "async_rollout":
-        sizes = {"groups": (8, late), "size": (4, late), "prompt": (5, late), "longest": (24, late)}
-        return _told(**sizes, stops=(0.0125, "a mean of 20.9 tokens, cut at 24: that of its completions"), **waits)
-    shorter = "1/32 of the assumed work's"
-    sizes = {"groups": (512, "as in the assumed work"), "size": (16, "as in the assumed work"), "prompt": (16, shorter)}
-    spread = {"median_length": (125, shorter), "length_sigma": (1.0, "as there"), "longest": (1024, shorter)}
-    return _told(**sizes, **spread, **waits)
-
-
-def _told(**values: tuple[float, str]) -> dict[str, Any]:
-    return {key: {"value": value, "why": why} for key, (value, why) in values.items()}
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
     python benchmarks/scheduler_simulation.py [--gpus 1000] [--iterations 15] [--seeds 2] [--modes ...]
                               [--costs assumed|measured|FILE] [--halved synchronous asynchronous]
 
-Discrete events over the product's own drives (`benchmarks/simulated_cluster.py`), with costs by name:
+Discrete events over the product's own drives (`benchmarks/simulated_modes.py`), with costs by name:
 `benchmarks/simulation_costs.json` says of every number where it comes from, `assumed` for large GPUs, `measured` where
 a "GPU" is one core of a CPU; or those of a file, as `benchmarks/measure_costs.py` prints them. Where GPUs either
 generate or train, the share that generates is the fastest of 0.5, 0.6, … 0.9. For the modes of `--halved` every cost
@@ -12,261 +12,20 @@ is halved in turn, the GPUs shared out anew, and the gain told: the largest is t
 
 import argparse
 import json
-import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from simulated_cluster import Clock, Completion, Costs, Pool, SimulatedStream, Work
+from simulated_cluster import Costs, Work
+from simulated_modes import COLOCATED, MODES, WARM_UP, Found
+from simulation_inputs import Cluster, costs_of, told_of
 
-from learning.asynchrony.streaming_drives import one_step_off, periodic, streamed
-
-HERE = Path(__file__).resolve().parent
-WARM_UP = 4
-"""First iterations, which are not counted: pipelines fill."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """GPUs, how many make a replica, sequences at once in each, and the share of GPUs that generates."""
-
-    gpus: int
-    gpus_per_replica: int
-    slots: int
-    share: float = 0.75
-
-    @property
-    def apart(self) -> tuple[int, int]:
-        """Replicas, and GPUs that train, where they do not take turns."""
-        replicas = max(1, round(self.gpus * self.share / self.gpus_per_replica))
-        return replicas, self.gpus - replicas * self.gpus_per_replica
-
-
-@dataclass
-class Found:
-    """What a run tells."""
-
-    seconds: list[float]
-    """Of every iteration."""
-    tokens: list[int]
-    """Trained on in every iteration."""
-    staleness: dict[int, int]
-    """Tokens by how many versions they were old when they were trained on."""
-    generating: float
-    """Share of the time of replicas in which they decoded."""
-    filled: float
-    """Tokens generated over those of replicas that are always full."""
-    training: float
-    """Share of the time of the GPUs that train in which they do."""
-    lengths: list[float]
-    """Mean length of what was trained on, by iteration."""
-    total: float
-    """Seconds of the whole run, with its first iterations, beginning and end."""
-
-
-class Loop:
-    """The trainer's side of a run."""
-
-    def __init__(self, cluster: Cluster, costs: Costs, work: Work, seed: int, *, colocated: bool = False):
-        self.cluster, self.costs, self.work, self.clock = cluster, costs, work, Clock()
-        replicas, trainers = cluster.apart
-        if colocated:
-            replicas, trainers = cluster.gpus // cluster.gpus_per_replica, cluster.gpus
-        self.trainers = trainers
-        self.pool = Pool(self.clock, costs, work, replicas, cluster.slots)
-        self.stream = SimulatedStream(self.pool, seed)
-        self.version, self.trained = 0, 0.0
-        self.seconds: list[float] = []
-        self.tokens: list[int] = []
-        self.lengths: list[float] = []
-        self.staleness: dict[int, int] = {}
-        self.start = (0.0, 0.0, 0.0, 0.0)
-        self.clock.sleep(costs.start)
-
-    def compute(self, completions: list[Completion]) -> None:
-        """The gradient of some completions."""
-        tokens = sum(one.length for one in completions) + len(completions) / self.work.size * self.work.prompt
-        spent = tokens * self.costs.train_token / self.trainers
-        self.trained += spent
-        self.clock.sleep(spent)
-
-    def publish(self, *, recompute: bool) -> None:
-        """The optimiser's step, and new weights for all replicas."""
-        self.trained += self.costs.train_step
-        self.clock.sleep(self.costs.train_step)
-        self.version += 1
-        if not self.stream.interrupt:
-            self.pool.drain()
-        self.clock.sleep(self.costs.sync)
-        self.pool.load(self.version, recompute=recompute)
-
-    def note(self, completions: list[Completion], step: int, began: float) -> None:
-        """Write down an iteration."""
-        if step < WARM_UP:
-            self.start = (self.clock.now, *self.pool.told(), self.trained)
-            return
-        self.seconds.append(self.clock.now - began)
-        self.tokens.append(sum(one.length for one in completions))
-        self.lengths.append(self.tokens[-1] / max(len(completions), 1))
-        for one in completions:
-            for version, tokens in one.spans:
-                self.staleness[step - version] = self.staleness.get(step - version, 0) + tokens
-
-    def found(self) -> Found:
-        """Everything after the warm-up."""
-        began, busy, tokens, trained = self.start
-        passed = self.clock.now - began
-        told_busy, told_tokens = self.pool.told()
-        count, slots = len(self.pool.replicas), self.cluster.slots
-        each = self.costs.decode_each + self.costs.decode_context * self.pool.mean_context()
-        full = slots / (self.costs.decode_base + each * slots)
-        return Found(
-            self.seconds, self.tokens, self.staleness, (told_busy - busy) / passed / count,
-            (told_tokens - tokens) / passed / count / full, (self.trained - trained) / passed, self.lengths,
-            self.clock.now,
-        )  # fmt: skip
-
-
-def _iterate(loop: Loop, iterations: int, one: Callable[[int], list[Completion]], *, recompute: bool = False) -> Found:
-    for step in range(iterations):
-        began = loop.clock.now
-        completions = one(step)
-        loop.publish(recompute=recompute)
-        loop.note(completions, step, began)
-    return loop.found()
-
-
-def synchronous(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int) -> Found:
-    """All GPUs generate, then all train."""
-    loop = Loop(cluster, costs, work, seed, colocated=True)
-
-    def one(step: int) -> list[Completion]:
-        loop.stream.open(None, None, interrupt=False, steps_per_update=None)
-        loop.stream.ask(step, [])
-        loop.stream.launch()
-        completions = loop.stream.take(step, step)
-        loop.clock.sleep(costs.swap)
-        loop.compute(completions)
-        loop.clock.sleep(costs.swap)
-        return completions
-
-    return _iterate(loop, iterations, one)
-
-
-def off_by_one(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int) -> Found:
-    """The next batch is generated while this one is trained on: the drive `one_step_off`."""
-    loop = Loop(cluster, costs, work, seed)
-
-    def one(step: int) -> list[Completion]:
-        completions = one_step_off([], None, loop.stream, lambda plan: [], None, step, 0, iterations + 1)
-        loop.compute(completions)
-        return completions
-
-    return _iterate(loop, iterations, one)
-
-
-def overlapped(cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int) -> Found:
-    """Groups are trained on as they arrive, by the weights that sampled them: the drive `periodic`."""
-    loop = Loop(cluster, costs, work, seed)
-
-    def one(step: int) -> list[Completion]:
-        return periodic([], None, loop.stream, None, loop.compute, step, order="arrived")
-
-    return _iterate(loop, iterations, one)
-
-
-def partial_rollouts(
-    cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int, overprovision: float = 1.5
-) -> Found:
-    """More run than are needed, what has not ended goes on in the next iteration: the rule of `overprovisioned`."""
-    loop = Loop(cluster, costs, work, seed, colocated=True)
-    target = work.groups * work.size
-    launch, asked, left = math.ceil(target * overprovision - 1e-9), 0, []
-
-    def one(step: int) -> list[Completion]:
-        nonlocal asked, left
-        stream = loop.stream
-        while sum(one.finish == "suspended" for group in stream.groups for one in group.members) < launch:
-            stream.ask(asked, [])
-            asked += 1
-        new = [group for group in stream.groups if not group.sent]
-        for group in new:
-            group.sent = True
-        before = loop.pool.count
-        loop.pool.submit(left + [one for group in new for one in group.members])
-        loop.clock.until(lambda: loop.pool.count - before >= target)
-        left = loop.pool.suspend()
-        ready = [g for g in stream.groups if all(m.finish != "suspended" for m in g.members)]
-        loop.clock.until(lambda: all(group.judged is not None for group in ready))
-        completions = stream._handed_out(ready)
-        loop.clock.sleep(costs.swap)
-        loop.compute(completions)
-        loop.clock.sleep(costs.swap)
-        return completions
-
-    loop.stream.interrupt = loop.pool.counted = True
-    return _iterate(loop, iterations, one)
-
-
-def asynchronous(
-    cluster: Cluster, costs: Costs, work: Work, iterations: int, seed: int, max_staleness: int = 4,
-    ahead: int | None = None, ends: bool = False,
-) -> Found:  # fmt: skip
-    """Generation never waits for the trainer but for admission: the drive `streamed`.
-
-    `ends`: nothing is asked for beyond the last iteration.
-    """
-    loop = Loop(cluster, costs, work, seed)
-    options = {"max_staleness": max_staleness, "ahead": ahead}
-
-    def one(step: int) -> list[Completion]:
-        most = iterations if ends else iterations + max_staleness + 1
-        completions = streamed([], None, loop.stream, lambda plan: [], None, step, 0, most, **options)
-        loop.compute(completions)
-        return completions
-
-    return _iterate(loop, iterations, one, recompute=True)
-
-
-MODES: dict[str, Callable[..., Found]] = {
-    "synchronous": synchronous,
-    "periodic": overlapped,
-    "one_step_off": off_by_one,
-    "partial": partial_rollouts,
-    "asynchronous": asynchronous,
-}
-COLOCATED = ("synchronous", "partial")
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 CAPPED = 0.5
 """Length that completions are cut at, of the longest, to see what the longest cost."""
-
-
-def heavy(median: float, sigma: float, most: float) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Lognormal, cut at `most`; sigma 0 gives the median."""
-
-    def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-        return np.minimum(np.maximum(rng.lognormal(math.log(median), sigma, count), 1e-9), most)
-
-    return draw
-
-
-def tokens_of(draw: Callable[[np.random.Generator, int], np.ndarray]) -> Callable[..., np.ndarray]:
-    """Whole numbers of tokens, at least one."""
-    return lambda rng, count: np.maximum(np.round(draw(rng, count)), 1).astype(int)
-
-
-def pareto(least: float, shape: float, cut: float) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """Pareto, from `least` on, cut at `cut` times that."""
-    return lambda rng, count: least * np.minimum((1 - rng.random(count)) ** (-1 / shape), cut)
-
-
-def nothing(rng: np.random.Generator, count: int) -> np.ndarray:
-    """No time at all."""
-    return np.zeros(count)
 
 
 def summary(found: list[Found], size: Cluster) -> dict[str, Any]:
@@ -333,39 +92,6 @@ def bottlenecks(mode: str, cluster: Cluster, costs: Costs, work: Work, iteration
     quicker = replace(work, latencies=lambda rng, count: work.latencies(rng, count) / 2)
     gains["environment"] = best(costs, quicker) / before
     return {name: round(gain, 3) for name, gain in gains.items()}
-
-
-def told_of(name: str) -> dict[str, Any]:
-    """A set of costs by its name in `simulation_costs.json`, or from a file. Raises SystemExit where there is none."""
-    known = json.loads((HERE / "simulation_costs.json").read_text())
-    if name in known:
-        return known[name]
-    if not Path(name).is_file():
-        raise SystemExit(f"--costs {name}: neither a file nor one of {', '.join(known)}")
-    told = json.loads(Path(name).read_text())
-    if missing := {"cluster", "costs", "work"} - set(told):
-        raise SystemExit(f"--costs {name}: lacks {', '.join(sorted(missing))}; measure_costs.py prints what is needed")
-    return told
-
-
-def work_of(given: dict[str, Any]) -> Work:
-    """Work of a set of costs: lognormal lengths or tokens that end, lognormal waits or those of `async_rollout.py`."""
-    longest = given["longest"]
-    if "stops" in given:
-        lengths = lambda rng, count: np.minimum(rng.geometric(given["stops"], count), longest)  # noqa: E731
-    else:
-        lengths = tokens_of(heavy(given["median_length"], given["length_sigma"], longest))
-    sizes = (given["groups"], given["size"], given["prompt"], lengths)
-    if "latency_shape" not in given:
-        return Work(*sizes, heavy(given["median_latency"], given["latency_sigma"], given["latest"]), longest)
-    waits = pareto(given["latency_from"], given["latency_shape"], given["latency_cut"])
-    return Work(*sizes, waits, longest, lambda lengths: 0.5 + lengths / longest)
-
-
-def costs_of(told: dict[str, Any], size: int) -> tuple[Costs, Work, Cluster]:
-    """Costs, work and cluster of a set of costs."""
-    costs, work, shape = ({k: v["value"] for k, v in told[part].items()} for part in ("costs", "work", "cluster"))
-    return Costs(**costs), work_of(work), Cluster(size, shape["gpus_per_replica"], shape["slots"])
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

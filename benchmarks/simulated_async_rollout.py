@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scheduler_simulation import Cluster, Found, asynchronous, costs_of, overlapped, synchronous, told_of
 from simulated_cluster import Costs, Work
+from simulated_modes import Found, asynchronous, overlapped, synchronous
+from simulation_inputs import Cluster, costs_of, told_of
 
 MODES: dict[str, Callable[..., Found]] = {
     "synchronous": synchronous,

@@ -1,24 +1,17 @@
-"""A cluster in virtual time: replicas that generate with continuous batching, a trainer, weights on their way.
+"""A cluster in virtual time: replicas that generate with continuous batching, weights on their way.
 
 The loop that trains is ordinary code that lets time pass (`Clock.sleep`, `Clock.until`); replicas and environments are
-events of simpy behind it. Which iteration is asked for when, what is waited for and which groups are handed out is not
-simulated: `SimulatedStream` is the product's own `Stream`, with a virtual clock in the place of threads and completions
-that are lengths instead of tokens.
+events of simpy behind it. Completions are lengths instead of tokens.
 """
 
 import heapq
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
 
 import numpy as np
-import simpy
-
-from learning.asynchrony.stream import Stream
+from simulated_time import Clock
 
 
 @dataclass(frozen=True)
@@ -62,38 +55,6 @@ class Work:
     """Tokens that no completion exceeds."""
     slower: Callable[[np.ndarray], np.ndarray | float] = lambda lengths: 1.0
     """Factors on the latencies of completions of such lengths."""
-
-
-class Clock:
-    """Virtual time."""
-
-    def __init__(self) -> None:
-        self.env = simpy.Environment()
-        self.news = 0
-        """Counts what waiting code might wait for."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the beginning."""
-        return self.env.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass; what happens meanwhile happens."""
-        if seconds > 0:
-            self.env.run(until=self.env.now + seconds)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Let time pass until something is so. Raises RuntimeError when nothing is left that could happen."""
-        while not condition():
-            seen = self.news
-            while seen == self.news:
-                if self.env.peek() == float("inf"):
-                    raise RuntimeError("nothing is under way that could end")
-                self.env.step()
-
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something later."""
-        self.env.timeout(seconds).callbacks.append(lambda _: what())
 
 
 @dataclass(eq=False)
@@ -308,69 +269,3 @@ class Pool:
         """Tokens before a new one, in the mean over all that were decoded."""
         tokens = sum(r.tokens for r in self.replicas)
         return sum(r.contexts for r in self.replicas) / tokens if tokens else 0.0
-
-
-class SimulatedStream(Stream):
-    """The product's stream in virtual time: `take` and `each` are its own."""
-
-    def __init__(self, pool: Pool, seed: int):
-        self.pool, self.clock, self.rng = pool, pool.clock, np.random.default_rng(seed)
-        self.groups, self.planned, self.sizes, self.judged = [], 0, {}, 0
-        self.changed, self.interrupt, self.told = threading.RLock(), True, self
-        self.waited = self._began = 0.0
-        self._least = self._given = 0
-        pool.heard = self.heard
-
-    def open(self, sampler: Any, score: Any, *, interrupt: bool, steps_per_update: int | None) -> None:
-        """Say how it goes in this iteration."""
-        self.interrupt, self._began = interrupt, self.clock.now
-
-    def ask(self, plan: int, asks: Any) -> None:
-        """Draw the groups of an iteration."""
-        work = self.pool.work
-        count = work.groups * work.size
-        lengths = work.lengths(self.rng, count)
-        drawn = zip(lengths, work.latencies(self.rng, count) * work.slower(lengths), strict=True)
-        for place in range(work.groups):
-            group = Group(plan, place)
-            group.members = [Completion(group, int(n), float(s)) for n, s in islice(drawn, work.size)]
-            self.groups.append(group)
-        self.sizes[plan], self.planned = work.groups, plan + 1
-
-    def launch(self) -> None:
-        """Send off what has not been sent."""
-        new = [group for group in self.groups if not group.sent]
-        for group in new:
-            group.sent = True
-        self.pool.submit([one for group in new for one in group.members])
-
-    def heard(self, one: Completion) -> None:
-        """A completion has ended; after its time in the environment it is scored."""
-        self.clock.after(one.latency, lambda: self._landed(one.group))
-
-    def _landed(self, group: Group) -> None:
-        group.scored += 1
-        if group.scored == len(group.members):
-            group.trials, group.judged, self.judged = group.members, self.judged, self.judged + 1
-            self.clock.news += 1
-
-    def take(self, step: int, due: int) -> list[Any]:
-        """As it is; it need not look before there can be enough."""
-        self._least = min(self.sizes[step], len(self.groups))
-        found = super().take(step, due)
-        self._least = 0
-        return found
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Let virtual time pass."""
-        self.clock.until(lambda: self.judged - self._given >= self._least and condition())
-
-    def took(self, *told: Any) -> None:
-        """The trainer had to wait since the iteration began."""
-        self.waited += self.clock.now - self._began
-
-    def _handed_out(self, chosen: Sequence[Any]) -> list[Any]:
-        gone = {id(group) for group in chosen}
-        self.groups = [group for group in self.groups if id(group) not in gone]
-        self._given += len(chosen)
-        return [one for group in chosen for one in group.trials]

@@ -20,11 +20,14 @@ def loaded(name):
     return sys.modules[name]
 
 
-cluster = loaded("simulated_cluster")
-simulation = loaded("scheduler_simulation")
-measured = loaded("measure_costs")
+for name in ("simulated_time", "simulated_cluster", "simulated_stream", "simulation_inputs", "simulated_modes"):
+    loaded(name)  # they import each other, as scripts do that lie side by side
+for name in ("measured_shapes", "measured_updates"):
+    loaded(name)
+cluster, modes, inputs = loaded("simulated_cluster"), loaded("simulated_modes"), loaded("simulation_inputs")
+simulation, measured, shapes = loaded("scheduler_simulation"), loaded("measure_costs"), loaded("measured_shapes")
 against = loaded("simulated_async_rollout")
-Cluster, Costs, Work = simulation.Cluster, cluster.Costs, cluster.Work
+Cluster, Costs, Work = inputs.Cluster, cluster.Costs, cluster.Work
 FREE = Costs(decode_base=1.0, decode_each=0.0, prefill_token=0.0, train_token=0.0)
 
 
@@ -32,7 +35,7 @@ def fixed(length):
     return lambda rng, count: np.full(count, length)
 
 
-def work(groups=4, size=2, length=100, latencies=simulation.nothing, lengths=None, prompt=0):
+def work(groups=4, size=2, length=100, latencies=inputs.nothing, lengths=None, prompt=0):
     return Work(groups, size, prompt, lengths or fixed(length), latencies)
 
 
@@ -125,11 +128,11 @@ SMALL, UPDATE = Cluster(4, 1, 2, share=0.5), replace(FREE, train_token=0.25)
 )
 def test_equal_lengths_give_exact_utilisation(mode, seconds, training, ages):
     partial = {"overprovision": 1.0} if mode == "partial" else {}
-    found = simulation.MODES[mode](SMALL, UPDATE, work(), 12, 0, **partial)
+    found = modes.MODES[mode](SMALL, UPDATE, work(), 12, 0, **partial)
     assert found.seconds == pytest.approx([seconds] * len(found.seconds))
     assert found.training == pytest.approx(training)
     # All slots are full whenever a replica decodes, and 800 tokens are decoded in every iteration.
-    slots = 8 if mode in simulation.COLOCATED else 4
+    slots = 8 if mode in modes.COLOCATED else 4
     assert found.filled == pytest.approx(800 / seconds / slots)
     assert set(found.staleness) == ages
 
@@ -137,18 +140,18 @@ def test_equal_lengths_give_exact_utilisation(mode, seconds, training, ages):
 def test_an_iteration_in_step_takes_as_long_as_its_slowest():
     """Lengths 1, waits uniform in (0, 1): the mean of the slowest of n is n / (n + 1)."""
     waits = work(groups=10, size=1, length=1, latencies=lambda rng, count: rng.random(count))
-    found = simulation.synchronous(Cluster(10, 1, 1), FREE, waits, 2000, 0)
+    found = modes.synchronous(Cluster(10, 1, 1), FREE, waits, 2000, 0)
     seconds = np.array(found.seconds) - 1
     assert seconds.mean() == pytest.approx(10 / 11, abs=4 * seconds.std() / len(seconds) ** 0.5)
 
 
 def test_with_room_for_all_the_trainer_sets_the_pace_and_little_law_holds():
     """Completions in flight = rate · mean time, whatever the lengths: a queue with a server for everybody (M/G/∞)."""
-    lengths = simulation.tokens_of(simulation.heavy(50, 1.0, 2000))
+    lengths = inputs.tokens_of(inputs.heavy(50, 1.0, 2000))
     asked = work(groups=50, size=1, lengths=lengths)
     costs = replace(FREE, train_step=400.0)
     loops = []
-    real = simulation.Loop
+    real = modes.Loop
     held = []
 
     class Watched(real):
@@ -163,10 +166,10 @@ def test_with_room_for_all_the_trainer_sets_the_pace_and_little_law_holds():
                 held.append(sum(len(r.running) for r in self.pool.replicas))
 
     try:
-        simulation.Loop = Watched
-        found = simulation.asynchronous(Cluster(1000, 1, 1, share=0.9), costs, asked, 80, 0, max_staleness=20)
+        modes.Loop = Watched
+        found = modes.asynchronous(Cluster(1000, 1, 1, share=0.9), costs, asked, 80, 0, max_staleness=20)
     finally:
-        simulation.Loop = real
+        modes.Loop = real
     assert found.seconds == pytest.approx([400.0] * len(found.seconds))
     mean = float(np.mean(found.tokens)) / 50
     steady = held[len(held) // 4 : -len(held) // 4]
@@ -174,8 +177,8 @@ def test_with_room_for_all_the_trainer_sets_the_pace_and_little_law_holds():
 
 
 def test_without_a_trainer_to_wait_for_replicas_are_always_full():
-    lengths = simulation.tokens_of(simulation.heavy(50, 1.0, 400))
-    found = simulation.asynchronous(
+    lengths = inputs.tokens_of(inputs.heavy(50, 1.0, 400))
+    found = modes.asynchronous(
         Cluster(5, 1, 4, share=0.8), FREE, work(groups=32, size=2, lengths=lengths), 60, 0, max_staleness=4
     )
     assert found.filled == pytest.approx(1.0, abs=0.02)
@@ -184,9 +187,9 @@ def test_without_a_trainer_to_wait_for_replicas_are_always_full():
 
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_nothing_is_older_than_admitted_and_no_length_is_preferred(most):
-    lengths = simulation.tokens_of(simulation.heavy(40, 1.2, 2000))
-    asked = work(groups=16, size=4, lengths=lengths, latencies=simulation.heavy(5, 1.5, 500))
-    found = simulation.asynchronous(SMALL, UPDATE, asked, 120, 1, max_staleness=most)
+    lengths = inputs.tokens_of(inputs.heavy(40, 1.2, 2000))
+    asked = work(groups=16, size=4, lengths=lengths, latencies=inputs.heavy(5, 1.5, 500))
+    found = modes.asynchronous(SMALL, UPDATE, asked, 120, 1, max_staleness=most)
     assert max(found.staleness) <= most
     drawn = lengths(np.random.default_rng(5), 100_000)
     spread = drawn.std() / (64 * len(found.lengths)) ** 0.5
@@ -194,26 +197,26 @@ def test_nothing_is_older_than_admitted_and_no_length_is_preferred(most):
 
 
 def test_partial_rollouts_train_every_token_once():
-    lengths = simulation.tokens_of(simulation.heavy(40, 1.2, 400))
-    found = simulation.partial_rollouts(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
+    lengths = inputs.tokens_of(inputs.heavy(40, 1.2, 400))
+    found = modes.partial_rollouts(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
     assert sum(found.staleness.values()) == sum(found.tokens)
     assert max(found.staleness) > 0
-    whole = simulation.synchronous(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
+    whole = modes.synchronous(SMALL, UPDATE, work(groups=8, size=2, lengths=lengths), 60, 0)
     rates = [sum(one.tokens) / sum(one.seconds) for one in (found, whole)]
     assert rates[0] > 1.1 * rates[1]
 
 
 def test_equal_seeds_give_equal_runs():
-    asked = work(lengths=simulation.tokens_of(simulation.heavy(40, 1.0, 400)))
-    one, other = (simulation.asynchronous(SMALL, UPDATE, asked, 20, 7) for _ in range(2))
+    asked = work(lengths=inputs.tokens_of(inputs.heavy(40, 1.0, 400)))
+    one, other = (modes.asynchronous(SMALL, UPDATE, asked, 20, 7) for _ in range(2))
     assert one == other
 
 
 def test_the_costs_of_the_file_say_where_they_come_from():
-    told = simulation.told_of("assumed")
+    told = inputs.told_of("assumed")
     for part in ("costs", "work", "cluster"):
         assert all(value["why"] for value in told[part].values())
-    costs, asked, size = simulation.costs_of(told, 1000)
+    costs, asked, size = inputs.costs_of(told, 1000)
     assert size.apart == (188, 248)
     assert asked.lengths(np.random.default_rng(0), 1000).max() <= asked.longest
     assert costs.decode_base == pytest.approx(65.6e9 / (4 * 3.35e12 * 0.6), rel=0.01)
@@ -222,30 +225,30 @@ def test_the_costs_of_the_file_say_where_they_come_from():
 
 
 def test_costs_come_by_name_or_from_a_file(tmp_path):
-    told = simulation.told_of("measured")
+    told = inputs.told_of("measured")
     (tmp_path / "mine.json").write_text(json.dumps(told))
-    assert simulation.told_of(str(tmp_path / "mine.json")) == told
+    assert inputs.told_of(str(tmp_path / "mine.json")) == told
     for name in ("measured", "measured_larger", "async_rollout"):
-        of = simulation.told_of(name)
+        of = inputs.told_of(name)
         assert of["command"].startswith("python benchmarks/measure_costs.py --shape ")
-        costs, asked, size = simulation.costs_of(of, 1000)
+        costs, asked, size = inputs.costs_of(of, 1000)
         assert size.gpus_per_replica == 1
         assert min(costs.decode_base, costs.decode_each, costs.train_token, costs.load) > 0
         assert asked.lengths(np.random.default_rng(0), 1000).max() <= asked.longest
     with pytest.raises(SystemExit, match="neither a file nor one of assumed, measured"):
-        simulation.told_of("guessed")
+        inputs.told_of("guessed")
     (tmp_path / "half.json").write_text(json.dumps({"costs": {}}))
     with pytest.raises(SystemExit, match="lacks cluster, work"):
-        simulation.told_of(str(tmp_path / "half.json"))
+        inputs.told_of(str(tmp_path / "half.json"))
 
 
 def test_what_is_measured_is_told_in_the_form_of_the_simulator():
     """Work and cluster of every shape are taken; names of costs are those of `Costs`."""
-    for name in measured.SHAPES:
+    for name in shapes.SHAPES:
         costs = {"decode_base": {"value": 1.0}, "decode_each": {"value": 0.0}, "prefill_token": {"value": 0.0}}
         told = {"costs": costs | {"train_token": {"value": 0.0}}}
-        told |= {"cluster": measured.cluster_of(name), "work": measured.work_of(name)}
-        assert simulation.costs_of(told, 10)[2].apart[0] == 8
+        told |= {"cluster": shapes.cluster_of(name), "work": shapes.work_of(name)}
+        assert inputs.costs_of(told, 10)[2].apart[0] == 8
 
 
 def test_the_fit_finds_what_timings_were_made_of():
@@ -263,8 +266,8 @@ def test_the_fit_finds_what_timings_were_made_of():
 
 def test_waits_are_those_of_the_benchmark():
     """Pareto: P(X > x) = (0.05 / x)^1.5, cut at 3 s; half as long for nothing, half as long again for the longest."""
-    given = {key: value["value"] for key, value in measured.work_of("async_rollout").items()}
-    asked = simulation.work_of(given)
+    given = {key: value["value"] for key, value in shapes.work_of("async_rollout").items()}
+    asked = inputs.work_of(given)
     drawn = asked.latencies(np.random.default_rng(0), 200_000)
     assert drawn.min() == pytest.approx(0.05, rel=1e-3)
     assert drawn.max() == pytest.approx(3.0)
@@ -278,7 +281,7 @@ def test_waits_are_those_of_the_benchmark():
 
 def test_the_end_of_a_run_asks_for_nothing_new_and_begins_with_its_start():
     whole, ends = (
-        simulation.asynchronous(SMALL, replace(UPDATE, start=7.0), work(), 10, 0, ends=ends) for ends in (False, True)
+        modes.asynchronous(SMALL, replace(UPDATE, start=7.0), work(), 10, 0, ends=ends) for ends in (False, True)
     )
     # 200 s of generation an iteration, one before the next; the last update of 100 s follows the last generation.
     assert ends.total == pytest.approx(7 + 10 * 200 + 100)
