@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from schemas.base import Schema
 from schemas.schedules import Number
+from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SCORING, TRIALS
 
 
 class Use(Schema):
@@ -45,24 +46,6 @@ class Use(Schema):
     def options(self) -> dict[str, Any]:
         """What the recipe sets beside the slot's own fields."""
         return dict(self.model_extra or {})
-
-
-TRIALS = frozenset({"trials", "rows", "n", "step", "rng", "state", "history", "sampler"})
-SCORING = TRIALS - {"n"} | {"completions", "groups", "sources", "policy", "engine", "desk"}
-PATHS = frozenset({"length_P", "group_P", "truncated_P", "source_P", "turns_P"})
-FIXED = frozenset(
-    f"{name}_T"
-    for name in (
-        "lp_behav", "lp_prox", "lp_ref", "lp_mean_prox", "entropy_behav", "entropy_prox", "reward", "path", "place",
-        "length", "group", "source", "external", "version", "truncated", "broken", "value", "collision_prox",
-        "turn", "seconds", "earned",
-    )
-) | {"step", "auxiliary_T"}  # fmt: skip
-"""Columns of sampled tokens that do not change while a batch is trained on."""
-MOVING = FIXED | {"lp_T", "entropy_T", "lp_mean_T", "collision_T", "advantage_T"}
-"""… and those of the weights that are being trained."""
-PAIR_COLUMNS = ("", "_ref", "_prev", "_tokens", "_score")
-"""What is known of each side of a preference pair: log-probabilities of three policies, length, what a judge said."""
 
 
 class TokenizerUse(Use):
@@ -258,27 +241,6 @@ class ToolUse(Use):
     home = "learning.tools"
     takes = ("query",)
     asks = frozenset({"row", "rng"})
-
-
-class MetricUse(Use):
-    """A number from the scores of an evaluation."""
-
-    home = "learning.metrics"
-    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
-
-
-class ProgramUse(Use):
-    """What an evaluation does with a model beside asking it once; nothing is trained."""
-
-    home = "learning.programs"
-    takes = ("rows", "ask")
-
-
-class WeightDiffUse(Use):
-    """A number from one tensor of two models."""
-
-    home = "learning.weight_geometry"
-    takes = ("before", "after")
 
 
 class MergeMethodUse(Use):

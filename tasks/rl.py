@@ -49,6 +49,8 @@ from schemas.stages.rl import Rl
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of
 
+Row = dict[str, Any]
+
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
@@ -75,9 +77,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     economical(policy.model, stage)
     algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
     refuse_incomplete(stage, algorithm, collecting, group)
-    rows = rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts")
-    held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
-    rows, held_out = (rows_at(context.inputs.get("agent"), some) for some in (rows, held_out))
+    rows, held_out = problems(stage, context, policy)
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
     if stage.use_peft:
@@ -100,18 +100,19 @@ def prepare(stage: Rl, context: Context) -> Loop:
         collecting=collecting,
         references=references,
         beside=beside,
-        rows=checked(rows, policy, stage),
+        rows=rows,
         held_out_rows=held_out,
-        trajectories=Trajectories(
-            context.checkpoints / "trajectories",
-            stage.log_trajectories,
-            context.seed,
-            partial(decode, policy.tokenizer) if stage.env else None,
-        ),
+        trajectories=trajectories(stage, context, policy),
         curves=Curves(context.log, stage.logging_steps, stage.max_steps),
         watchdogs=Watchdogs(stage.watch),
         checkpoints=context.checkpoints,
     )
+
+
+def trajectories(stage: Rl, context: Context, policy: Policy) -> Trajectories:
+    """What will have been sampled; with the texts of turns, where completions are episodes."""
+    read = partial(decode, policy.tokenizer) if stage.env else None
+    return Trajectories(context.checkpoints / "trajectories", stage.log_trajectories, context.seed, read)
 
 
 def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, group: Group) -> None:
@@ -131,6 +132,14 @@ def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy
     places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
     engine = around(make_engine(stage.engine, acting, context.actors, **places))
     return Stream(engine) if collecting.needs("stream") else engine
+
+
+def problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:
+    """The problems and the held-out ones, as the model is shown them. Raises StepError as `checked` does."""
+    agent = context.inputs.get("agent")
+    rows = rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts")
+    held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
+    return checked(rows_at(agent, rows), policy, stage), rows_at(agent, held_out)
 
 
 def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequence[dict[str, Any]]:

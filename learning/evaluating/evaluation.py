@@ -13,8 +13,8 @@ import numpy as np
 from learning.evaluating.statistics import estimate_mean, paired_difference
 from learning.lookup import bind
 from schemas.errors import StepError
+from schemas.evaluation_slots import MetricUse
 from schemas.stages.evaluate import Evaluate
-from schemas.use import MetricUse
 
 ALL = "all"
 """Family name of the lines over all problems."""

@@ -6,10 +6,11 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.endpoint import Capped
+from schemas.evaluation_slots import MetricUse, ProgramUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage
-from schemas.use import EngineUse, EnvUse, MetricUse, ProblemsUse, ProgramUse, RewardUse, WeightDiffUse
+from schemas.use import EngineUse, EnvUse, ProblemsUse, RewardUse
 
 
 class Evaluate(Capped, BaseStage):

@@ -7,8 +7,8 @@ from learning.evaluating.evaluation import Scores, comparisons, metric_name, tab
 from learning.evaluating.evaluation_report import markdown, write_report
 from learning.evaluating.gates import check_gates, gate_outcomes
 from schemas.errors import StepError
+from schemas.evaluation_slots import MetricUse
 from schemas.stages.evaluate import Evaluate
-from schemas.use import MetricUse
 
 OLD = np.array([[0.0]] * 30 + [[1.0]] * 10)
 NEW = np.array([[0.0]] * 10 + [[1.0]] * 30)

@@ -10,7 +10,7 @@ from learning.lookup import bind
 from learning.programs import lambda_rlm
 from learning.texts.rows import write_rows
 from schemas.errors import StepError
-from schemas.use import ProgramUse
+from schemas.evaluation_slots import ProgramUse
 
 
 def row(text, name="r"):

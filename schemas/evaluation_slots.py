@@ -1,0 +1,24 @@
+"""Slots of evaluations: what is asked of a model, and what is measured of its answers and its weights."""
+
+from schemas.use import Use
+
+
+class MetricUse(Use):
+    """A number from the scores of an evaluation."""
+
+    home = "learning.metrics"
+    asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
+
+
+class ProgramUse(Use):
+    """What an evaluation does with a model beside asking it once; nothing is trained."""
+
+    home = "learning.programs"
+    takes = ("rows", "ask")
+
+
+class WeightDiffUse(Use):
+    """A number from one tensor of two models."""
+
+    home = "learning.weight_geometry"
+    takes = ("before", "after")
