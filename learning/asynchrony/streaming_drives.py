@@ -53,20 +53,25 @@ def streamed(
     """
     if round:
         return sampler.sample(asks)
-    lag = int(sync == "each")
-    room = max_staleness - lag
-    ahead = max(room, 0) if ahead is None else ahead
-    if ahead > room:
-        less = ", of which workers under `sync: each` may be one behind" if lag else ""
-        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
-    if lag and not interrupt:
+    if sync == "each" and not interrupt:
         raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
-    stream.rolling = lag > 0
+    room = max_staleness - (sync == "each")
+    ahead = _within(room, ahead, max_staleness)
+    stream.rolling = sync == "each"
     stream.open(sampler, score, interrupt=interrupt, steps_per_update=steps_per_update)
     for asked in range(stream.planned, min(step + ahead + 1, max_steps)):
         stream.ask(asked, plan(asked))
     stream.launch()
     return stream.take(step, step - room + ahead)
+
+
+def _within(room: int, ahead: int | None, max_staleness: int) -> int:
+    """Iterations that are asked ahead, null: as many as there is room for. Raises StepError for more."""
+    ahead = max(room, 0) if ahead is None else ahead
+    if ahead > room:
+        less = ", of which workers under `sync: each` may be one behind" if room < max_staleness else ""
+        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+    return ahead
 
 
 def one_step_off(
