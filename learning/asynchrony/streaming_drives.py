@@ -47,9 +47,8 @@ def streamed(
     runs are equal to the bit.
 
     `sync: each`: workers take new weights one after the other, and neither the others nor the trainer wait for them
-    (per-worker synchronisation of DART, Li et al. 2025). A worker is then at most one version behind, which counts as
-    staleness: `ahead` may be one less. Raises StepError for more ahead than may be stale, and for `sync: each` with
-    `interrupt: false`.
+    (DART, Li et al. 2025). One is then at most one version behind, which counts as staleness: `ahead` may be one less.
+    Raises StepError for more ahead than may be stale, and for `sync: each` with `interrupt: false`.
     """
     if round:
         return sampler.sample(asks)
