@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from learning.sandbox.run import available
 from schemas.agent import Agent, MadeTool
 from schemas.agent_slots import AuthorUse
 from schemas.errors import StepError
+from schemas.references import PromptsRef
 from schemas.use import EnvUse
 
 ROW = {"id": "r", "metadata": json.dumps({"documents": ["4-2 bolt", "3-1 nut"]})}
@@ -47,6 +50,11 @@ class Plain:
                 return Outcome(word * 3)
 
         return Played()
+
+
+def noted(query: str, *, rows: PromptsRef) -> str:
+    """A tool that reads what an artifact says."""
+    return f"{query} {(Path(rows) / 'x').read_text()}"
 
 
 def agent(**said):
@@ -85,6 +93,18 @@ def test_practice_changes_the_file_of_the_experiences_alone(tmp_path):
     with pytest.raises(StepError, match="this is no agent"):
         read_agent(tmp_path / "corpus")
     assert agent_at(None) == Agent()
+
+
+def test_what_a_tool_refers_to_goes_with_the_agent(tmp_path):
+    for name in ("a", "corpus"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "corpus" / "x").write_text("seen")
+    own = {"use": f"{__name__}:noted", "rows": "facts"}
+    write_agent(tmp_path / "a", agent(toolkit=["calculator", own]), {"toolkit.1.rows": tmp_path / "corpus"})
+    shutil.rmtree(tmp_path / "corpus")
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    episode = Environment(folder=str(tmp_path / "elsewhere")).begin(ROW, 0)
+    assert episode.step("noted: q").observation == "q seen"
 
 
 @sandboxed

@@ -140,6 +140,18 @@ def test_a_margin_and_a_limit_hold(at, inputs):
     assert read_agent(context.folder / "outputs" / "agent").experiences == ["step 1: search"]
 
 
+def test_without_an_agent_a_completion_is_the_answer(at, inputs):
+    """Scripted, nine samples of one turn call three tools three times each; one of them is scored."""
+    context = at("alone")
+    ports = {name: inputs[name] for name in ("model", "prompts")}
+    own = {"agent": None, "rewards": [{"use": "formats.matches", "pattern": "search: .*"}], "max_steps": 2}
+    plain = Context(ports, context.folder, context.checkpoints, seed=3)
+    result = run(stage_of(**own), plain)
+    assert (result.metrics["reward_first"], result.metrics["reward"]) == (pytest.approx(1 / 3), 1.0)
+    made = read_agent(context.folder / "outputs" / "agent")
+    assert made == Agent(experiences=["step 1: search"])
+
+
 def test_an_extractor_of_ones_own_is_held_to_its_word(at, inputs, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine.py").write_text("def wrong(experiences):\n    return 'one'\n")
