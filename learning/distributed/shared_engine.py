@@ -40,6 +40,11 @@ class SharedEngine:
         """The policy's weights have changed: forget everything cached from the old ones."""
         self.engine.sync(version)
 
+    def close(self) -> None:
+        """End what this rank's engine has beside it."""
+        if hasattr(self.engine, "close"):
+            self.engine.close()
+
     def serve(self, processor: Processor | None) -> None:
         """Do this rank's share of what rank 0 asks for, until it says that this was all."""
         while (told := self.group.broadcast(None)) is not None:

@@ -47,6 +47,10 @@ class Episode:
         """Tokens of the turn that has not ended, or that has had no answer yet."""
         return self.begun[sum(turn.sampled + turn.observed for turn in self.all_turns) :]
 
+    def ended(self, eos: int) -> bool:
+        """Whether the turn that has had no answer yet is whole: it ends with the end token or a stop sequence."""
+        return any(self.tail[-len(stop) :] == stop for stop in ((eos,), *self.sampling.stop))
+
     @property
     def full(self) -> int:
         """Tokens at which it is suspended, or as long as it may become."""

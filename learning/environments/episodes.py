@@ -142,8 +142,7 @@ class Episodes:
         told: list[tuple[int, Request]] = []
         for ticket, request in requests:
             some = [self._begin(ticket, request, sampling, request.first + i) for i in range(request.n)]
-            waiting = request.row is not None and self._whole(some[0].tail if some else ())
-            if waiting:
+            if some and request.row is not None and some[0].ended(self.tokenizer.eos_token_id):
                 for one in some:
                     self._step(one)
             elif some:
@@ -215,9 +214,6 @@ class Episodes:
             )
         self.roomy.add(most)
 
-    def _whole(self, tail: tuple[int, ...]) -> bool:
-        return tail[-1:] == (self.tokenizer.eos_token_id,)
-
     def advance(self) -> None:
         """Take the answers that are due, then a decode step."""
         self._hear()
@@ -271,7 +267,9 @@ class Episodes:
         if said.done or len(one.all_turns) + 1 >= most:
             one.turns.append(turn)
             return self._end(one, "stop" if said.done else "length")
-        ids = encode_reply(self.tokenizer, said.observation)
+        eos = self.tokenizer.eos_token_id
+        # A turn that ended with a stop sequence is closed for it.
+        ids = [eos] * (one.tail[-1] != eos) + encode_reply(self.tokenizer, said.observation)
         if len(one.begun) + len(ids) >= one.sampling.max_new_tokens:
             one.turns.append(turn)
             return self._end(one, "length")

@@ -393,6 +393,36 @@ def test_a_problem_may_have_fewer_turns_than_the_environment_allows(tiny_policy)
             assert made.token_ids == whole.token_ids[: len(made.token_ids)]
 
 
+def test_a_stop_sequence_ends_a_turn_which_is_then_closed_for_the_model(tiny_policy):
+    """Whether it is cut there or not; every character of the first half of the alphabet is such a sequence."""
+    eos = tiny_policy.tokenizer.eos_token_id
+    sampling = replace(SAMPLING, stop=tuple((token,) for token in range(6, 54)))
+    requests = asked(tiny_policy, ["ab", "c"], n=3)
+    found = [g for of in played(tiny_policy, requests, sampling) for g in of]
+    closed = 0
+    for made in found:
+        at = 0
+        for turn in made.turns:
+            end = at + turn.sampled
+            last = made.token_ids[end - 1]
+            assert last == eos or 6 <= last < 54
+            if turn.observed and last != eos:
+                closed += 1
+                assert (made.token_ids[end], made.logprobs[end]) == (eos, 0.0)
+            at = end + turn.observed
+    assert closed > 3
+    for cut in (1, 4):
+        pool = [replace(r, n=1, first=i) for r in requests for i in range(r.n)]
+        first = [of[0] for of in played(tiny_policy, pool, replace(sampling, window=cut))]
+        again = [
+            replace(r, begun=tuple(g.token_ids), turns=tuple(g.turns)) if g.finish == "suspended" else None
+            for r, g in zip(pool, first, strict=True)
+        ]
+        rest = iter(played(tiny_policy, [r for r in again if r], sampling))
+        whole = [g.token_ids + (next(rest)[0].token_ids if r else []) for r, g in zip(again, first, strict=True)]
+        assert whole == [g.token_ids for g in found]
+
+
 def other(policy, seed=1):
     """The policy with weights of its own."""
     model = copy.deepcopy(policy.model)
