@@ -10,7 +10,7 @@ from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
-from schemas.tree import join, problem
+from schemas.tree import join
 from schemas.use import (
     AdvantageUse,
     ControlUse,
@@ -23,7 +23,6 @@ from schemas.use import (
     ShapeUse,
     SourceUse,
 )
-from schemas.validation import follow
 
 ALONE = ("state", "policy", "engine", "sampler")
 """What one thread at a time may hold."""
@@ -44,16 +43,14 @@ def asynchrony_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             yield from _pieces(info, stage, drive)
 
 
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
-
-
 def _rewards(info: StepInfo, drive: Slot) -> Iterator[Problem]:
     for slot in info.slots:
         held = [name for name in ALONE if name in slot.signature.supplied]
         if isinstance(slot.use, RewardUse) and held:
             said = f"`{slot.use.use}` asks for `{held[0]}`, and `{drive.use.use}` has several groups scored at once"
-            yield _at(info, slot.path, said, "take a reward that depends on the completions alone, or `drive: whole`")
+            yield info.problem(
+                slot.path, said, "take a reward that depends on the completions alone, or `drive: whole`"
+            )
 
 
 def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
@@ -62,16 +59,18 @@ def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
     if isinstance(limit, int) and ahead > limit - lag:
         behind = ", by workers that are one version behind" if lag else ""
         said = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
-        yield _at(info, join(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`")
+        yield info.problem(
+            join(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`"
+        )
     if lag and drive.values.get("interrupt") is False:
         said = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
-        yield _at(info, join(drive.path, "sync"), said, "leave out one of the two")
+        yield info.problem(join(drive.path, "sync"), said, "leave out one of the two")
 
 
 def _counted(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
     if drive.values.get("steps_per_update") is not None and stage.resources.rollout is not None:
         said = "decode steps are counted in the step's own process, and `resources.rollout` has processes of its own"
-        yield _at(info, join(drive.path, "steps_per_update"), said, "leave out one of the two")
+        yield info.problem(join(drive.path, "steps_per_update"), said, "leave out one of the two")
 
 
 def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
@@ -79,26 +78,28 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
     once = {"num_iterations": stage.num_iterations, "num_mini_batches": stage.num_mini_batches}
     for key, value in once.items():
         if value != 1:
-            yield _at(info, key, f"{name}, with one optimiser step at its end", f"write `{key}: 1`")
+            yield info.problem(key, f"{name}, with one optimiser step at its end", f"write `{key}: 1`")
     beside = {"follow_up": stage.follow_up, "source": stage.source, "critic": stage.critic}
     for key, value in {**beside, "auxiliaries": stage.auxiliaries}.items():
         if value:
-            yield _at(info, key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `drive: whole`")
+            yield info.problem(
+                key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `drive: whole`"
+            )
     if stage.resources.train is not None and stage.resources.train.workers > 1:
         said = f"{name}, which one process does by itself"
-        yield _at(info, "resources.train", said, "leave out `train`, or take `drive: streamed`")
+        yield info.problem("resources.train", said, "leave out `train`, or take `drive: streamed`")
     for slot in info.slots:
         if isinstance(slot.use, ControlUse) and any(asked.endswith("_T") for asked in slot.signature.supplied):
             said = f"{name}, and `{slot.use.use}` looks at all of it"
-            yield _at(info, slot.path, said, "take a controller that goes by the last iteration's points")
+            yield info.problem(slot.path, said, "take a controller that goes by the last iteration's points")
         if not isinstance(slot.use, JUDGING):
             continue
         if "batch" in (slot.values.get("by"), slot.values.get("within")):
             said = f"{name}, and `{slot.use.use}` compares all of it"
-            yield _at(info, slot.path, said, "write `by: group`, or take `drive: whole`")
+            yield info.problem(slot.path, said, "write `by: group`, or take `drive: whole`")
         if held := [asked for asked in KEPT if asked in slot.signature.supplied]:
             said = f"{name}, and `{slot.use.use}` asks for `{held[0]}`: it would see groups one by one, and then again"
-            yield _at(info, slot.path, said, "take a part that judges a group by itself, or `drive: whole`")
+            yield info.problem(slot.path, said, "take a part that judges a group by itself, or `drive: whole`")
 
 
 def keeps_older(slot: Slot) -> bool:

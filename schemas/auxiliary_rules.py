@@ -10,9 +10,8 @@ from schemas.nearest import suggest
 from schemas.signatures import may_be_named, supplies
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
-from schemas.tree import join, problem
+from schemas.tree import join
 from schemas.use import MOVING, ShapeUse
-from schemas.validation import follow
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | ShapeUse.asks) | {
@@ -27,10 +26,6 @@ def auxiliary_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Every contradiction about the critic's and the auxiliaries' words."""
     for rule in (_names, _columns, _options, _ahead, _unused, _outputs, _start):
         yield from rule(info, stage)
-
-
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
 
 
 def _given(stage: Rl) -> dict[str, list[str]]:
@@ -48,10 +43,10 @@ def _names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         where = join("auxiliaries", name)
         if not NAME.fullmatch(name) or name.startswith("lp_"):
             advice = "small letters, digits and `_`, not `lp_`, which belongs to references"
-            yield _at(info, where, f"`{name}` cannot name a column", advice)
+            yield info.problem(where, f"`{name}` cannot name a column", advice)
         elif name in TAKEN or stem in stage.auxiliaries:
             said = f"`{name}_T` is another column already"
-            yield _at(info, where, said, f"call it something else, as `my_{name}`")
+            yield info.problem(where, said, f"call it something else, as `my_{name}`")
 
 
 def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -68,7 +63,7 @@ def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 said = (
                     f"`{slot.use.use}` asks for `{name}`, which neither the loop nor an auxiliary of this stage gives"
                 )
-                yield _at(info, slot.path, said, suggest(name, sorted({*kind.asks, *known}), "columns"))
+                yield info.problem(slot.path, said, suggest(name, sorted({*kind.asks, *known}), "columns"))
 
 
 def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -77,7 +72,7 @@ def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         name = slot.values.get("of")
         if isinstance(name, str) and name not in _all(stage):
             advice = suggest(name, _all(stage), "auxiliaries") if stage.auxiliaries else "add it to `auxiliaries`"
-            yield _at(info, join(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
+            yield info.problem(join(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
 
 
 def _asking(info: StepInfo) -> Iterator[Slot]:
@@ -94,13 +89,13 @@ def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         ahead = [word for word in NEXT if word in slot.signature.supplied]
         if ahead and block.head not in ("state", "action"):
             said = f"`{slot.use.use}` looks at the state after a token, and `head: {block.head}` has no value of it"
-            yield _at(info, slot.path, said, "write `head: state` or `head: action`")
+            yield info.problem(slot.path, said, "write `head: state` or `head: action`")
         elif block.head == "state" and "next_mean_T" in ahead:
             said = f"`{slot.use.use}` takes the mean over actions, and `head: state` has none"
-            yield _at(info, slot.path, said, "write `head: action`, or `target: temporal_difference`")
+            yield info.problem(slot.path, said, "write `head: action`, or `target: temporal_difference`")
         elif block.follow is not None and not ahead:
             said = f"`follow` keeps a slow copy, and `{slot.use.use}` does not look ahead"
-            yield _at(info, join(where, "follow"), said, "leave it out, or write `target: temporal_difference`")
+            yield info.problem(join(where, "follow"), said, "leave it out, or write `target: temporal_difference`")
 
 
 def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -117,7 +112,7 @@ def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = (
                 "name it in a part, as `{use: potential, of: " + name + "}` in `advantage`, or write `publish: true`"
             )
-            yield _at(info, join("auxiliaries", name), said, advice)
+            yield info.problem(join("auxiliaries", name), said, advice)
 
 
 def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -126,7 +121,7 @@ def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         if block.publish and block.type in types:
             said = f"two outputs of this stage would be called `{block.type}`"
             advice = "publish one of them here, and the other from a stage of its own"
-            yield _at(info, f"auxiliaries.{name}.publish", said, advice)
+            yield info.problem(f"auxiliaries.{name}.publish", said, advice)
         types += [block.type] if block.publish else []
 
 
@@ -136,4 +131,4 @@ def _start(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for port in (p for p in info.ports if p.path == f"auxiliaries.{name}.model"):
             if block.head == "likelihood" and port.type in ("value_model", "reward_model"):
                 said = f"`head: likelihood` needs a language model, and `{port.text}` is a {port.type}"
-                yield _at(info, port.path, said, "give a policy, or a process reward model of the same head")
+                yield info.problem(port.path, said, "give a policy, or a process reward model of the same head")

@@ -16,7 +16,7 @@ from schemas.points import numbered, point_problems
 from schemas.signatures import REFERENCE
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
-from schemas.tree import join, problem
+from schemas.tree import join
 from schemas.use import (
     MOVING,
     AdvantageUse,
@@ -42,10 +42,6 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, point_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
-
-
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
 
 
 def _slots(info: StepInfo, *kinds: type[Use]) -> Iterator[Slot]:
@@ -84,7 +80,7 @@ def _groups_of_one(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, AdvantageUse):
         if "group" in (slot.values.get("by"), slot.values.get("within")):
             said = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
-            yield _at(info, slot.path, said, "raise `num_generations`, or write `by: batch`")
+            yield info.problem(slot.path, said, "raise `num_generations`, or write `by: batch`")
 
 
 def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -92,14 +88,14 @@ def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         k = slot.values.get("k")
         if isinstance(k, int) and k > stage.num_generations and _groups_are_plain(stage):
             said = f"k is {k}, but a group has {stage.num_generations} completions"
-            yield _at(info, join(slot.path, "k"), said, "lower k or raise `num_generations`")
+            yield info.problem(join(slot.path, "k"), said, "lower k or raise `num_generations`")
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, ComponentUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
             said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield _at(info, join(slot.path, "estimator"), said, "use k2 or k3")
+            yield info.problem(join(slot.path, "estimator"), said, "use k2 or k3")
 
 
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -109,7 +105,7 @@ def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         if slot.values.get("weigh") is True:
             said = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
             advice = "write `ratio: decoupled`, or let it only mask: `weigh: false, outside: drop`"
-            yield _at(info, slot.path, said, advice)
+            yield info.problem(slot.path, said, advice)
 
 
 def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -125,7 +121,7 @@ def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 "leave them to a component (`select: [own]` here, `select: [external]` there), or take a surrogate "
                 "that knows them: `shaped_external`"
             )
-            yield _at(info, slot.path, said, advice)
+            yield info.problem(slot.path, said, advice)
 
 
 def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -134,7 +130,7 @@ def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, DriveUse, SourceUse):
         if keeps_older(slot):
             said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
-            yield _at(info, slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
+            yield info.problem(slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
 
 
 def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -143,7 +139,7 @@ def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
                 said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
                 advice = "write `partial: wait`, or take advantages from a critic: `gae`"
-                yield _at(info, join(drive.path, "partial"), said, advice)
+                yield info.problem(join(drive.path, "partial"), said, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -151,7 +147,7 @@ def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
                 said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
-                yield _at(info, join(slot.path, name), said, "a small temperature, as 0.1")
+                yield info.problem(join(slot.path, name), said, "a small temperature, as 0.1")
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -159,10 +155,10 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if stage.critic is None:
         for slot in asking:
             said = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
-            yield _at(info, slot.path, said, "add `critic: {learning_rate: 1e-3}`")
+            yield info.problem(slot.path, said, "add `critic: {learning_rate: 1e-3}`")
     elif not any(isinstance(slot.use, AdvantageUse) for slot in asking):
         said = "nothing tells the critic what to predict: no operation of `advantage` reads its values"
-        yield _at(info, "critic", said, "add `gae` to `advantage`, or leave the critic out")
+        yield info.problem("critic", said, "add `gae` to `advantage`, or leave the critic out")
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -174,13 +170,13 @@ def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
     for where, name in said:
         if isinstance(name, str) and name not in names:
-            yield _at(info, where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
+            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
 
 
 def _controls(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for where, name in _controlled(info):
         if name not in stage.control:
-            yield _at(info, where, f"no control `{name}` in this stage", suggest(name, stage.control, "controls"))
+            yield info.problem(where, f"no control `{name}` in this stage", suggest(name, stage.control, "controls"))
 
 
 def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -190,7 +186,7 @@ def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             if REFERENCE.fullmatch(column) and column not in MOVING and name not in stage.references:
                 said = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
                 advice = f"add `references: {{{name}: {{every: 1}}}}`; without `every` it stands still"
-                yield _at(info, slot.path, said, advice)
+                yield info.problem(slot.path, said, advice)
 
 
 def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -199,10 +195,10 @@ def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, ComponentUse):
         if slot.values.get("estimator") in ("k2", "k3") and slot.values.get("importance") is False:
             said = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
-            yield _at(info, slot.path, said, "write `importance: true`")
+            yield info.problem(slot.path, said, "write `importance: true`")
     if _trusts_samples(info, ("lp_behav_T", "lp_prox_T")):
         said = f"several updates per batch, and `{stage.ratio.use}` takes all samples for the policy's own"
-        yield _at(info, "ratio", said, "write `ratio: token`, or one update per batch")
+        yield info.problem("ratio", said, "write `ratio: token`, or one update per batch")
 
 
 def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -212,7 +208,7 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         epsilon, where = slot.values.get("epsilon"), join(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
             said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
-            yield _at(info, where, said, "GSPO uses 3e-4 and 4e-4")
+            yield info.problem(where, said, "GSPO uses 3e-4 and 4e-4")
 
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -225,7 +221,7 @@ def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
         if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
             said = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
-            yield _at(info, where, said, "raise `num_iterations` or `num_mini_batches`, or leave it")
+            yield info.problem(where, said, "raise `num_iterations` or `num_mini_batches`, or leave it")
 
 
 def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -233,12 +229,12 @@ def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name in stage.references:
         if f"lp_{name}_T" not in asked:
             said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
-            yield _at(info, join("references", name), said, "leave it out, or name a function that compares with it")
+            yield info.problem(join("references", name), said, "leave it out, or name a function that compares with it")
     used = {name for _, name in _controlled(info)}
     for name in stage.control:
         if name not in used:
             said = f"nothing is set by the control `{name}`"
-            yield _at(info, join("control", name), said, f"write `{{control: {name}}}` where a number stands")
+            yield info.problem(join("control", name), said, f"write `{{control: {name}}}` where a number stands")
 
 
 def _controlled(info: StepInfo) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,7 @@ from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
-from schemas.tree import join, problem
 from schemas.use import EngineUse
-from schemas.validation import follow
 
 
 def endpoint_problems(info: StepInfo) -> Iterator[Problem]:
@@ -21,17 +19,15 @@ def endpoint_problems(info: StepInfo) -> Iterator[Problem]:
         priced = any(endpoint["price"] for endpoint in endpoints_in(info.dump()))
         if not priced:
             said = "`max_cost` is about what endpoints cost, and none of this stage has a price"
-            yield _at(info, "max_cost", said, "give the endpoint its `price`, or cap `max_tokens_total`")
+            yield info.problem("max_cost", said, "give the endpoint its `price`, or cap `max_tokens_total`")
 
 
 def _engine(info: StepInfo, slot: Slot) -> Iterator[Problem]:
     if isinstance(info.stage, Rl) and slot.path == "engine":
         said = f"`{slot.use.use}` samples from a server that keeps its own weights: what is trained would not sample"
-        yield _at(info, slot.path, said, "write `engine: vllm` or `engine: torch`; endpoints are for judges here")
+        yield info.problem(slot.path, said, "write `engine: vllm` or `engine: torch`; endpoints are for judges here")
     if getattr(info.stage.resources, "rollout", None) is not None and slot.path == "engine":
         said = f"`{slot.use.use}` samples on a server, so that workers of the role `rollout` would have nothing to do"
-        yield _at(info, "resources.rollout", said, "drop them, and let `max_concurrency` say how much is asked at once")
-
-
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
+        yield info.problem(
+            "resources.rollout", said, "drop them, and let `max_concurrency` say how much is asked at once"
+        )

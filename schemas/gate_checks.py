@@ -7,8 +7,6 @@ from schemas.gates import Gate, split_metric
 from schemas.graph import StepInfo
 from schemas.nearest import suggest
 from schemas.stages.evaluate import Evaluate
-from schemas.tree import join, problem
-from schemas.validation import follow
 
 
 def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
@@ -21,10 +19,6 @@ def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
         yield from _tests(info, stage, gate, here, options)
 
 
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
-
-
 def _metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Iterator[Problem]:
     named = {f"{here}.metric": gate.metric} | (
         {f"{here}.max_regression.{name}": name for name in gate.max_regression}
@@ -32,7 +26,7 @@ def _metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Itera
     )  # fmt: skip
     for where, name in named.items():
         if split_metric(name, metrics) is None:
-            yield _at(info, where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
+            yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
 
 
 def _models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[Problem]:
@@ -40,9 +34,9 @@ def _models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[
     others = [*models, *stage.against, *(["champion"] if gate.against == "champion" else [])]
     for field, name, known in (("model", gate.model, models), ("against", gate.against, others)):
         if name is not None and name not in known:
-            yield _at(info, f"{here}.{field}", f"no model `{name}`", suggest(name, known, "models of this stage"))
+            yield info.problem(f"{here}.{field}", f"no model `{name}`", suggest(name, known, "models of this stage"))
     if gate.against is not None and gate.against == (gate.model or models[-1]):
-        yield _at(info, f"{here}.against", f"`{gate.against}` is compared with itself", "name another model")
+        yield info.problem(f"{here}.against", f"`{gate.against}` is compared with itself", "name another model")
 
 
 def _tests(
@@ -50,14 +44,14 @@ def _tests(
 ) -> Iterator[Problem]:
     if gate.noise_repeats and stage.temperature == 0:
         said = "greedy sampling says the same every time: there is no noise to measure"
-        yield _at(info, f"{here}.noise_repeats", said, "set `temperature`, or leave `noise_repeats` out")
+        yield info.problem(f"{here}.noise_repeats", said, "set `temperature`, or leave `noise_repeats` out")
     if gate.test != "mcnemar" or stage.num_generations == 1 or stage.selector is not None:
         return
     for name in [gate.metric, *gate.regressions]:
         found = split_metric(name, list(options))
         if found is not None and options[found[0]].get("k") != stage.num_generations:
             said = f"McNemar's test wants right or wrong, and `{name}` of {stage.num_generations} samples is a share"
-            yield _at(info, f"{here}.test", said, "write `test: paired_bootstrap`, or `num_generations: 1`")
+            yield info.problem(f"{here}.test", said, "write `test: paired_bootstrap`, or `num_generations: 1`")
             return
 
 

@@ -61,6 +61,10 @@ class StepInfo:
     branch_of: tuple[BranchOf, ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
 
+    def problem(self, where: str, message: str, advice: str = "") -> Problem:
+        """What is wrong at a field of the step, by its dotted path, with its place in the file."""
+        return problem(follow(self.node, where).mark, join(self.path, where), message, advice)
+
     def dump(self) -> dict[str, Any]:
         """The stage as plain values, options of its functions filled in."""
         dumped = self.stage.model_dump(mode="json", by_alias=True)

@@ -27,12 +27,12 @@ def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
         yield problem(info.node.where, info.path, said, "`models` merges whole models, `slices` runs of layers")
     if stage.merge_method not in methods():
         advice = suggest(stage.merge_method, methods(), "methods")
-        yield _at(info, "merge_method", f"no method `{stage.merge_method}`", advice)
+        yield info.problem("merge_method", f"no method `{stage.merge_method}`", advice)
         return
     method = signature(MergeMethodUse, stage.merge_method)
     if "base" in method.supplied and stage.base_model is None:
         said = f"`{stage.merge_method}` works on differences and needs `base_model`"
-        yield _at(info, "merge_method", said, "name the model that the others were trained from")
+        yield info.problem("merge_method", said, "name the model that the others were trained from")
     yield from _parameters(info, stage, method)
 
 
@@ -50,7 +50,7 @@ def _parameters(info: StepInfo, stage: Merge, method: Signature) -> Iterator[Pro
     for name, required in known.items():
         if required and name not in given:
             advice = f"set `{name}` under `parameters`, of each model or of all"
-            yield _at(info, "merge_method", f"`{method.name}` needs the parameter `{name}`", advice)
+            yield info.problem("merge_method", f"`{method.name}` needs the parameter `{name}`", advice)
 
 
 def _levels(stage: Merge) -> Iterator[tuple[str, dict[str, object]]]:
@@ -61,7 +61,3 @@ def _levels(stage: Merge) -> Iterator[tuple[str, dict[str, object]]]:
         yield f"slices.{i}.parameters", piece.parameters
         for j, source in enumerate(piece.sources):
             yield f"slices.{i}.sources.{j}.parameters", source.parameters
-
-
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)

@@ -12,8 +12,6 @@ from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
 from schemas.stages.rl import Rl
-from schemas.tree import join, problem
-from schemas.validation import follow
 
 
 def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
@@ -35,12 +33,8 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     return refused, list(dict.fromkeys(warned))
 
 
-def _at(info: StepInfo, where: str, message: str, advice: str) -> Problem:
-    return problem(follow(info.node, where).mark, join(info.path, where), message, advice)
-
-
 def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
     for key, value in stage.config.items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and value > 0:
             said = "dropout in a policy: what is trained would not be what sampled"
-            yield _at(info, f"config.{key}", said, f"write `{key}: 0.0`, as this recipe has an rl stage")
+            yield info.problem(f"config.{key}", said, f"write `{key}: 0.0`, as this recipe has an rl stage")
