@@ -1,4 +1,4 @@
-"""Numbers to be guessed within a range that the problem tells, and a guesser who listens now and then."""
+"""Digits to be guessed in a range that the problem tells, and a guesser who listens now and then."""
 
 import hashlib
 import json
@@ -9,32 +9,27 @@ from pydantic import Field
 
 from schemas.errors import StepError
 
-FIRST = [10 * tens + units for tens in range(1, 10) for units in range(4)]
-"""First numbers of the ranges, which end within the same ten."""
+GAMES = 1000
+"""Each has a number of its own, which says nothing."""
 
 
 def guesses(
     *,
     split: Literal["train", "test"],
+    size: Annotated[int, Field(ge=1)],
     seed: int = 0,
-    size: Annotated[int, Field(ge=1)] | None = None,
-    span: Annotated[int, Field(ge=2, le=7)] = 7,
-    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.25,
+    span: Annotated[int, Field(ge=2, le=9)] = 3,
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
 ) -> list[dict[str, Any]]:
-    """A range of `span` two-digit numbers and one of them hidden, for environment `guess`; the split is by range.
+    """Games `417 4-6`, each with one of `span` digits hidden, for environment `guess`; the split is by game.
 
-    `size` null: all there are. Raises StepError when there are fewer.
+    Raises StepError when there are fewer than `size`.
     """
-    rows = [
-        _row(first, first + span - 1, hidden)
-        for first in FIRST
-        for hidden in range(first, first + span)
-        if (_share(first) < test_share) == (split == "test")
-    ]
-    if size is not None and len(rows) < size:
-        raise StepError(f"guesses: there are {len(rows)} {split} problems, {size} were asked for; lower `size`")
-    order = np.random.default_rng(seed).permutation(len(rows))
-    return [rows[i] for i in order[:size]]
+    games = [game for game in range(GAMES) if (_share(game) < test_share) == (split == "test")]
+    if len(games) < size:
+        raise StepError(f"guesses: there are {len(games)} {split} games, {size} were asked for; lower `size`")
+    order = np.random.default_rng(seed).permutation(len(games))
+    return [_row(games[i], span) for i in order[:size]]
 
 
 def guesser(
@@ -62,16 +57,18 @@ def guesser(
     return str(left[int(rng.integers(len(left)))])
 
 
-def _share(first: int) -> float:
-    return int(hashlib.sha256(f"guess {first}".encode()).hexdigest()[:8], 16) / 16**8
+def _share(game: int) -> float:
+    return int(hashlib.sha256(f"guess {game}".encode()).hexdigest()[:8], 16) / 16**8
 
 
-def _row(low: int, high: int, hidden: int) -> dict[str, Any]:
-    text = f"{low}-{high}?"
+def _row(game: int, span: int) -> dict[str, Any]:
+    rng = np.random.default_rng([game, span])
+    low = int(rng.integers(1, 11 - span))
+    text, hidden = f"{game:03d} {low}-{low + span - 1}", low + int(rng.integers(span))
     return {
-        "id": f"{text}{hidden}",
+        "id": text,
         "prompt": [{"role": "user", "content": text}],
         "answer": str(hidden),
         "family": "guess",
-        "metadata": json.dumps({"low": low, "high": high}),
+        "metadata": json.dumps({"low": low, "high": low + span - 1}),
     }
