@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.operations.keyed import totals
 from learning.selections import Source
 from learning.selections import sources as _of_sources
 from schemas.schedules import Number
@@ -63,10 +64,10 @@ def novelty(
     index_T = path_T.unique(return_inverse=True)[1]
     first_P = _first(index_T)
     right_P = reward_T[first_P] > above
-    score_P = _sums(lp_behav_T, index_T) / index_T.bincount()
+    score_P = totals(lp_behav_T, index_T) / index_T.bincount()
     group_P = group_T[first_P].unique(return_inverse=True)[1]
-    counts = _sums(right_P.to(score_P.dtype), group_P).clamp(min=1)
-    usual_P = (_sums(score_P.where(right_P, 0.0), group_P) / counts)[group_P]
+    counts = totals(right_P.to(score_P.dtype), group_P).clamp(min=1)
+    usual_P = (totals(score_P.where(right_P, 0.0), group_P) / counts)[group_P]
     gain_P = (usual_P - score_P).clamp(0, kappa).where(right_P, torch.zeros_like(score_P))
     return advantage_T + weight * gain_P[index_T]
 
@@ -101,7 +102,3 @@ def _first(index_T: Tensor) -> Tensor:
     order = index_T.argsort(stable=True)
     counts = index_T.bincount()
     return order[counts.cumsum(0) - counts]
-
-
-def _sums(values_X: Tensor, index_X: Tensor) -> Tensor:
-    return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)

@@ -22,7 +22,7 @@ from learning.loop.trials import by_group as _by_group
 from learning.methods.rehearsal import rehearse
 from learning.methods.sharing import shared
 from learning.methods.success_pool import pooled, successes_of
-from learning.texts.chat import encode_completion
+from learning.texts.chat import encode_text
 from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef, TrajectoriesRef
@@ -188,15 +188,11 @@ def teachers(
 
 def _by_comprehension(row: dict[str, Any], texts: list[str], marker: str, reduce: str, sampler: Sampler) -> list[str]:
     """The texts, first the one after whose reasoning the row's answer is likeliest; those too long are left out."""
-    prompt, target = sampler.encode(row["prompt"]), _ids(sampler, row["answer"].strip())
+    prompt, target = sampler.encode(row["prompt"]), encode_text(sampler.policy.tokenizer, row["answer"].strip())
     leads = [text[: len(text) - len(text[text.rindex(marker) + len(marker) :].lstrip())] for text in texts]
-    found = logprobs(sampler, [([*prompt, *_ids(sampler, lead)], target) for lead in leads])
+    found = logprobs(sampler, [([*prompt, *encode_text(sampler.policy.tokenizer, lead)], target) for lead in leads])
     scores = {i: sum(lps) / (len(lps) if reduce == "mean" else 1) for i, lps in enumerate(found) if lps}
     return [texts[i] for i in sorted(scores, key=lambda i: (-scores[i], i))]
-
-
-def _ids(sampler: Sampler, text: str) -> list[int]:
-    return encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])[:-1]
 
 
 def given(row: dict[str, Any], text: str, sampler: Sampler, *, source: str, group: int) -> Trial:

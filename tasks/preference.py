@@ -12,7 +12,7 @@ from torch import Tensor
 from learning.distributed.group import ALONE
 from learning.distributed.trained import Trained
 from learning.loop.random_states import own_randomness
-from learning.models.checkpoint import load_training, save_training
+from learning.models.checkpoint import load_training, save_training, trained_weights
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
@@ -179,20 +179,19 @@ def examine(loop: Loop, step: int) -> dict[str, float]:
     return {"loss": held_out_loss(loop.terms, lp_B2, have, step), **told(loop, lp_B2, have, step)}
 
 
-def trained(loop: Loop) -> dict[str, Tensor]:
-    """The parameters that change, by name; tied ones once."""
-    return {name: p for name, p in loop.policy.model.named_parameters() if p.requires_grad}
-
-
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues, to the same bits; the pairs' order follows the step."""
     kept = {name: getattr(loop, name) for name in TOLD}
-    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, kept, loop.model.group)
+    save_training(
+        loop.context.checkpoints, step, trained_weights(loop.policy.model), loop.optimizer, kept, loop.model.group
+    )
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer, loop.model.group)
+    found = load_training(
+        loop.context.checkpoints, trained_weights(loop.policy.model), loop.optimizer, loop.model.group
+    )
     if found is None:
         return 0
     step, kept = found

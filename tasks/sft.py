@@ -10,7 +10,7 @@ import torch
 from learning.distributed.group import ALONE
 from learning.distributed.trained import Trained
 from learning.loop.random_states import own_randomness
-from learning.models.checkpoint import load_training, save_training
+from learning.models.checkpoint import load_training, save_training, trained_weights
 from learning.models.crossentropy import Loss, loss_for
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
@@ -133,20 +133,19 @@ def tell(loop: Loop, step: int, point: dict[str, float]) -> None:
     loop.context.progress(step + 1, loop.total_steps, loss=point["loss"], tokens_per_second=speed)
 
 
-def trained(loop: Loop) -> dict[str, torch.Tensor]:
-    """The parameters that change, by name; tied ones once."""
-    return {name: p for name, p in loop.policy.model.named_parameters() if p.requires_grad}
-
-
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues, to the same bits; the data's order follows the step."""
     told = {name: getattr(loop, name) for name in TOLD}
-    save_training(loop.context.checkpoints, step, trained(loop), loop.optimizer, told, loop.model.group)
+    save_training(
+        loop.context.checkpoints, step, trained_weights(loop.policy.model), loop.optimizer, told, loop.model.group
+    )
 
 
 def resume(loop: Loop) -> int:
     """The step to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_training(loop.context.checkpoints, trained(loop), loop.optimizer, loop.model.group)
+    found = load_training(
+        loop.context.checkpoints, trained_weights(loop.policy.model), loop.optimizer, loop.model.group
+    )
     if found is None:
         return 0
     step, told = found
@@ -173,7 +172,7 @@ def publish(loop: Loop) -> Result:
         "rows": len(loop.examples.kept),
         "dropped_rows": loop.examples.dropped,
         "unknown_tokens": loop.examples.unknown,
-        "trained_parameters": sum(parameter.numel() for parameter in trained(loop).values()),
+        "trained_parameters": sum(parameter.numel() for parameter in trained_weights(loop.policy.model).values()),
     }
     save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
     return Result(metrics)

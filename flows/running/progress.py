@@ -92,7 +92,7 @@ class TerminalReporter:
     def _progressed(self, name: str, row: Row, event: dict[str, Any]) -> None:
         now = self.clock()
         row.at, row.total = event.get("at") or row.at, event.get("total", row.total)
-        row.values |= {k: v for k, v in event.items() if k not in ("type", "step", "at", "total") and _is_number(v)}
+        row.values |= figures_of(event)
         row.first = row.first or (row.at, now)
         row.started = row.started if row.started is not None else now
         if now - row.told >= LINE_EVERY:
@@ -156,6 +156,11 @@ def _figure(row: Row) -> list[str]:
 def _speed(row: Row) -> str:
     speed = row.values.get("tokens_per_second")
     return f"{speed:,.0f} tokens/s" if speed is not None else ""
+
+
+def figures_of(event: dict[str, Any]) -> dict[str, float]:
+    """The numbers that a step tells with its progress, by name."""
+    return {k: v for k, v in event.items() if k not in ("type", "step", "at", "total") and _is_number(v)}
 
 
 def _is_number(value: object) -> bool:

@@ -22,6 +22,7 @@ from flows.execute import Execution, Reporter
 from flows.planning.estimate import cost_lines, excess
 from flows.planning.power import gate_lines
 from flows.planning.selection import repeated
+from flows.running.progress import figures_of
 from flows.servers.run_page import plan_page, result_page, result_rows
 from flows.servers.up import is_up
 from lineage.layout import Layout
@@ -186,9 +187,5 @@ class ProgressBars:
 def progress_words(event: dict[str, Any]) -> tuple[float, str]:
     """Percent done, and the figures of a progress event in words."""
     at, total = event.get("at") or 0, event["total"]
-    figures = [f"{k} {v:.4g}" for k, v in event.items() if k not in ("type", "step", "at", "total") and _is_number(v)]
+    figures = [f"{k} {v:.4g}" for k, v in figures_of(event).items()]
     return round(min(100.0, 100.0 * at / total), 1), ", ".join([f"{at} of {total}", *figures[:4]])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

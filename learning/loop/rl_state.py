@@ -26,6 +26,7 @@ from learning.models.checkpoint import (
     optimizer_state,
     prefixed,
     save_checkpoint,
+    trained_weights,
 )
 from learning.models.policy import Policy
 from learning.models.references import References
@@ -103,7 +104,9 @@ def save(loop: Loop, step: int) -> None:
 
 def resume(loop: Loop) -> int:
     """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    found = load_latest(loop.checkpoints, like=like_trained(weights(loop), loop.optimizer), group=loop.group)
+    found = load_latest(
+        loop.checkpoints, like=like_trained(trained_weights(loop.policy.model), loop.optimizer), group=loop.group
+    )
     if found is None:
         save_good(loop, 0)
         return 0
@@ -138,7 +141,7 @@ def step_back(loop: Loop, step: int) -> int:
 
     A killed run may have left one that lies ahead of where it was taken up.
     """
-    like = like_trained(weights(loop), loop.optimizer)
+    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
     found = load_latest(loop.checkpoints / "good", upto=step, like=like, group=loop.group)
     if found is None:
         raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
@@ -149,16 +152,11 @@ def step_back(loop: Loop, step: int) -> int:
 def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and moments of everything that is trained."""
     moments, rest = optimizer_state(loop.optimizer)
-    tensors = prefixed("model", weights(loop)) | prefixed("optimizer", moments)
+    tensors = prefixed("model", trained_weights(loop.policy.model)) | prefixed("optimizer", moments)
     return tensors | prefixed("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
 
 
 def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    load_weights(weights(loop), below("model", tensors))
+    load_weights(trained_weights(loop.policy.model), below("model", tensors))
     load_optimizer_state(loop.optimizer, below("optimizer", tensors), state["optimizer"])
     loop.beside.load(below("beside", tensors), state["beside"])
-
-
-def weights(loop: Loop) -> dict[str, torch.Tensor]:
-    """Parameters that a checkpoint holds, those that are trained; tied ones once."""
-    return {name: p for name, p in loop.policy.model.named_parameters() if p.requires_grad}

@@ -111,6 +111,11 @@ def load_training(
     return step, state["told"]
 
 
+def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters that are trained, by name; tied ones once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 def like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
     """A checkpoint's tensors of a model and its optimiser, cut as these are."""
     trained = [p for g in optimizer.param_groups for p in g["params"]]

@@ -21,6 +21,11 @@ def index_of(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -
     return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
 
 
+def totals(values_X: Tensor, index_X: Tensor) -> Tensor:
+    """Sum of the values of each number (0..) of an index, once per number."""
+    return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
+
+
 def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
     """Which entries come from one of the named sources; None stands for all."""
     if sources is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learning.loop.batch import Batch
 from learning.operations.columns import Column
+from learning.operations.keyed import totals
 
 
 def tmn_reweight(
@@ -41,7 +42,7 @@ def tmn_reweight(
     scaled_P = centred_P / (_mean(variance_G, task_G).sqrt()[task_P] + epsilon)
     if gamma is not None:
         bar_G = (1 - smoothing) * mean_G + smoothing * _mean(mean_G, task_G)[task_G]
-        rate_G = _sum((values_P > bar_G[index_P]).to(values_P.dtype), index_P) / count_G
+        rate_G = totals((values_P > bar_G[index_P]).to(values_P.dtype), index_P) / count_G
         exponent_P = gamma * (0.5 - rate_G)[index_P]
         scaled_P = scaled_P * torch.where(centred_P > 0, exponent_P, -exponent_P).exp()
     # A scale of 0 (every group of the task is flat, epsilon 0) divides 0 by 0.
@@ -50,9 +51,9 @@ def tmn_reweight(
 
 def _moments(values_P: Tensor, index_P: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Members, mean and unbiased variance of each group; a group of one has variance 1, as GRPO takes its deviation."""
-    count_G = _sum(torch.ones_like(values_P), index_P)
-    mean_G = _sum(values_P, index_P) / count_G
-    squares_G = _sum((values_P - mean_G[index_P]).square(), index_P)
+    count_G = totals(torch.ones_like(values_P), index_P)
+    mean_G = totals(values_P, index_P) / count_G
+    squares_G = totals((values_P - mean_G[index_P]).square(), index_P)
     return count_G, mean_G, torch.where(count_G > 1, squares_G / (count_G - 1).clamp(min=1), torch.ones_like(mean_G))
 
 
@@ -64,8 +65,4 @@ def _flat(values_P: Tensor, index_P: Tensor) -> Tensor:
 
 
 def _mean(values_X: Tensor, index_X: Tensor) -> Tensor:
-    return _sum(values_X, index_X) / _sum(torch.ones_like(values_X), index_X)
-
-
-def _sum(values_X: Tensor, index_X: Tensor) -> Tensor:
-    return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
+    return totals(values_X, index_X) / totals(torch.ones_like(values_X), index_X)

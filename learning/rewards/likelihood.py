@@ -11,7 +11,7 @@ from learning.evaluating.verdicts import logprobs
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Trial
 from learning.rewards.answers import final_answer
-from learning.texts.chat import encode_completion
+from learning.texts.chat import encode_text
 
 Row = dict[str, Any]
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]
@@ -35,11 +35,11 @@ def answer(
     the completion.
     """
     contexts = [_context(trial, sampler, marker, joiner) for trial in trials]
-    targets = [None if row["answer"] is None else _ids(sampler, row["answer"]) for row in rows]
+    targets = [None if row["answer"] is None else encode_text(sampler.policy.tokenizer, row["answer"]) for row in rows]
     places = [i for i, (c, t) in enumerate(zip(contexts, targets, strict=True)) if c is not None and t is not None]
     pairs = [(trials[i].prompt_ids + (contexts[i] or []), targets[i] or []) for i in places]
     if gain:
-        lead = _ids(sampler, marker + joiner) if marker else []
+        lead = encode_text(sampler.policy.tokenizer, marker + joiner) if marker else []
         pairs += [(trials[i].prompt_ids + lead, targets[i] or []) for i in places]
     scores = [None if lps is None else reduced(lps, reduce) for lps in logprobs(sampler, pairs)]
     found: list[float | None] = [None] * len(trials)
@@ -69,11 +69,8 @@ def _context(trial: Trial, sampler: Sampler, marker: str | None, joiner: str) ->
     if marker is None:
         ids = trial.completion_ids
         ended = bool(ids) and ids[-1] == sampler.policy.tokenizer.eos_token_id
-        return ids[: len(ids) - ended] + _ids(sampler, joiner)
+        return ids[: len(ids) - ended] + encode_text(sampler.policy.tokenizer, joiner)
     tail = final_answer(trial.text, marker)
-    return None if tail is None else _ids(sampler, trial.text[: len(trial.text) - len(tail)] + joiner)
-
-
-def _ids(sampler: Sampler, text: str) -> list[int]:
-    """Ids of a text, without the token that ends a turn."""
-    return encode_completion(sampler.policy.tokenizer, [{"role": "assistant", "content": text}])[:-1]
+    if tail is None:
+        return None
+    return encode_text(sampler.policy.tokenizer, trial.text[: len(trial.text) - len(tail)] + joiner)

@@ -60,6 +60,11 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
 
 
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of what an assistant says, without the token that ends its turn."""
+    return encode_completion(tokenizer, [{"role": "assistant", "content": text}])[:-1]
+
+
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, str]) -> list[int]:
     """Ids of a rendering; what stands in the place of a mark is plain text."""
     if not marked:
