@@ -55,6 +55,9 @@ class Files:
 
     def publish(self, version: int) -> Receipt:
         """Write `weights-<version>.safetensors`; the ones before the last are removed."""
+        if self.version < 0:
+            # A try that was killed had come further: its files are newer than the first one of this try.
+            self.reset_cache()
         weights = weights_of(self.policy.model)
         file = self.folder / f"weights-{version:08d}.safetensors"
         receipt = receipt_of(version, "file", str(file.absolute()), weights)

@@ -85,6 +85,17 @@ def test_through_a_file(tiny_policy, replica, tmp_path):
         receiver.load(receipt)
 
 
+def test_files_of_a_try_that_had_come_further_are_in_nobodys_way(tiny_policy, replica, tmp_path):
+    before = Files(tiny_policy, tmp_path)
+    for version in range(1, 8):
+        before.publish(version)
+    again, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, from_file)
+    for version in (4, 5, 6):
+        receiver.load(again.publish(version))
+        assert receiver.version == version
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [f"weights-0000000{v}.safetensors" for v in (5, 6)]
+
+
 def test_within_a_process(tiny_policy, replica):
     sync = InProcess(tiny_policy)
     receiver = PolicyReceiver(*replica, sync.fetch)
