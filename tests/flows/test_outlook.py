@@ -17,24 +17,15 @@ from flows.launch import plan_recipe, run_plan
 from flows.running.runlog import read_plan
 from flows.servers.prefect_artifacts import show_plan
 from lineage.layout import Layout
+from tests.small_steps import NUMBER, two_numbers
 
 HOUSE = Path(__file__).resolve().parents[2]
-RECIPE = """
-name: looked-up
-schedule: {interval: 6h}
-stages:
-  a: {kind: python, function: {use: "outlook_work:number", value: 3}}
-  b: {kind: python, function: {use: "outlook_work:number", value: 4}, inputs: {x: a}}
-"""
-WORK = """
-def number(context, *, value: int = 1):
-    (context.output("result") / "n.txt").write_text(str(value))
-"""
+RECIPE = two_numbers("looked-up", "outlook_work", "schedule: {interval: 6h}")
 
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    (tmp_path / "outlook_work.py").write_text(WORK)
+    (tmp_path / "outlook_work.py").write_text(NUMBER)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path))
     return tmp_path / "recipe.yaml"

@@ -11,18 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_steps import NUMBER, two_numbers
+
 PASSWORD = "hunter2-postgres-secret"
-WORK = """
-def number(context, *, value: int = 1):
-    (context.output("result") / "n.txt").write_text(str(value))
-    return {"value": value}
-"""
-RECIPE = """
-name: kept
-stages:
-  a: {kind: python, function: {use: "kept_work:number", value: 3}}
-  b: {kind: python, function: {use: "kept_work:number", value: 4}, inputs: {x: a}}
-"""
+RECIPE = two_numbers("kept", "kept_work")
 
 
 def programs():
@@ -82,7 +74,7 @@ def ask(database, sql):
 
 @pytest.mark.slow
 def test_a_run_is_recorded_in_postgresql_by_both(checkout, processes, database):
-    made = checkout("root", RECIPE, {"kept_work": WORK})
+    made = checkout("root", RECIPE, {"kept_work": NUMBER})
     up = made.start("up", "--prefect-port", 0, "--mlflow-port", 0, "--database", database, PGPASSWORD=PASSWORD)
     told = made.output
     processes.wait_for(lambda: up.poll() is not None or "Ctrl-C ends" in told.read_text(), 240)

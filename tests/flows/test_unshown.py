@@ -9,17 +9,9 @@ from flows.launch import plan_recipe
 from flows.servers.unshown import shown_while_it_can_be
 from flows.steps.inprocess import InProcess
 from lineage.layout import Layout
+from tests.small_steps import NUMBER, two_numbers
 
-RECIPE = """
-name: shown
-stages:
-  a: {kind: python, function: {use: "unshown_work:number", value: 3}}
-  b: {kind: python, function: {use: "unshown_work:number", value: 4}, inputs: {x: a}}
-"""
-WORK = """
-def number(context, *, value: int = 1):
-    (context.output("result") / "n.txt").write_text(str(value))
-"""
+RECIPE = two_numbers("shown", "unshown_work")
 
 
 class Heard:
@@ -32,7 +24,7 @@ class Heard:
 
 @pytest.mark.parametrize("after_the_end", [False, True])
 def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, capsys, after_the_end):
-    (tmp_path / "unshown_work.py").write_text(WORK)
+    (tmp_path / "unshown_work.py").write_text(NUMBER)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     layout, heard, ends = Layout(tmp_path), Heard(), []
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)

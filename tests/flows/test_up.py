@@ -15,13 +15,8 @@ from rich.console import Console
 from flows.servers.up import is_up, up
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from tests.small_steps import NUMBER
 
-WORK = """
-import time
-
-def number(context, *, value: int = 1):
-    (context.output("result") / "n.txt").write_text(str(value))
-"""
 RECIPE = """
 name: beside
 stages:
@@ -104,7 +99,7 @@ def begun(made, processes, *words, **environment):
 
 @pytest.mark.slow
 def test_up_serves_survives_kills_and_ends_cleanly(checkout, processes):
-    made = checkout("root", RECIPE, {"beside_work": WORK})
+    made = checkout("root", RECIPE, {"beside_work": NUMBER})
     process, output = begun(made, processes)
     at = told(made)
     assert "Prefect" in get(at["prefect"].removesuffix("/api"))
@@ -142,7 +137,7 @@ def test_up_serves_survives_kills_and_ends_cleanly(checkout, processes):
 
 @pytest.mark.slow
 def test_killed_up_leaves_no_orphans_and_the_next_takes_over(checkout, processes):
-    made = checkout("root", RECIPE, {"beside_work": WORK})
+    made = checkout("root", RECIPE, {"beside_work": NUMBER})
     process, _ = begun(made, processes)
     process.kill()
     process.wait()
@@ -156,10 +151,10 @@ def test_killed_up_leaves_no_orphans_and_the_next_takes_over(checkout, processes
 
 @pytest.mark.slow
 def test_servers_that_are_there_are_used_and_left_running(checkout, processes):
-    owner = checkout("owner", RECIPE, {"beside_work": WORK})
+    owner = checkout("owner", RECIPE, {"beside_work": NUMBER})
     first, _ = begun(owner, processes)
     at = told(owner)
-    guest = checkout("guest", RECIPE, {"beside_work": WORK})
+    guest = checkout("guest", RECIPE, {"beside_work": NUMBER})
     given = {"PREFECT_API_URL": at["prefect"], "MLFLOW_TRACKING_URI": at["mlflow"]}
     second, output = begun(guest, processes, **given)
     assert output.read_text().count("(was there)") == 2
