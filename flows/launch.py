@@ -96,8 +96,7 @@ def run_plan(
     write_plan(layout, run, plan)
     sweep(layout)
     log = RunLog(layout, run, reporter)
-    outlook = Outlook(plan, layout)
-    _announce(log, run, plan, outlook)
+    outlook = _announce(log, run, Outlook(plan, layout))
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
@@ -135,12 +134,13 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
         project(outcome)
 
 
-def _announce(log: RunLog, run: str, plan: Plan, outlook: Outlook) -> None:
-    verdicts = outlook.verdicts
+def _announce(log: RunLog, run: str, outlook: Outlook) -> Outlook:
+    plan, verdicts = outlook.plan, outlook.verdicts
     run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+    return outlook
 
 
 def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:
