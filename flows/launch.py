@@ -91,8 +91,7 @@ def run_plan(
     Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before
     anything starts when a step asks for more than there is.
     """
-    missing = _missing(plan, layout, executor)
-    run = run or new_run()
+    missing, run = _missing(plan, layout, executor), run or new_run()
     write_plan(layout, run, plan)
     sweep(layout)
     log = RunLog(layout, run, reporter)

@@ -42,7 +42,7 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
     own = EnvUse.model_validate(yaml.safe_load(TEXT["own"])["env"] | {"missing": 0.5})
     row = {"id": "r", "answer": "3", "prompt": [{"role": "user", "content": "climb"}]}
     request = Request(encode_prompt(tiny_policy.tokenizer, row["prompt"]), 4, 7, row=row)
-    says = tiny_policy.tokenizer.encode("up", add_special_tokens=False) + [tiny_policy.tokenizer.eos_token_id]
+    says = [*tiny_policy.tokenizer.encode("up", add_special_tokens=False), tiny_policy.tokenizer.eos_token_id]
 
     class Saying:
         """An engine that says one thing."""
