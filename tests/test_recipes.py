@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.extend import read_recipe
 from schemas.recipe import load_recipe
+from schemas.stages.init import Init
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -54,3 +56,8 @@ def test_the_quickstart_is_the_whole_job():
     kinds = [stage.kind for stage in recipe.stages.values()]
     assert {"init", "synthesize", "curate", "sft", "reward_model", "merge", "evaluate"} <= set(kinds)
     assert kinds.count("rl") >= 2
+
+
+def test_a_model_without_a_configuration_is_that_of_the_quickstart():
+    quickstart = yaml.safe_load((ROOT / "recipes/quickstart.yaml").read_text())
+    assert Init(kind="init").config == quickstart["stages"]["base"]["config"]

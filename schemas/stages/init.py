@@ -8,13 +8,29 @@ from pydantic import Field
 from schemas.stages.base import BaseStage
 from schemas.use import TokenizerUse
 
+SMALL = {
+    "model_type": "qwen3",
+    "hidden_size": 96,
+    "intermediate_size": 288,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 24,
+    "tie_word_embeddings": True,
+}
+"""What two cores train in minutes: the quickstart's model."""
+
 
 class Init(BaseStage):
     """Make a policy from nothing: a tokenizer and a model with random weights."""
 
     kind: Literal["init"]
-    config: dict[str, Any] = Field(default={"model_type": "qwen3"})
-    """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's."""
+    config: dict[str, Any] = Field(default=SMALL)
+    """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's.
+
+    Arguments that are left out have the values of Hugging Face, which are those of large models; without any
+    configuration the model is that of the quickstart.
+    """
     tokenizer: TokenizerUse = TokenizerUse(use="characters")
     """Tokenizer and chat template."""
     max_length: int = Field(default=256, ge=8)
