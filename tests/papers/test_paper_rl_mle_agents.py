@@ -21,7 +21,7 @@ from learning.environments.protocol import Outcome
 from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.trials import Trial
 from learning.modulation import duration
-from learning.sandbox.run import run
+from learning.sandbox.run import available, run
 from learning.worlds.fits import fits, points, score_of
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
@@ -32,6 +32,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rl-mle-agents.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
 ROW = fits(size=1, split="train")[0]
 CREDIT = 0.3
+guarded = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
 # (1) durations
@@ -132,6 +133,7 @@ def test_the_asynchronous_drive_hands_out_quick_actions_first_and_durations_even
     assert untimed[1.0] == pytest.approx(10 * untimed[10.0], rel=1e-5)
 
 
+@guarded
 def test_an_episode_has_time_for_ten_quick_actions_or_a_slow_one():
     """Prices and budget of the recipe, with programs that run in the sandbox."""
     options = STAGES["timed"].env.options
@@ -162,6 +164,7 @@ def earned(text, **options):
     return Environment(**options).begin(ROW, 5).step(text).reward
 
 
+@guarded
 def test_a_program_that_fails_later_earns_more_and_a_finished_one_most():
     nothing = earned("open save load")
     loaded = earned("load open save")
@@ -186,6 +189,7 @@ print("begin mean 0.0")
 """
 
 
+@guarded
 def test_marks_of_the_agents_own_do_not_count():
     honest = earned(PYTHON.format(before=""), language="python")
     assert honest == pytest.approx(CREDIT / 3)
@@ -194,6 +198,7 @@ def test_marks_of_the_agents_own_do_not_count():
     assert earned("print('x') or load('train.csv')" + FORGED, language="python") == 0, "nothing was loaded"
 
 
+@guarded
 def test_the_word_of_the_marks_is_another_in_every_run():
     """A word seen in one run is worth nothing in the next: the words of ten runs, and of two seeds, differ."""
     words = []
@@ -211,6 +216,7 @@ def test_the_word_of_the_marks_is_another_in_every_run():
     assert min(map(len, words)) == 16
 
 
+@guarded
 def test_marks_change_nothing_else_and_count_what_was_carried_out():
     program = """
 def twice(table):
@@ -246,6 +252,7 @@ def test_prices_are_the_clocks_and_odd_lines_are_no_marks():
     assert found == [("line", 10.0), ("data", None)]
 
 
+@guarded
 @pytest.mark.parametrize("odd", ["\ud800", "\0", "load\0", "-" * 5000 + "1", "é ü", "load load.load ((", "x" * 30_000])
 def test_whatever_a_model_writes_is_answered(odd):
     for language in ("words", "python"):
@@ -253,6 +260,7 @@ def test_whatever_a_model_writes_is_answered(odd):
         assert (outcome.ok, outcome.done, outcome.seconds) == (False, False, 1.0)
 
 
+@guarded
 @pytest.mark.slow
 def test_the_slow_good_action_is_learnt_with_durations_while_it_is_not_without(tmp_path, monkeypatch):
     """In 20 iterations; without durations it takes some 40 (the recipe's header has figures)."""

@@ -10,6 +10,7 @@ import pytest
 
 from learning.agents.folder import read_agent, write_agent
 from learning.problems import customs
+from learning.sandbox.run import available
 from learning.texts.rows import write_rows
 from schemas.agent import Agent
 from schemas.errors import StepError
@@ -18,6 +19,7 @@ from tasks.context import Context
 from tasks.practice import run
 from tests import clerk
 
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 RULE = {"use": "first_difference", "action": "^[a-z]+(?=:)|[a-z]+$", "template": "step {step}: {best}"}
 REVERSE = {
     "name": "reverse",
