@@ -4,12 +4,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from learning.asynchrony.streams import completions
 from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.lookup import Bound
-from learning.loop.trials import Trial, last_turn
+from learning.loop.trials import Trial, last_turn, transcript
 from learning.remote.desk import Desk
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.row_journal import RowJournal, row_key
@@ -27,7 +28,7 @@ class Sample:
     turns: tuple[Turn, ...] = ()
     """Whole turns of an episode."""
     whole: str = ""
-    """All of an episode, with what was observed."""
+    """All of an episode to read, with what was observed."""
 
 
 def sample_rows(
@@ -80,10 +81,11 @@ def _sampled(
 
 
 def _sample(tokenizer: Any, one: Generation) -> Sample:
-    text = decode(tokenizer, one.token_ids)
+    text = decode(tokenizer, one.token_ids[last_turn(0, one.turns) :])
     if not one.turns:
         return Sample(text, one.finish)
-    return Sample(decode(tokenizer, one.token_ids[last_turn(0, one.turns) :]), one.finish, tuple(one.turns), text)
+    whole = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
+    return Sample(text, one.finish, tuple(one.turns), whole)
 
 
 def _written(one: Sample) -> list[Any]:

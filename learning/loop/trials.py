@@ -4,7 +4,7 @@ Plans, drives, follow-ups and sources work on lists of these; `learning.loop.for
 are trained on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -110,3 +110,14 @@ def by_group(trials: list[Trial]) -> dict[int, list[Trial]]:
     for trial in trials:
         groups.setdefault(trial.group, []).append(trial)
     return groups
+
+
+def transcript(decode: Callable[[list[int]], str], ids: list[int], turns: Sequence[Turn]) -> str:
+    """An episode to read: a line for every turn of the model, and after an arrow what the environment said to it."""
+    lines, at = [], 0
+    for turn in turns:
+        said = at + turn.sampled
+        lines.append(decode(ids[at:said]))
+        at = said + turn.observed
+        lines += [f"→ {decode(ids[said:at])}"] if turn.observed else []
+    return "\n".join([*lines, decode(ids[at:])] if at < len(ids) else lines)

@@ -5,6 +5,8 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
+from learning.engines.protocol import Turn
+from learning.loop.trials import transcript
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context
 from tasks.evaluate import run
@@ -38,9 +40,19 @@ def test_what_the_environment_says_is_in_samples_and_numbers(tmp_path, tiny_poli
     # A model of random weights says no numbers: every whole turn failed, and was answered but for the third.
     assert result.metrics["failed_turns.model"] == result.metrics["turns.model"] > 0
     assert result.metrics["accuracy"] == 0.0
-    assert sum("?" in one["completion"] for one in found) > 0
+    assert sum("\n→ ?\n" in one["completion"] for one in found) > 0
     told = json.loads((tmp_path / "a/outputs/report/results.json").read_text())["episodes"]["model"]
     assert told["turns"] == result.metrics["turns.model"]
+
+
+def test_an_episode_is_read_turn_by_turn():
+    def text(ids):
+        return "".join(map(chr, ids))
+
+    ids = [ord(c) for c in "ask?told!go"]
+    assert transcript(text, ids, [Turn(4, 5), Turn(1, 0)]) == "ask?\n→ told!\ng\no"
+    assert transcript(text, ids, [Turn(4, 5), Turn(2, 0)]) == "ask?\n→ told!\ngo"
+    assert transcript(text, ids[:9], [Turn(4, 5)]) == "ask?\n→ told!"
 
 
 def test_an_evaluation_that_was_killed_is_the_one_that_was_not(tmp_path, tiny_policy_folder, monkeypatch):
