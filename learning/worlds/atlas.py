@@ -1,7 +1,8 @@
 """Towns and what is written of them: a corpus of short documents, and questions that take one of them or many.
 
 A document is `bam river zed`. A question is a nest of look-ups, written `ruler of twin of bam?`: each takes what the
-one inside it found. `town with river zed` goes the other way, from what is written to the town.
+one inside it found. `town with river zed` goes the other way, from what is written to the town. Whoever may search the
+documents asks for one after the other: `search: bam twin`.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.tools import search
 from schemas.errors import StepError
 
 Row = dict[str, Any]
@@ -74,6 +76,40 @@ def trail(query: Query, documents: Sequence[Document]) -> list[str]:
     """What each look-up finds, from the inside out."""
     inner = [] if isinstance(query, str) or query[0] == "with" else trail(query[1], documents)
     return inner if isinstance(query, str) else [*inner, *sorted(found(query, documents))]
+
+
+def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
+    """Calls of tool `search` that lead to the answer, from the inside out, then the answer; None where one misleads.
+
+    A search shows the document that looks most like what is asked; of several that a fuzzed word fits, any will do.
+    """
+    if isinstance(query, str):
+        return [query]
+    if query[0] == "with":
+        before, asked = [], f"{query[1]} {query[2].removesuffix('*')}"
+    else:
+        inner = searched(query[1], documents)
+        if inner is None:
+            return None
+        before, asked = inner[:-1], f"{inner[-1]} {query[0]}"
+    town, relation, said = shown_for(asked, documents)
+    if query[0] == "with":
+        right, now = relation == query[1] and matches(query[2], said), town
+    else:
+        right, now = f"{town} {relation}" == asked, said
+    return [*before, f"search: {asked}", now] if right else None
+
+
+@lru_cache(maxsize=4096)
+def shown_for(asked: str, documents: tuple[Document, ...]) -> Document:
+    """The document that tool `search` shows for a query."""
+    town, relation, said = search(asked, {}, documents=texts_of(documents)).split()
+    return town, relation, said
+
+
+def texts_of(documents: Sequence[Document]) -> list[str]:
+    """Documents as they stand."""
+    return [" ".join(document) for document in documents]
 
 
 def injected(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
@@ -170,7 +206,9 @@ def atlas_questions(
     """`size` questions, each hardened in up to `rounds` rounds, which the corpus as a whole answers in one way.
 
     With `shown` the prompt begins with so many documents, those that lead to the answer among others; a question that
-    takes more of them is left out. Raises StepError when the space holds too few questions.
+    takes more of them is left out. Without, a row notes all documents and a script of turns, for tool `search` and
+    teacher `scripted`; a question that searches do not answer is left out. Raises StepError when the space holds too
+    few questions.
     """
     rng, documents = np.random.default_rng([seed, split == "test", rounds]), atlas(towns, world)
     made: dict[str, Row] = {}
@@ -179,14 +217,18 @@ def atlas_questions(
         steps = hardened((relation, town), documents, int(rng.integers(rounds + 1)), rng)
         query = steps[-1][1]
         (answer,) = found(query, documents)
-        notes = {"hops": hops(query), "trail": trail(query, documents), "steps": [[k, told(q)] for k, q in steps]}
-        row = _row(f"{told(query)}?", answer, notes)
-        read = sorted(needed(query, documents))
-        if (int(row["id"], 16) < test_share * 2**64) != (split == "test") or (shown and len(read) > shown):
+        row = _row(f"{told(query)}?", answer, {})
+        if (int(row["id"], 16) < test_share * 2**64) != (split == "test"):
             continue
-        if shown:
+        notes = {"hops": hops(query), "trail": trail(query, documents), "steps": [[k, told(q)] for k, q in steps]}
+        read, script = sorted(needed(query, documents)), None if shown else searched(query, documents)
+        if len(read) <= shown:
             row["prompt"] = [{"role": "user", "content": f"{listed(read, documents, shown, rng)}. {told(query)}?"}]
-        made.setdefault(row["id"], row)
+        elif script is not None:
+            notes |= {"script": script, "documents": texts_of(documents)}
+        else:
+            continue
+        made.setdefault(row["id"], row | {"metadata": json.dumps(notes)})
         if len(made) == size:
             return list(made.values())
     raise StepError(f"atlas_questions: found {len(made)} {split} questions of {size}; raise `towns` or `rounds`")

@@ -18,6 +18,8 @@ from learning.worlds.atlas import (
     given_away,
     hardened,
     injected,
+    searched,
+    texts_of,
     told,
 )
 from schemas.errors import StepError
@@ -75,6 +77,27 @@ def test_questions_of_both_sides_differ_and_show_what_they_take():
     assert len({json.loads(row["metadata"])["hops"] for row in sides[0]}) >= 3
     with pytest.raises(StepError, match="raise `towns`"):
         atlas_questions(size=500, split="train", towns=4, rounds=0)
+
+
+def test_a_search_goes_from_the_inside_out():
+    assert searched(("ruler", ("twin", "bam")), SMALL) == ["search: bam twin", "search: tok ruler", "pam"]
+    assert searched(("ruler", ("with", "river", "zu*")), SMALL) == ["search: river zu", "search: tok ruler", "pam"]
+    assert searched(("with", "ruler", "pim"), SMALL) == ["search: ruler pim", "bam"]
+    # What looks as much like it and stands before it is shown in its place.
+    assert searched(("twin", "bam"), (("fam", "twin", "bam"), *SMALL)) is None
+    assert searched(("ruler", ("twin", "bam")), (("fam", "twin", "bam"), *SMALL)) is None
+    assert searched(("with", "river", "bo*"), SMALL) is None
+
+
+def test_questions_without_documents_come_with_a_script_of_searches():
+    documents = atlas(15, 0)
+    for row in atlas_questions(size=60, split="train", rounds=3, seed=1):
+        notes = json.loads(row["metadata"])
+        assert notes["documents"] == texts_of(documents)
+        assert len(notes["script"]) == notes["hops"] + 1
+        assert notes["script"][-1] == row["answer"]
+    (row,) = atlas_questions(size=1, split="train", shown=6)
+    assert not {"script", "documents"} & json.loads(row["metadata"]).keys()
 
 
 def test_a_corpus_has_every_document_once():
