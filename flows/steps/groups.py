@@ -161,7 +161,8 @@ def _first_words(error: TrainingFailedError, work: Path, attempt: str, workers: 
         return min(causes, key=lambda failed: failed["time"])["said"]
     dead = [rank for rank, failure in failures.items() if isinstance(failure, ray.exceptions.RayActorError)]
     silent = sorted(dead or set(range(workers)) - {failed["rank"] for failed in said})
-    if said or dead:
+    # Ray may notice the death while it asks for news, and then tells it in words alone, of nobody.
+    if said or dead or "worker process has died" in str(error):
         which = f"train worker {silent[0]}" if len(silent) == 1 else f"one of its train workers {silent}"
         return f"{which} died (killed, or out of memory)"
     return f"its train workers failed: {str(error).strip().splitlines()[-1]}"

@@ -20,6 +20,7 @@ from learning.loop.trials import Ask
 from learning.models.policy import Policy
 from schemas.errors import StepError
 from schemas.use import EngineUse
+from tests.waiting import wait_for
 
 PATIENCE = 30
 TOKENS = 12
@@ -98,8 +99,7 @@ def sampling(made):
 
 def collected(replicas, number):
     made = []
-    while len(made) < number:
-        made += replicas.collect(0.05)
+    wait_for(lambda: made.extend(replicas.collect(0.05)) or len(made) >= number, PATIENCE)
     return dict(made)
 
 
@@ -108,12 +108,23 @@ def settle(replicas):
         replicas.collect(0.05)
 
 
+def go_on_once_told(made, *numbers):
+    """Let decoding go on as soon as the weights are the next thing that these workers do."""
+
+    def told(number):
+        service, began = made.services[number], number == 0 and made.loading.is_set()
+        return began or (service.running and service.inbox) or number in dict(made.loads)
+
+    wait_for(lambda: all(map(told, numbers)), PATIENCE)
+    made.halted.set()
+
+
 def test_a_worker_completes_at_its_version_while_another_loads_the_next(workers):
     made, replicas, _ = workers
     made.halted.clear()
     replicas.submit([(0, Request([5, 6], 1, 1)), (1, Request([7, 8], 1, 2))], sampling(made))
     replicas.sync(1, each=True)  # returns although nobody has loaded anything
-    made.halted.set()
+    go_on_once_told(made, 0)
     assert made.loading.wait(PATIENCE)
     # Worker 0 stands still until it is let; worker 1 ends what it had, and what comes anew, by the weights it has.
     assert collected(replicas, 1)[1].versions == [(0, TOKENS)]
@@ -137,9 +148,7 @@ def test_when_all_are_told_at_once_none_completes_at_its_version(workers):
     replicas.submit([(0, Request([5, 6], 1, 1)), (1, Request([7, 8], 1, 2))], sampling(made))
     trainer = threading.Thread(target=replicas.sync, args=(1,))
     trainer.start()
-    with made.services[1].changed:
-        assert made.services[1].changed.wait_for(lambda: made.services[1].inbox, PATIENCE)
-    made.halted.set()
+    go_on_once_told(made, 0, 1)
     assert made.loading.wait(PATIENCE)
     # Worker 1 has its weights and ends under them; the trainer waits for worker 0 and hears of nothing.
     with made.services[1].changed:
@@ -200,7 +209,7 @@ def test_what_is_taken_out_while_one_loads_is_all_that_was_under_way(workers):
     made.halted.clear()
     replicas.submit([(n, Request([n + 5], 1, n)) for n in range(6)], sampling(made))
     replicas.sync(1, each=True)
-    made.halted.set()
+    go_on_once_told(made, 0)
     assert made.loading.wait(PATIENCE)
     found = []
     taking = threading.Thread(target=lambda: found.extend(replicas.suspend()))
