@@ -34,15 +34,14 @@ def test_each_kind_has_a_schema_and_a_task():
 
 
 def test_files_and_functions_stay_within_budget():
-    long_files = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := p.read_text().count("\n")) > 300}
+    long_files = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := p.read_text().count("\n")) > 400}
     functions = {
         f"{path.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
         for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    runs = {f"tasks/{p.stem}.py:run" for p in (ROOT / "tasks").glob("*.py")}
-    long_functions = {k: n for k, n in functions.items() if n > (60 if k in runs else 40)}
+    long_functions = {k: n for k, n in functions.items() if n > 60}
     assert (long_files, long_functions) == ({}, {})
 
 
