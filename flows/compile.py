@@ -16,9 +16,9 @@ from schemas.endpoint import without_operation
 from schemas.errors import PlanError
 from schemas.gates import without_policy
 from schemas.graph import Port
-from schemas.nearest import suggest
 from schemas.plan import Input, Plan, Step
 from schemas.recipe import Recipe
+from schemas.suggestions import suggest
 
 IDENTITY_FORMAT = 1
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
 from schemas.graph import StepInfo
-from schemas.nearest import suggest
 from schemas.signatures import may_be_named, supplies
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
+from schemas.suggestions import suggest
 from schemas.tree import join
 from schemas.use import MOVING, ShapeUse
 

@@ -1,8 +1,11 @@
 """Across stages: outputs that exist, types that fit, an order in which everything can run."""
 
+import heapq
+
 from schemas.errors import Problem
 from schemas.graph import Port, StepInfo, with_parts
-from schemas.nearest import suggest
+from schemas.limits import MAX_PROBLEMS
+from schemas.suggestions import suggest
 from schemas.tree import join, problem
 
 
@@ -13,6 +16,8 @@ def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str
         return {}
     done: dict[str, StepInfo] = {}
     for name in order:
+        if len(problems) > MAX_PROBLEMS:
+            break
         info = infos[name]
         ports = tuple(_typed(p, info, done, problems) for p in info.ports)
         outputs = info.stage.outputs({p.path: p.type for p in ports if p.steps})
@@ -21,17 +26,26 @@ def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str
 
 
 def _ordered(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str]:
-    order: list[str] = []
-    done: set[str] = set()
-    waiting = list(infos)
-    while waiting:
-        ready = [n for n in waiting if all(s in done for s in infos[n].needs)]
-        if not ready:
-            problems.append(_cycle(infos, waiting, done))
-            return []
-        order.append(ready[0])
-        done.add(ready[0])
-        waiting.remove(ready[0])
+    """Of the steps that can run, always the first as written comes next."""
+    places = {name: place for place, name in enumerate(infos)}
+    needs = {name: set(info.needs) for name, info in infos.items()}
+    users: dict[str, list[str]] = {}
+    for name, needed in needs.items():
+        for other in needed:
+            users.setdefault(other, []).append(name)
+    ready = [places[name] for name, needed in needs.items() if not needed]
+    written, order = list(infos), []
+    while ready:
+        name = written[heapq.heappop(ready)]
+        order.append(name)
+        for user in users.get(name, ()):
+            needs[user].discard(name)
+            if not needs[user]:
+                heapq.heappush(ready, places[user])
+    if len(order) < len(infos):
+        done = set(order)
+        problems.append(_cycle(infos, [name for name in infos if name not in done], done))
+        return []
     return order
 
 

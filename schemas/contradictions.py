@@ -11,11 +11,11 @@ from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.auxiliary_rules import auxiliary_problems
 from schemas.errors import Problem
 from schemas.graph import StepInfo
-from schemas.nearest import suggest
 from schemas.points import numbered, point_problems
 from schemas.signatures import REFERENCE
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
+from schemas.suggestions import suggest
 from schemas.tree import join
 from schemas.use import (
     MOVING,

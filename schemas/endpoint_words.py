@@ -3,7 +3,8 @@
 import re
 from dataclasses import replace
 
-from schemas.nearest import suggest
+from schemas.limits import Allowance
+from schemas.suggestions import suggest
 from schemas.tree import Node, join, refuse
 
 KEY = "endpoint"
@@ -17,18 +18,20 @@ def declared_endpoints(block: Node | None) -> dict[str, Node]:
     return {word: _named(word, node, join("endpoints", word)) for word, node in block.value.items()}
 
 
-def with_endpoints(node: Node, declared: dict[str, Node], path: str) -> Node:
+def with_endpoints(node: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
     """A stage in which every `endpoint: word` is what the word stands for. Raises RecipeError for an unknown word."""
+
+    def below(key: str | int, child: Node) -> Node:
+        return _child(key, child, declared, join(path, key), allowance)
+
     if node.is_list:
-        return node.with_value([with_endpoints(child, declared, join(path, i)) for i, child in enumerate(node.value)])
-    if not node.is_map:
-        return node
-    return node.with_value({key: _child(key, child, declared, join(path, key)) for key, child in node.value.items()})
+        return node.with_value([below(index, child) for index, child in enumerate(node.value)])
+    return node.with_value({key: below(key, child) for key, child in node.value.items()}) if node.is_map else node
 
 
-def _child(key: str, child: Node, declared: dict[str, Node], path: str) -> Node:
+def _child(key: str | int, child: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
     if key != KEY or not (isinstance(child.value, str) or child.is_map):
-        return with_endpoints(child, declared, path)
+        return with_endpoints(child, declared, path, allowance)
     if child.is_map:
         return _checked(child, path)
     if child.value not in declared:
@@ -36,6 +39,7 @@ def _child(key: str, child: Node, declared: dict[str, Node], path: str) -> Node:
             suggest(child.value, declared, "endpoints") if declared else "declare it: `endpoints: {teacher: {...}}`"
         )
         raise refuse(child.mark, path, f"no endpoint `{child.value}`", advice)
+    allowance.take_tree(declared[child.value], child.mark, path)
     return replace(declared[child.value], key=child.key)
 
 

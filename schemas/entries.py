@@ -4,10 +4,12 @@
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from schemas.limits import MAX_KEY, MAX_STEPS
 from schemas.names import Target
 from schemas.references import SCHEMES
 from schemas.tree import Node, join, refuse
@@ -16,6 +18,8 @@ from schemas.variables import Scope, substitute, text_of
 STAGE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 RESERVED = {*SCHEMES, "previous"}
 MAX_VARIANTS = 256
+LABEL = 40
+"""Characters of a value in the name of its variant."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,22 @@ def check_name(name: str, node: Node, path: str) -> None:
         raise refuse(node.where, path, "a stage is a map of keys", "as `base: {kind: init}`")
 
 
+def count_variants(node: Node, path: str, scope: Scope) -> int:
+    """How many steps a stage stands for, without making them. Raises RecipeError."""
+    matrix = node.get("matrix")
+    if matrix is None:
+        return 1
+    axes = _axes(substitute(matrix, scope, join(path, "matrix")), join(path, "matrix"))
+    return math.prod(len(values) for values in axes.values())
+
+
+def refuse_many(count: int, node: Node, path: str) -> None:
+    """Refuse more steps than a recipe may have. Raises RecipeError."""
+    if count > MAX_STEPS:
+        advice = f"at most {MAX_STEPS} after matrix and repeat"
+        raise refuse(node.where, path, f"{count} steps are too many", advice)
+
+
 def variants(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
     """The stage itself, or one entry per combination of its matrix. Raises RecipeError."""
     matrix = node.get("matrix")
@@ -50,9 +70,12 @@ def variants(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
     for cell in itertools.product(*(list(enumerate(values)) for values in axes.values())):
         chosen = {axis: value for axis, (_, value) in zip(axes, cell, strict=True)}
         word = name + "@" + ",".join(f"{a}={_label(v, i)}" for a, (i, v) in zip(axes, cell, strict=True))
+        if len(word) > MAX_KEY:
+            said = f"the name of a variant is longer than {MAX_KEY} characters"
+            raise refuse(matrix.where, join(path, "matrix"), said, "use fewer axes, or shorter names")
         if word in entries:
             raise refuse(matrix.where, join(path, "matrix"), f"two variants are both called `{word}`", "drop one value")
-        inner = {**scope, "matrix": chosen}
+        inner = scope.within("matrix", chosen)
         entries[word] = Entry(word, path, substitute(body, inner, path), inner)
     return list(entries.values())
 
@@ -84,4 +107,4 @@ def _axes(matrix: Node, path: str) -> dict[str, list[Node]]:
 def _label(value: Node, index: int) -> str:
     if value.is_map or value.is_list:
         return str(index)
-    return re.sub(r"[^A-Za-z0-9_.+-]", "_", text_of(value))[:40] or str(index)
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", text_of(value)[:LABEL]) or str(index)

@@ -1,46 +1,90 @@
 """A recipe on top of others: `extends`, `profiles` and `--set`, merged in this order with every value's place kept."""
 
+from itertools import islice
 from pathlib import Path
 
 from schemas.errors import RecipeError
-from schemas.nearest import suggest
+from schemas.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_FILES, MAX_NODES, MAX_OVERRIDES, size_of
 from schemas.source import parse_value, read_source
-from schemas.tree import Mark, Node, join, merge, refuse
+from schemas.suggestions import suggest
+from schemas.tree import Mark, Node, index_of, join, merge, refuse, shown
+from schemas.values import check_values
 
-MAX_PARENTS = 32
+LISTED = 200
+"""Files of a folder that are looked at for one of nearly the right name."""
 
 
 def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ...] = ()) -> Node:
     """The tree of a recipe after extends, profile and overrides. Raises RecipeError."""
-    root = _extended(path, str(path), [])
+    root = _Family().read(path, str(path), ())
     root = _profiled(root, profile)
+    if len(overrides) > MAX_OVERRIDES:
+        said = f"{len(overrides)} overrides are too many"
+        raise refuse(Mark("--set", 1, 1), "", said, f"at most {MAX_OVERRIDES}; put them into a profile")
     for text in overrides:
         root = override(root, text)
+    check_values(root)
     return root
 
 
-def _extended(path: Path, name: str, above: list[Path]) -> Node:
-    here = path.resolve()
-    root = read_source(path, name)
-    listed = root.get("extends")
-    if listed is None:
-        return root
-    result: Node | None = None
-    for item in listed.value if listed.is_list else [listed]:
+class _Family:
+    """A recipe and all that it extends; each file is read and merged once, by however many it is extended."""
+
+    def __init__(self) -> None:
+        self.done: dict[Path, Node] = {}
+        self.merges, self.nodes = 0, 0
+
+    def read(self, path: Path, name: str, above: tuple[Path, ...]) -> Node:
+        """The tree of a file on top of what it extends; `above` are the files that lead to it. Raises RecipeError."""
+        root = read_source(path, name)
+        here = path.resolve()
+        self.nodes += size_of(root, MAX_NODES, MAX_CHARACTERS).nodes
+        listed = root.get("extends")
+        if listed is None:
+            return root
+        result: Node | None = None
+        for item in listed.value if listed.is_list else [listed]:
+            base = self._parent(item, path, (*above, here))
+            result = base if result is None else merge(result, base)
+        own = root.without("extends")
+        return own if result is None else merge(result, own)
+
+    def _parent(self, item: Node, path: Path, chain: tuple[Path, ...]) -> Node:
         if not isinstance(item.value, str) or not item.value:
             raise refuse(item.mark, "extends", "wants a file name, or a list of them", "as `extends: base.yaml`")
         parent = path.parent / item.value
-        chain = [*above, here]
-        if parent.resolve() in chain or len(chain) > MAX_PARENTS:
+        here = _existing(parent)
+        if here is None:
+            raise _not_there(item, path)
+        if not here.is_file():
+            said = f"{shown(item.value, 200)} is not a regular file"
+            raise refuse(item.mark, "extends", said, "name a recipe's YAML file")
+        if here in chain:
             circle = " -> ".join(p.name for p in [*chain, parent])
             raise refuse(item.mark, "extends", f"goes in a circle: {circle}", "remove one of these `extends`")
-        if not parent.is_file():
-            beside = [p.name for p in sorted(path.parent.glob("*.y*ml")) if p.resolve() != here]
-            raise refuse(item.mark, "extends", f"no file {item.value}", suggest(item.value, beside, "files beside it"))
-        base = _extended(parent, str(parent), chain)
-        result = base if result is None else merge(result, base)
-    own = root.without("extends")
-    return own if result is None else merge(result, own)
+        self.merges += 1
+        if here in self.done:
+            self.nodes += size_of(self.done[here], MAX_NODES, MAX_CHARACTERS).nodes
+        if self.merges > MAX_FILES or self.nodes > 2 * MAX_NODES:
+            said = f"more than {MAX_FILES} files, or {2 * MAX_NODES} values, come together here"
+            raise refuse(item.mark, "extends", said, "extend fewer files")
+        if here not in self.done:
+            self.done[here] = self.read(parent, str(parent), chain)
+        return self.done[here]
+
+
+def _existing(path: Path) -> Path | None:
+    """The file that a path leads to; None where there is none, or none can be."""
+    try:
+        return path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a character that no path has
+        return None
+
+
+def _not_there(item: Node, path: Path) -> RecipeError:
+    beside = sorted(p.name for p in islice(path.parent.glob("*.y*ml"), LISTED) if p.name != path.name)
+    return refuse(item.mark, "extends", f"no file {shown(item.value, 200)}",
+                  suggest(item.value, beside, "files beside it"))  # fmt: skip
 
 
 def _profiled(root: Node, profile: str | None) -> Node:
@@ -68,14 +112,15 @@ def _check_profile(name: str, over: Node) -> None:
 
 def override(root: Node, text: str) -> Node:
     """Set one key: `stages.sft.learning_rate=1e-4`; the value is YAML. Raises RecipeError."""
-    source = f"--set {text}"
     path, equals, value = text.partition("=")
-    start = Mark(source, 1, 1)
+    start = Mark(f"--set {shown(text, 200)}", 1, 1)
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise refuse(start, path, "wants key.path=value", "as `--set stages.sft.learning_rate=1e-4`")
+    if len(keys) > MAX_DEPTH:
+        raise refuse(start, path, f"a path of {len(keys)} keys is too long", f"at most {MAX_DEPTH}")
     try:
-        node = parse_value(value, Mark(source, 1, 1))
+        node = parse_value(value, start)
     except RecipeError as error:
         raise refuse(start, path, error.problems[0].message, "quote the value for YAML") from None
     return _set(root, keys, Node(node.value, start, start), "", start)
@@ -85,10 +130,12 @@ def _set(node: Node, keys: list[str], value: Node, path: str, start: Mark) -> No
     key, rest = keys[0], keys[1:]
     here = join(path, key)
     if node.is_list:
-        if not key.isdigit() or int(key) >= len(node.value):
-            raise refuse(start, here, f"`{path}` has no item {key}", f"it has items 0 to {len(node.value) - 1}")
+        index = index_of(key, len(node.value))
+        if index is None:
+            has = f"it has items 0 to {len(node.value) - 1}" if node.value else "it is empty"
+            raise refuse(start, here, f"`{path}` has no item {key}", has)
         items = list(node.value)
-        items[int(key)] = _set(items[int(key)], rest, value, here, start) if rest else value
+        items[index] = _set(items[index], rest, value, here, start) if rest else value
         return node.with_value(items)
     if isinstance(node.value, str) and path.count(".") > 1:
         node = node.with_value({"use": Node(node.value, node.mark, node.mark)})

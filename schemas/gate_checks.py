@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from schemas.errors import Problem
 from schemas.gates import Gate, split_metric
 from schemas.graph import StepInfo
-from schemas.nearest import suggest
 from schemas.stages.evaluate import Evaluate
+from schemas.suggestions import suggest
 
 
 def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:

@@ -1,6 +1,8 @@
 """A step as the checks see it: its validated stage, its functions, its references resolved to steps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,14 @@ from pydantic import ValidationError
 
 from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, preset_names
+from schemas.limits import MAX_PROBLEMS
 from schemas.names import Names, resolve
-from schemas.nearest import suggest
 from schemas.plan import BranchOf, Until
 from schemas.slots import Slot, bind_slots, references
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS
-from schemas.tree import Mark, Node, join, problem
+from schemas.suggestions import suggest
+from schemas.tree import Mark, Node, index_of, join, problem
 from schemas.validation import coerced, follow, problems_of
 
 NOWHERE = Mark("", 1, 1)
@@ -93,14 +96,22 @@ def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> S
     except ValidationError as error:
         problems += _with_preset_advice(problems_of(error, node, unit.path, kind), node)
         return None
-    wrong = list(coerced(node, stage.model_dump(by_alias=True), unit.path))
+    wrong = list(islice(coerced(node, stage.model_dump(by_alias=True), unit.path), MAX_PROBLEMS))
     slots, more = bind_slots(stage, node, unit.path, folders)
     problems += wrong + more
     if wrong or more:
         return None
     info = StepInfo(unit.name, unit.stage, unit.path, node, stage, tuple(slots), unit.names, unless=unit.unless)
-    ports = [port for where, ref in references(stage, slots) if (port := resolved(info, where, ref, problems))]
-    return with_parts(info, ports=tuple(ports), after=_after(info, problems))
+    return with_parts(info, ports=tuple(_ports(info, problems)), after=_after(info, problems))
+
+
+def _ports(info: StepInfo, problems: list[Problem]) -> Iterator[Port]:
+    for where, reference in references(info.stage, list(info.slots)):
+        if len(problems) > MAX_PROBLEMS:
+            return
+        port = resolved(info, where, reference, problems)
+        if port is not None:
+            yield port
 
 
 def with_parts(info: StepInfo, **parts: Any) -> StepInfo:
@@ -145,6 +156,8 @@ def _kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
 def _after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
     steps: list[str] = []
     for index, word in enumerate(info.stage.after):
+        if len(problems) > MAX_PROBLEMS:
+            break
         found = resolved_steps(info, word)
         steps += found
         if not found:
@@ -169,8 +182,8 @@ def _place(dumped: Any, path: str) -> Any:
     while parts:
         for count in range(len(parts), 0, -1):
             key: Any = ".".join(parts[:count])
-            if isinstance(dumped, list) and key.isdigit() and int(key) < len(dumped):
-                key = int(key)
+            if isinstance(dumped, list) and (index := index_of(key, len(dumped))) is not None:
+                key = index
             elif not isinstance(dumped, dict) or key not in dumped:
                 continue
             dumped, parts = dumped[key], parts[count:]

@@ -4,19 +4,20 @@ Inside, `s` is the stage of the same iteration and `previous.s` that of the one 
 says). Outside, `<loop>.s` is the last iteration that ran. Once `until` holds, later iterations are skipped.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schemas.entries import Entry, check_name, targets, variants
+from schemas.entries import Entry, check_name, count_variants, refuse_many, targets, variants
 from schemas.names import Target, split
-from schemas.nearest import suggest
+from schemas.suggestions import suggest
 from schemas.tree import Mark, Node, join, nodes, refuse
 from schemas.variables import Scope, substitute
 
 KEYS = ("max", "until", "first", "stages")
 MAX_ITERATIONS = 100
-_UNTIL = re.compile(r"\s*(\S+)\s*(>=|<=|==|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*")
+_UNTIL = re.compile(r"\s*(\S+)\s*(>=|<=|==|>|<)\s*([-+]?[0-9.]{1,40}(?:[eE][-+]?[0-9]{1,9})?)\s*")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Loop:
     first: dict[str, str]
     until: Condition | None
     rounds: list[dict[str, list[Entry]]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it stands for."""
+        return sum(len(entries) for stages in self.rounds for entries in stages.values())
 
     def prefix(self, iteration: int) -> str:
         """What the names of an iteration's steps start with."""
@@ -84,6 +90,9 @@ def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
             raise refuse(child.where, join(here, key), f"unknown key `{key}`", suggest(key, KEYS, "keys"))
     head = substitute(repeat.without("stages"), scope, here)
     stages, count = _stages(repeat, here), _max(head, repeat.where, here)
+    first_round = scope.within("repeat", _iteration_words(1, repeat))
+    variants_of = (count_variants(s, join(here, "stages", n), first_round) for n, s in stages.value.items())
+    refuse_many(count * sum(variants_of), repeat, here)
     rounds = [dict(_iteration(stages, i, here, scope)) for i in range(1, count + 1)]
     first = _first(head.get("first"), stages, join(here, "first"))
     return Loop(name, path, first, _until(head.get("until"), rounds[0], join(here, "until")), rounds)
@@ -103,8 +112,12 @@ def _stages(repeat: Node, path: str) -> Node:
 
 def _iteration(stages: Node, number: int, path: str, scope: Scope) -> Iterator[tuple[str, list[Entry]]]:
     for name, node in stages.value.items():
-        inner = {**scope, "repeat": {"iteration": nodes(number, node.where)}}
+        inner = scope.within("repeat", _iteration_words(number, node))
         yield name, variants(name, node, join(path, "stages", name), inner)
+
+
+def _iteration_words(number: int, node: Node) -> dict[str, Node]:
+    return {"iteration": nodes(number, node.where)}
 
 
 def _max(head: Node, where: Mark, path: str) -> int:
@@ -138,7 +151,7 @@ def _until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Cond
         value = float(found[3]) if found else None
     except ValueError:
         value = None
-    if found is None or value is None:
+    if found is None or value is None or not math.isfinite(value):
         example = 'as `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
         raise refuse(node.mark, path, "wants stage.metric, a comparison and a number", example)
     words = {e.word: Target((e.word,)) for entries in stages.values() for e in entries}

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from schemas.errors import Problem
 from schemas.graph import StepInfo
-from schemas.nearest import suggest
 from schemas.signatures import Signature, names, signature
 from schemas.stages.merge import Merge
+from schemas.suggestions import suggest
 from schemas.tree import join, problem
 from schemas.use import MergeMethodUse
 from schemas.validation import follow

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.errors import RecipeError
-from schemas.nearest import suggest
 from schemas.references import SCHEMES
+from schemas.suggestions import suggest
 from schemas.tree import Mark, refuse
 
 

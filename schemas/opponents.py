@@ -8,10 +8,10 @@ from schemas.errors import Problem, RecipeError
 from schemas.gates import RELATIVES, Gate
 from schemas.graph import Port, StepInfo, resolved_steps, with_parts
 from schemas.names import resolve, split
-from schemas.nearest import suggest
 from schemas.plan import BranchOf
 from schemas.references import PolicyRef
 from schemas.stages.evaluate import Evaluate
+from schemas.suggestions import suggest
 from schemas.tree import join, problem, refuse
 from schemas.validation import follow
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from schemas.asynchrony_rules import keeps_older
 from schemas.errors import Problem
 from schemas.graph import StepInfo
-from schemas.nearest import suggest
 from schemas.stages.rl import Rl
+from schemas.suggestions import suggest
 from schemas.tree import join, problem
 from schemas.use import ControlUse, DriveUse, Use
 from schemas.validation import follow

@@ -8,9 +8,9 @@ from schemas.base import Schema
 from schemas.errors import Problem, RecipeError
 from schemas.graph import Port, StepInfo
 from schemas.names import resolve
-from schemas.nearest import suggest
 from schemas.plan import Promotion
 from schemas.stages.evaluate import Evaluate
+from schemas.suggestions import suggest
 from schemas.tree import Node, problem, refuse
 
 MODELS = ("policy", "adapter")

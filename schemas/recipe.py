@@ -16,6 +16,7 @@ from schemas.errors import Problem, RecipeError
 from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
+from schemas.limits import MAX_PROBLEMS, Allowance
 from schemas.opponents import complete_gates
 from schemas.plan import BranchOf, Promotion, Until
 from schemas.promotion import Promote, promotion
@@ -23,8 +24,8 @@ from schemas.refusals import refusals
 from schemas.schedule import Schedule, check_schedule
 from schemas.stages.base import BaseStage
 from schemas.tree import Mark, Node
-from schemas.validation import coerced, follow, problems_of
-from schemas.variables import resolve_vars, substitute
+from schemas.validation import coerced, follow, limited, problems_of
+from schemas.variables import Scope, resolve_vars, substitute
 
 SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head in which `${vars.x}` may stand."""
@@ -150,15 +151,15 @@ def load_recipe(path: Path | str, *, profile: str | None = None, overrides: tupl
 def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe:
     root = read_recipe(path, profile, overrides)
     root = root.without(*(k for k in root.value if k.startswith("x-")))
-    head, problems = _head(root, path)
+    scope = _scope(root)
+    head, problems = _head(root, path, scope)
     if head is None:
-        raise RecipeError(problems)
+        raise RecipeError(limited(problems))
     check_defaults(root.get("defaults"))
-    variables = resolve_vars(root.get("vars"))
-    units = expand(root.value["stages"], root.get("defaults"), variables)
+    units = expand(root.value["stages"], root.get("defaults"), scope)
     said = root.get("endpoints")
-    servers = declared_endpoints(said and substitute(said, {"vars": variables}, "endpoints"))
-    units = [replace(unit, node=with_endpoints(unit.node, servers, unit.path)) for unit in units]
+    servers = declared_endpoints(said and substitute(said, scope, "endpoints"))
+    units = [replace(unit, node=with_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
     folders = tuple(dict.fromkeys((path.resolve().parent, Path.cwd())))
     infos = _infos(units, folders, problems)
     _refuse(problems)
@@ -175,9 +176,14 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
 
 
-def _head(root: Node, path: Path) -> tuple[Head | None, list[Problem]]:
-    variables = {"vars": resolve_vars(root.get("vars"))}
-    said = {k: substitute(v, variables, k) if k in SAID else v
+def _scope(root: Node) -> Scope:
+    """The variables of a recipe, and what is left for all that they are put into."""
+    allowance = Allowance()
+    return Scope({"vars": resolve_vars(root.get("vars"), allowance)}, allowance)
+
+
+def _head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
+    said = {k: substitute(v, scope, k) if k in SAID else v
             for k, v in root.value.items()}  # fmt: skip
     node = root.with_value(said)
     try:
@@ -208,9 +214,11 @@ def _infos(units: list[Unit], folders: tuple[Path, ...], problems: list[Problem]
             problems.append(Problem(where.file, where.line, where.column, unit.path, said, advice))
         elif (info := info_of(unit, folders, problems)) is not None:
             infos[unit.name] = info
+        if len(problems) > MAX_PROBLEMS:
+            break
     return infos
 
 
 def _refuse(problems: list[Problem]) -> None:
     if problems:
-        raise RecipeError(list(dict.fromkeys(problems)))
+        raise RecipeError(limited(problems))

@@ -7,6 +7,7 @@ from schemas.endpoint_checks import endpoint_problems
 from schemas.errors import Problem
 from schemas.gate_checks import gate_problems
 from schemas.graph import StepInfo
+from schemas.limits import MAX_PROBLEMS
 from schemas.merges import merge_problems
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
@@ -20,6 +21,8 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     warned: list[Problem] = []
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
     for info in steps.values():
+        if len(refused) > MAX_PROBLEMS:
+            break
         refused += endpoint_problems(info)
         if isinstance(info.stage, Rl):
             wrong, odd = contradictions(info, info.stage)

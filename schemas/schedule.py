@@ -15,7 +15,7 @@ from pydantic import Field
 
 from schemas.base import Schema
 from schemas.errors import Problem
-from schemas.nearest import suggest
+from schemas.suggestions import suggest
 from schemas.tree import Node, problem
 
 START = datetime(2020, 1, 1)

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from schemas.annotations import Unknown, literal, type_of
 from schemas.modules import Function, Module, ModuleError, is_package, load, locate, members
-from schemas.nearest import nearest, suggest
+from schemas.nearest import nearest
+from schemas.suggestions import LONGEST, suggest
 from schemas.use import Use
 
 MAX_HOPS = 8
@@ -230,7 +231,9 @@ def may_be_named(slot: type[Use], name: str) -> bool:
 
 def _near(slot: type[Use], name: str) -> str:
     known = names(slot)
-    plain = nearest(name, known) or nearest(name.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
+    plain = None
+    if len(name) <= LONGEST:
+        plain = nearest(name, known) or nearest(name.rpartition(".")[2], [k.rpartition(".")[2] for k in known])
     advice = suggest(name, known, "names here")
     if plain and "did you mean" not in advice:
         full = next(k for k in known if k == plain or k.endswith(f".{plain}"))

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from schemas.errors import Problem
+from schemas.limits import MAX_PROBLEMS
 from schemas.references import Reference
 from schemas.signatures import Signature, SignatureError, options_model, signature
 from schemas.tree import Node, join, problem
@@ -47,6 +49,8 @@ def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> 
                 problems += more
             else:
                 problems += found
+        if len(problems) > MAX_PROBLEMS:
+            break
     return slots, problems
 
 
@@ -72,7 +76,8 @@ def _bind(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) 
         options = model.model_validate(use.options)
     except ValidationError as error:
         return problems_of(error, at, path, model, [f for f in type(use).model_fields if f != "use"])
-    wrong = list(coerced(at, options.model_dump(by_alias=True), path)) if at.is_map else []
+    found_wrong = coerced(at, options.model_dump(by_alias=True), path) if at.is_map else iter(())
+    wrong = list(islice(found_wrong, MAX_PROBLEMS))
     return wrong or Slot(where, use, found, options)
 
 

@@ -5,18 +5,16 @@ needs and an attacker does is refused before it costs anything: tags, deep nesti
 """
 
 import re
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from schemas.files import mark_at, read_text
+from schemas.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, Size
 from schemas.tree import Mark, Node, join, refuse
 
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 64
-MAX_NODES = 50_000
 _LOADER = getattr(yaml, "CLoader", yaml.Loader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
@@ -32,22 +30,7 @@ _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null
 def read_source(path: Path, name: str | None = None) -> Node:
     """The tree of a file; `name` is how errors call it. Raises RecipeError."""
     file = name or str(path)
-    start = Mark(file, 1, 1)
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise refuse(start, "", "this is a folder", "name the recipe's YAML file")
-        if not stat.S_ISREG(status.st_mode):
-            raise refuse(start, "", "this is not a regular file", "name the recipe's YAML file")
-        if status.st_size > MAX_BYTES:
-            size = f"{status.st_size / 1e6:.1f} MB"
-            raise refuse(start, "", f"{size} is too large for a recipe (1 MB)", "keep data in files of its own")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise refuse(start, "", "no such file", "check the path, or `posttrain ls`") from None
-    except (OSError, ValueError) as error:
-        raise refuse(start, "", f"cannot be read: {error}", "check the path and its permissions") from None
-    return parse_text(_decode(data, file), file)
+    return parse_text(read_text(path, file), file)
 
 
 def parse_text(text: str, file: str) -> Node:
@@ -63,7 +46,7 @@ def parse_text(text: str, file: str) -> Node:
 def parse_value(text: str, start: Mark) -> Node:
     """The tree of any single YAML document. Raises RecipeError."""
     if odd := _UNPRINTABLE.search(text):
-        raise refuse(_mark_at(text, odd.start(), start), "", f"character U+{ord(odd[0]):04X} is not allowed",
+        raise refuse(mark_at(text, odd.start(), start), "", f"character U+{ord(odd[0]):04X} is not allowed",
                      "remove it; in a double-quoted string it may be written as an escape")  # fmt: skip
     builder = _Builder(start)
     try:
@@ -77,20 +60,6 @@ def parse_value(text: str, start: Mark) -> Node:
     except yaml.YAMLError as error:
         raise refuse(start, "", f"not YAML: {error}", "check the text around here") from None
     return builder.root or Node(None, start)
-
-
-def _decode(data: bytes, file: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8", "replace")
-        raise refuse(_mark_at(before, len(before), Mark(file, 1, 1)), "", "the file is not UTF-8",
-                     f"byte 0x{data[error.start]:02x} here; save the file as UTF-8") from None  # fmt: skip
-
-
-def _mark_at(text: str, index: int, start: Mark) -> Mark:
-    line = text.count("\n", 0, index)
-    return Mark(start.file, line + 1, index - (text.rfind("\n", 0, index) + 1) + 1)
 
 
 def _yaml_advice(said: str) -> str:
@@ -111,7 +80,7 @@ class _Frame:
     items: Any
     key: str | None = None
     key_mark: Mark | None = None
-    size: int = 1
+    size: Size = field(default_factory=Size)
     bases: list[Node] = field(default_factory=list)
 
 
@@ -122,7 +91,7 @@ class _Builder:
         self.start = start
         self.root: Node | None = None
         self.stack: list[_Frame] = []
-        self.anchors: dict[str, tuple[Node, int]] = {}
+        self.anchors: dict[str, tuple[Node, Size]] = {}
         self.documents = 0
 
     def take(self, event: yaml.Event) -> None:
@@ -163,7 +132,7 @@ class _Builder:
         value = resolve(event.value) if plain and event.tag is None else event.value
         if event.tag and event.tag.startswith("tag:") and not event.tag.endswith(":str"):
             value = resolve(event.value)
-        return self._add(Node(value, mark), event.anchor, 1)
+        return self._add(Node(value, mark), event.anchor, Size(1, len(event.value)))
 
     def _key(self, frame: _Frame, text: str, mark: Mark) -> None:
         if not text:
@@ -173,16 +142,19 @@ class _Builder:
             raise refuse(mark, join(frame.path, text), f"`{text}` is given twice", f"first on line {first}; keep one")
         frame.key, frame.key_mark = text, mark
 
-    def _add(self, node: Node, anchor: str | None, size: int) -> None:
+    def _add(self, node: Node, anchor: str | None, size: Size) -> None:
         if anchor:
             self.anchors[anchor] = (node, size)
         if not self.stack:
             self.root = node
             return
         frame = self.stack[-1]
-        frame.size += size
-        if frame.size > MAX_NODES:
+        frame.size = frame.size.plus(size)
+        if frame.size.nodes > MAX_NODES:
             raise refuse(node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data")
+        if frame.size.characters > MAX_CHARACTERS:
+            said = f"more than {MAX_CHARACTERS} characters"
+            raise refuse(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
         if isinstance(frame.items, list):
             frame.items.append(node)
         elif frame.key == "<<":

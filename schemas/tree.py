@@ -6,11 +6,13 @@ from typing import Any
 
 from schemas.errors import Problem, RecipeError
 
+LONGEST = 2_000
+"""Characters of a message, an advice or a path in an error."""
 SCHEDULES = frozenset({"linear", "cosine", "piecewise"})
 REPLACE = "$replace"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A place in a file; line and column count from 1."""
 
@@ -19,7 +21,7 @@ class Mark:
     column: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """A value of the tree: a dict of nodes, a list of nodes or a scalar; `key` is where its key stands, if any."""
 
@@ -67,15 +69,6 @@ class Node:
         elif self.is_list:
             yield from enumerate(self.value)
 
-    def larger_than(self, limit: int) -> bool:
-        """Whether it has more than `limit` values below it; stops counting there, as shared parts may multiply."""
-        count, stack = 0, [self]
-        while stack and count <= limit:
-            node = stack.pop()
-            count += 1
-            stack += [child for _, child in node.children()]
-        return count > limit
-
 
 def nodes(value: Any, mark: Mark) -> Node:
     """A plain value as nodes that all stand at one place."""
@@ -87,13 +80,26 @@ def nodes(value: Any, mark: Mark) -> Node:
 
 
 def problem(mark: Mark, path: str, message: str, advice: str = "") -> Problem:
-    """A problem at a place."""
-    return Problem(mark.file, mark.line, mark.column, path, message, advice)
+    """A problem at a place, in words that a terminal can show whatever the recipe holds."""
+    return Problem(mark.file, mark.line, mark.column, shown(path), shown(message), shown(advice))
+
+
+def shown(text: str, longest: int = LONGEST) -> str:
+    """A text for an error: control characters written as escapes, cut where it is too long."""
+    if len(text) > longest:
+        text = f"{text[:longest]}... ({len(text)} characters)"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def refuse(mark: Mark, path: str, message: str, advice: str = "") -> RecipeError:
     """An error of one problem."""
     return RecipeError([problem(mark, path, message, advice)])
+
+
+def index_of(text: str, length: int) -> int | None:
+    """The place in a list of `length` items that a key means; None when it means none."""
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    return int(text) if is_number and int(text) < length else None
 
 
 def join(*parts: str | int) -> str:

@@ -9,20 +9,26 @@ from pydantic_core import ErrorDetails
 
 from schemas.advice import canonical
 from schemas.errors import Problem
-from schemas.nearest import suggest
-from schemas.tree import Node, join, problem
+from schemas.limits import MAX_PROBLEMS
+from schemas.suggestions import suggest
+from schemas.tree import Node, index_of, join, problem
 
 _UNKNOWN, _MISSING = "extra_forbidden", "missing"
+_LOOKED_AT = 8 * MAX_PROBLEMS
+"""Errors of pydantic that become problems: a value that fits none of several forms has one for each form."""
 
 
 def problems_of(
     error: ValidationError, node: Node, path: str, kind: type[BaseModel], beside: Iterable[str] = ()
 ) -> list[Problem]:
-    """One problem per wrong thing in `node`, validated as `kind`; `beside` are further keys that it may have."""
+    """One problem per wrong thing in `node`, validated as `kind`; `beside` are further keys that it may have.
+
+    Beyond a number of them the others are only counted.
+    """
     found: list[Problem] = []
     unions: dict[str, list[tuple[ErrorDetails, tuple[str, ...]]]] = {}
     roots: dict[str, Node] = {}
-    for details in error.errors(include_url=False):
+    for details in error.errors(include_url=False, include_input=False)[:_LOOKED_AT]:
         at, keys, rest = descend(node, details["loc"])
         if rest and not (details["type"] == _MISSING and len(rest) == 1):
             where = join(path, *keys)
@@ -33,7 +39,19 @@ def problems_of(
             found.append(_problem(details, at, join(path, *keys), rest, known))
     for where, branches in unions.items():
         found += _of_union(branches, roots[where], where)
+    if (more := error.error_count() - _LOOKED_AT) > 0:
+        found = [*found[:MAX_PROBLEMS], problem(node.where, path, f"and {more} more errors here")]
     return found
+
+
+def limited(problems: list[Problem]) -> list[Problem]:
+    """Each problem once; where they are many, the first ones and how many there are besides."""
+    found = list(dict.fromkeys(problems))
+    if len(found) <= MAX_PROBLEMS + 1:
+        return found
+    last, more = found[MAX_PROBLEMS - 1], len(found) - MAX_PROBLEMS
+    said = f"and at least {more} more errors; correct these first"
+    return [*found[:MAX_PROBLEMS], Problem(last.file, last.line, last.column, "", said)]
 
 
 def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[str, ...]]:
@@ -65,8 +83,8 @@ def follow(node: Node, path: str) -> Node:
 def child_of(node: Node, part: Any) -> Node | None:
     """Child under a key or index."""
     if node.is_list:
-        inside = str(part).isdigit() and int(part) < len(node.value)
-        return node.value[int(part)] if inside else None
+        index = index_of(str(part), len(node.value))
+        return None if index is None else node.value[index]
     return node.get(str(part))
 
 

@@ -5,47 +5,75 @@ plain `${`.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from schemas.nearest import suggest
-from schemas.source import MAX_NODES
+from schemas.limits import MAX_DEPTH, MAX_NODES, MAX_TEXT, Allowance, size_of
+from schemas.suggestions import suggest
 from schemas.tree import Node, join, refuse
 
 _PIECE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _ENV = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
-MAX_TEXT = 100_000
-Scope = dict[str, dict[str, Node]]
 
 
-def substitute(node: Node, scope: Scope, path: str = "") -> Node:
-    """The tree with variables put in; `scope` holds those of `vars`, `matrix` and `repeat`. Raises RecipeError."""
+@dataclass(frozen=True)
+class Scope:
+    """What can be put in: the values of `vars`, `matrix` and `repeat`, and how much of it the recipe may become."""
+
+    spaces: Mapping[str, Mapping[str, Node]] = field(default_factory=dict)
+    allowance: Allowance = field(default_factory=Allowance)
+
+    def within(self, space: str, values: Mapping[str, Node]) -> "Scope":
+        """The same with the values of one more space."""
+        return replace(self, spaces={**self.spaces, space: values})
+
+
+def substitute(node: Node, scope: Scope, path: str = "", depth: int = 0) -> Node:
+    """The tree with variables put in, charged to the allowance of the scope. Raises RecipeError."""
+    if depth > MAX_DEPTH:
+        raise refuse(node.mark, path, f"nested more than {MAX_DEPTH} levels deep", "variables pile up here")
     if node.is_map:
-        return node.with_value({k: substitute(v, scope, join(path, k)) for k, v in node.value.items()})
+        scope.allowance.take(1, 0, node.mark, path)
+        below = {k: substitute(v, scope, join(path, k), depth + 1) for k, v in node.value.items()}
+        return node.with_value(below)
     if node.is_list:
-        return node.with_value([substitute(v, scope, join(path, i)) for i, v in enumerate(node.value)])
+        scope.allowance.take(1, 0, node.mark, path)
+        return node.with_value([substitute(v, scope, join(path, i), depth + 1) for i, v in enumerate(node.value)])
     if not isinstance(node.value, str) or "${" not in node.value:
+        scope.allowance.take(1, len(node.value) if isinstance(node.value, str) else 0, node.mark, path)
         return node
     whole = _PIECE.fullmatch(node.value)
     if whole and whole[1] is not None:
         found = _lookup(whole[1], node, scope, path)
+        scope.allowance.take_tree(node if found is None else found, node.mark, path)
         return node if found is None else Node(found.value, found.mark, node.key)
-    return node.with_value(_written(node, scope, path))
+    text = _written(node, scope, path)
+    scope.allowance.take(1, len(text), node.mark, path)
+    return node.with_value(text)
 
 
 def _written(node: Node, scope: Scope, path: str) -> str:
-    def put(piece: re.Match[str]) -> str:
-        if piece[1] is None:
-            return "${"
-        found = _lookup(piece[1], node, scope, path)
-        if found is None:
-            return piece[0]
-        if found.is_map or found.is_list:
-            raise refuse(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
-        return text_of(found)
+    length = 0
 
-    text = _PIECE.sub(put, node.value)
-    if len(text) > MAX_TEXT:
-        raise refuse(node.mark, path, "the text becomes too long", "variables multiply here")
-    return text
+    def put(piece: re.Match[str]) -> str:
+        nonlocal length
+        text = "${" if piece[1] is None else _piece(piece, node, scope, path)
+        length += len(text)
+        if length > MAX_TEXT:
+            said = f"the text becomes longer than {MAX_TEXT} characters"
+            raise refuse(node.mark, path, said, "variables multiply here")
+        return text
+
+    return _PIECE.sub(put, node.value)
+
+
+def _piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> str:
+    found = _lookup(piece[1], node, scope, path)
+    if found is None:
+        return piece[0]
+    if found.is_map or found.is_list:
+        raise refuse(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
+    return text_of(found)
 
 
 def text_of(node: Node) -> str:
@@ -58,20 +86,21 @@ def _lookup(name: str, node: Node, scope: Scope, path: str) -> Node | None:
     if _ENV.fullmatch(name):
         return None
     space, _, key = name.partition(".")
-    if space not in scope or not key:
-        known = [f"{space}.{key}" for space, values in scope.items() for key in values]
+    if space not in scope.spaces or not key:
+        known = [f"{space}.{key}" for space, values in scope.spaces.items() for key in values]
         advice = suggest(name, [*known, "env:NAME"], "known")
         raise refuse(node.mark, path, f"${{{name}}} means nothing here", advice)
-    found: Node | None = Node(scope[space], node.mark)
+    values = scope.spaces[space]
+    found: Node | None = Node(values, node.mark)
     for part in key.split("."):
         found = found.get(part) if found else None
     if found is None:
-        advice = suggest(key, scope[space], space) if scope[space] else f"this recipe has no `{space}:`"
+        advice = suggest(key, values, space) if values else f"this recipe has no `{space}:`"
         raise refuse(node.mark, path, f"no `{key}` in `{space}`", advice)
     return found
 
 
-def resolve_vars(declared: Node | None) -> dict[str, Node]:
+def resolve_vars(declared: Node | None, allowance: Allowance) -> dict[str, Node]:
     """The variables with references among themselves put in. Raises RecipeError."""
     if declared is None:
         return {}
@@ -79,21 +108,21 @@ def resolve_vars(declared: Node | None) -> dict[str, Node]:
         raise refuse(declared.mark, "vars", "wants a map of names to values", "as `vars: {size: 100}`")
     done: dict[str, Node] = {}
     for name in declared.value:
-        _resolve(name, declared.value, done, [])
+        _resolve(name, declared.value, Scope({"vars": done}, allowance), done, [])
     return {name: done[name] for name in declared.value}
 
 
-def _resolve(name: str, raw: dict[str, Node], done: dict[str, Node], above: list[str]) -> None:
+def _resolve(name: str, raw: dict[str, Node], scope: Scope, done: dict[str, Node], above: list[str]) -> None:
     if name in done:
         return
-    if name in above or len(above) > 64:
+    if name in above or len(above) >= MAX_DEPTH:
         circle = " -> ".join([*above, name])
         raise refuse(raw[name].where, join("vars", name), f"goes in a circle: {circle}", "give one of them a value")
     for needed in sorted(_needs(raw[name])):
         if needed in raw:
-            _resolve(needed, raw, done, [*above, name])
-    done[name] = substitute(raw[name], {"vars": done}, join("vars", name))
-    if done[name].larger_than(MAX_NODES):
+            _resolve(needed, raw, scope, done, [*above, name])
+    done[name] = substitute(raw[name], scope, join("vars", name))
+    if size_of(done[name], MAX_NODES, MAX_TEXT * MAX_DEPTH).nodes > MAX_NODES:
         raise refuse(raw[name].where, join("vars", name), f"more than {MAX_NODES} values", "variables multiply here")
 
 

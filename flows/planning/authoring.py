@@ -15,10 +15,10 @@ from lineage.history import latest
 from lineage.layout import Layout
 from lineage.report import duration
 from schemas.errors import PlanError, RecipeError
-from schemas.nearest import suggest
 from schemas.plan import Plan
 from schemas.recipe import load_recipe
 from schemas.schedule import Schedule
+from schemas.suggestions import suggest
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}

@@ -8,8 +8,8 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
-from schemas.nearest import suggest
 from schemas.plan import Plan, Step
+from schemas.suggestions import suggest
 
 FRESH = "fresh"
 """In the identity of a step that is done again: {"run": which time, "of": the key that it has otherwise}."""
