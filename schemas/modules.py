@@ -2,12 +2,20 @@
 
 import ast
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parent.parent
+OURS = ("schemas", "learning", "tasks", "lineage", "flows")
 MAX_BYTES = 2_000_000
+"""Of one module of ours."""
+MAX_FOREIGN_BYTES = 500_000
+"""Of one other module, and of all other modules that one recipe names."""
+_FOREIGN: ContextVar[dict[Path, int] | None] = ContextVar("foreign modules that were read, with sizes", default=None)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -36,9 +44,16 @@ def locate(name: str, folders: tuple[Path, ...] = ()) -> Path | None:
     for root in (HOUSE, *folders, *(Path(p or ".") for p in sys.path)):
         base = root.joinpath(*parts)
         for file in (base.with_suffix(".py"), base / "__init__.py"):
-            if file.is_file():
+            if _is_file(file):
                 return file
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file can have, or a folder that may not be read
+        return False
 
 
 def load(name: str, folders: tuple[Path, ...] = ()) -> Module:
@@ -47,11 +62,33 @@ def load(name: str, folders: tuple[Path, ...] = ()) -> Module:
     if file is None:
         raise ModuleError(f"no module `{name}`")
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ModuleError(f"module `{name}` is too large to read ({file})")
+        _charge(name, file)
         return _parse(name, file, file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ModuleError(f"module `{name}` cannot be read: {error}") from None
+
+
+@contextmanager
+def bounded_reading() -> Iterator[None]:
+    """Within it, modules that are not ours are read up to a limit for all of them together."""
+    token = _FOREIGN.set({})
+    try:
+        yield
+    finally:
+        _FOREIGN.reset(token)
+
+
+def _charge(name: str, file: Path) -> None:
+    """Raises ModuleError for a module that is too large to read, or one that is too much beside the others."""
+    size = file.stat().st_size
+    read = None if name.partition(".")[0] in OURS else _FOREIGN.get()
+    if size > (MAX_BYTES if read is None else MAX_FOREIGN_BYTES):
+        raise ModuleError(f"module `{name}` is too large to read ({file})")
+    if read is not None:
+        read[file] = size
+        if sum(read.values()) > MAX_FOREIGN_BYTES:
+            raise ModuleError(f"module `{name}`: functions are named in {len(read)} modules of "
+                              f"{sum(read.values())} bytes together, at most {MAX_FOREIGN_BYTES} are read")  # fmt: skip
 
 
 @lru_cache(maxsize=512)

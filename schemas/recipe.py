@@ -17,6 +17,7 @@ from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
 from schemas.limits import MAX_PROBLEMS, Allowance
+from schemas.modules import bounded_reading
 from schemas.opponents import complete_gates
 from schemas.plan import BranchOf, Promotion, Until
 from schemas.promotion import Promote, promotion
@@ -141,7 +142,8 @@ def load_recipe(path: Path | str, *, profile: str | None = None, overrides: tupl
     """Read, expand and check a recipe. Raises RecipeError with every problem found."""
     path = Path(path)
     try:
-        return _load(path, profile, tuple(overrides))
+        with bounded_reading():
+            return _load(path, profile, tuple(overrides))
     except RecursionError:
         raise RecipeError(
             [Problem(str(path), 1, 1, "", "nested too deeply", "vars and extends pile up here")]

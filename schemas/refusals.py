@@ -7,8 +7,11 @@ from schemas.endpoint_checks import endpoint_problems
 from schemas.errors import Problem
 from schemas.gate_checks import gate_problems
 from schemas.graph import StepInfo
+from schemas.init_checks import init_problems
 from schemas.limits import MAX_PROBLEMS
 from schemas.merges import merge_problems
+from schemas.patterns import pattern_problems
+from schemas.sanity import sanity_problems
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.init import Init
 from schemas.stages.merge import Merge
@@ -23,17 +26,18 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     for info in steps.values():
         if len(refused) > MAX_PROBLEMS:
             break
-        refused += endpoint_problems(info)
+        refused += [*endpoint_problems(info), *sanity_problems(info)]
         if isinstance(info.stage, Rl):
             wrong, odd = contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd
-        elif isinstance(info.stage, Init) and trains_by_sampling:
-            refused += _dropout(info, info.stage)
+        elif isinstance(info.stage, Init):
+            refused += [*init_problems(info, info.stage), *(_dropout(info, info.stage) if trains_by_sampling else ())]
         elif isinstance(info.stage, Evaluate):
             refused += gate_problems(info, info.stage)
         elif isinstance(info.stage, Merge):
             refused += merge_problems(info, info.stage)
-    return refused, list(dict.fromkeys(warned))
+    wrong, odd = pattern_problems(steps.values())
+    return refused + wrong, list(dict.fromkeys(warned + odd))
 
 
 def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:

@@ -10,18 +10,18 @@ from typing import Literal
 from zoneinfo import available_timezones
 
 from cronsim import CronSim, CronSimError
-from dateutil.rrule import rrulestr
 from pydantic import Field
 
 from schemas.base import Schema
 from schemas.errors import Problem
+from schemas.recurrence import HORIZON, rrule_problem
 from schemas.suggestions import suggest
 from schemas.tree import Node, problem
 
-START = datetime(2020, 1, 1)
-"""Where intervals are counted from, and rules without a DTSTART."""
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-INTERVAL = re.compile(r"([1-9]\d{0,5})([smhdw])")
+INTERVAL = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
+MAX_CRON = 200
+"""Characters of a cron expression."""
 WATCHED = re.compile(r"(?:path|dvc|mlflow-dataset):.+|mlflow:[^@]+@(?!\d+$)[^@]+")
 WAYS = ("cron", "interval", "rrule")
 AMONG = "cron: `0 6 * * 1` (minute hour day month weekday), interval: `6h`, rrule: `FREQ=WEEKLY;BYDAY=MO;BYHOUR=6`"
@@ -89,6 +89,8 @@ def _times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]
     if schedule.interval is not None and schedule.every is None:
         advice = "a whole number and s, m, h, d or w: 30m, 6h, 1d"
         yield _at(node, "interval", f"`{schedule.interval}` is no length of time", advice)
+    if schedule.every is not None and schedule.every > HORIZON:
+        yield _at(node, "interval", f"`{schedule.interval}` is longer than ten years", "write a shorter one")
     if schedule.rrule is not None and (wrong := rrule_problem(schedule.rrule)):
         yield _at(node, "rrule", wrong, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0")
     if said == ["interval"] and schedule.timezone != "UTC":
@@ -116,6 +118,8 @@ def _at(node: Node, key: str, message: str, advice: str) -> Problem:
 
 def cron_problem(text: str) -> str | None:
     """What is wrong with a cron expression, None when it is one that comes due."""
+    if len(text) > MAX_CRON:
+        return f"{len(text)} characters are too many (at most {MAX_CRON})"
     if re.search(r"\dL", text):
         return f"`{text}`: Prefect knows no `L` behind a weekday"
     if len(text.split()) != 5:
@@ -127,14 +131,3 @@ def cron_problem(text: str) -> str | None:
     except StopIteration:
         return f"`{text}` never comes due"
     return None
-
-
-def rrule_problem(text: str) -> str | None:
-    """What is wrong with a recurrence rule, None when it is one that comes due again."""
-    if re.search(r"DTSTART[^\n]*(?:TZID|Z\s*$)|UNTIL=\w+Z", text, re.MULTILINE):
-        return "the zone of a rule stands in `timezone`; write its times without one"
-    try:
-        following = rrulestr(text, dtstart=START).after(datetime.now(UTC).replace(tzinfo=None))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"`{text}` is no recurrence rule: {error}"
-    return None if following else f"`{text}` never comes due again"

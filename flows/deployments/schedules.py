@@ -13,7 +13,8 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy, Concurrency
 from prefect.server.schemas import schedules as prefects
 
 from schemas.recipe import Recipe
-from schemas.schedule import START, Schedule
+from schemas.recurrence import START
+from schemas.schedule import Schedule
 
 Times = prefects.CronSchedule | prefects.IntervalSchedule | prefects.RRuleSchedule
 SLUG = "recipe"

@@ -1,0 +1,119 @@
+"""Recurrence rules of iCalendar, checked in bounded time.
+
+`dateutil` finds the next due time of a rule by counting from its first, one period after another, up to the year 9999:
+for a rule of every second, or one that never comes due, that takes minutes. Here rules that come due too often are
+refused from what they say, and the others are counted where little is left to count: 7,600 years later. The calendar
+repeats itself every 400 years to the day of the week, so that the answer is the same.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from itertools import islice
+
+from dateutil.rrule import rrulestr
+
+START = datetime(2020, 1, 1)
+"""Where intervals are counted from, and rules without a DTSTART; none starts earlier."""
+HORIZON = timedelta(days=3653)
+"""Ten years: how far ahead a rule may start, and how long an interval may be."""
+MAX_TEXT = 4_000
+MAX_RULE = 500
+MAX_TIMES = 100
+"""Times of the day that one rule names."""
+MAX_TIMES_OF_HOUR = 4
+"""Likewise of the hour, for rules that are counted in hours or minutes."""
+MAX_POSITIONS = 10
+MAX_DUE = 300_000
+"""Due times from the start of a rule until now."""
+MINUTES = 30
+"""Shortest period of a rule that is counted in minutes."""
+SHIFT = 7_600
+"""Years, a multiple of 400."""
+_MOMENT = re.compile(r"\d{8}(T\d{6})?", re.ASCII)
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}")
+
+
+def rrule_problem(text: str) -> str | None:
+    """What is wrong with a recurrence rule, None when it is one that comes due again."""
+    if re.search(r"DTSTART[^\n]*(?:TZID|Z\s*$)|UNTIL=\w+Z", text, re.MULTILINE):
+        return "the zone of a rule stands in `timezone`; write its times without one"
+    if len(text) > MAX_TEXT:
+        return f"a rule of {len(text)} characters is too long (at most {MAX_TEXT})"
+    lines = text.upper().split()
+    rules = [line.removeprefix("RRULE:") for line in lines if not re.match(r"(DTSTART|RDATE|EXDATE|EXRULE)\b", line)]
+    if len(rules) > 1 or any(line.startswith("EXRULE") for line in lines):
+        return f"`{text}` is more than one rule: give one, with DTSTART, RDATE or EXDATE beside it"
+    parts = dict(part.partition("=")[::2] for part in rules[0].split(";")) if rules else {}
+    if wrong := _too_much(parts, rules):
+        return f"`{text}` {wrong}"
+    try:
+        return _due_problem(text, lines, parts)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        return f"`{text}` is no recurrence rule: {error}"
+
+
+def _too_much(parts: dict[str, str], rules: list[str]) -> str | None:
+    """Why a rule is not to be counted at all."""
+    how, interval = parts.get("FREQ"), parts.get("INTERVAL", "1")
+    if any(len(rule) > MAX_RULE for rule in rules):
+        return f"is too long (at most {MAX_RULE} characters)"
+    if not _NUMBER.fullmatch(interval):
+        return "is no recurrence rule: INTERVAL is a whole number from 1 to 99999"
+    if how == "SECONDLY" or (how == "MINUTELY" and int(interval) < MINUTES):
+        return f"comes due too often for a rule (every {MINUTES} minutes at most): write `interval: 5m`"
+    if how in ("MINUTELY", "HOURLY") and "BYSETPOS" in parts:
+        return "counts positions within an hour (BYSETPOS): name the minutes with BYMINUTE"
+    if len(parts.get("BYSETPOS", "").split(",")) > MAX_POSITIONS:
+        return f"names more than {MAX_POSITIONS} positions (BYSETPOS)"
+    times = [len(parts.get(key, "").split(",")) for key in ("BYHOUR", "BYMINUTE", "BYSECOND")]
+    if how in ("MINUTELY", "HOURLY") and math.prod(times[1:]) > MAX_TIMES_OF_HOUR:
+        return f"names more than {MAX_TIMES_OF_HOUR} times of the hour: write `FREQ=DAILY` with BYHOUR"
+    return f"names more than {MAX_TIMES} times of the day" if math.prod(times) > MAX_TIMES else None
+
+
+def _due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str | None:
+    now = datetime.now(UTC).replace(tzinfo=None)
+    first = next((line.rpartition(":")[2] for line in lines if line.startswith("DTSTART")), None)
+    start = START if first is None else _moment(first)
+    if not START <= start <= now + HORIZON:
+        return f"`{text}` starts on {start:%Y-%m-%d}: a start lies between {START:%Y-%m-%d} and ten years from now"
+    rrulestr(text, dtstart=START)  # everything in it can be read
+    except_on = set(_dates("EXDATE", lines))
+    due = any(now < date and date not in except_on for date in _dates("RDATE", lines))
+    if not parts:
+        return None if due else f"`{text}` never comes due again"
+    never = {_shifted(date) for date in except_on if date.year + SHIFT <= MAXYEAR}
+    seen = 0
+    for date in islice(_rule(parts, start), MAX_DUE):
+        seen += 1
+        if date > _shifted(now) and date not in never:
+            return None
+    return f"`{text}` {'comes due too often' if seen == MAX_DUE else 'never comes due again'}"
+
+
+def _rule(parts: dict[str, str], start: datetime) -> Iterable[datetime]:
+    """The rule in later years."""
+    until = _moment(parts["UNTIL"]) if "UNTIL" in parts else None
+    kept = {key: value for key, value in parts.items() if key != "UNTIL"}
+    if until is not None and until.year + SHIFT <= MAXYEAR:
+        kept["UNTIL"] = f"{_shifted(until):%Y%m%dT%H%M%S}"
+    return rrulestr(";".join(f"{key}={value}" for key, value in kept.items()), dtstart=_shifted(start))
+
+
+def _shifted(moment: datetime) -> datetime:
+    return moment.replace(year=moment.year + SHIFT)
+
+
+def _moment(text: str) -> datetime:
+    """A date or a time of iCalendar. Raises ValueError."""
+    if not _MOMENT.fullmatch(text):
+        raise ValueError(f"{text[:20]} is no time such as 20270104T060000")
+    return datetime.strptime(text, "%Y%m%dT%H%M%S" if "T" in text else "%Y%m%d")
+
+
+def _dates(name: str, lines: list[str]) -> Iterator[datetime]:
+    for line in lines:
+        if line.startswith(name):
+            yield from map(_moment, line.rpartition(":")[2].split(","))
