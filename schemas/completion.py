@@ -1,14 +1,22 @@
 """Decontamination is graph-wide: every evaluation of the recipe is compared with by every curation."""
 
-from typing import Any
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+from graphlib import CycleError, TopologicalSorter
+from operator import or_
 
 from schemas.errors import Problem
 from schemas.graph import Port, StepInfo, with_parts
 from schemas.references import PromptsRef
 from schemas.slots import Slot
-from schemas.stages.curate import Curate, Decontaminate
+from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.tree import join, problem
+
+MAX_COMPARISONS = 5_000
+"""Curations times sets of problems."""
 
 
 def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
@@ -17,58 +25,78 @@ def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]
     Evaluation problems that are made from the curated rows themselves cannot be compared with: that is a problem.
     """
     evaluations = [i for i in infos.values() if isinstance(i.stage, Evaluate)]
-    done = dict(infos)
-    for name, info in infos.items():
-        if isinstance(info.stage, Curate) and info.stage.decontaminate is not None:
-            done[name] = _completed(info, info.stage.decontaminate, evaluations, infos, problems)
-    return done
+    curations = {n: i for n, i in infos.items() if isinstance(i.stage, Curate) and i.stage.decontaminate is not None}
+    tasks: dict[str, Slot] = {}
+    prompts: dict[tuple[object, ...], tuple[StepInfo, Port]] = {}
+    for other in evaluations:
+        for slot in filter(_is_task, other.slots):
+            tasks.setdefault(_identity(slot), slot)
+        for port in (p for p in other.ports if p.path == "prompts"):
+            prompts.setdefault(_content(port), (other, port))
+    if (count := len(curations) * (len(tasks) + len(prompts))) > MAX_COMPARISONS:
+        info = next(iter(curations.values()))
+        said = f"{len(curations)} curations would each be compared with all evaluations: {count} comparisons"
+        advice = f"at most {MAX_COMPARISONS}; set `decontaminate: null` where rows are no training data"
+        problems.append(problem(info.node.where, info.path, said, advice))
+        return infos
+    made_from = _made_from(list(curations), infos)
+    asked = [(other, port, made_from(port.steps)) for other, port in prompts.values()]
+    return infos | {name: _completed(info, tasks, asked, problems) for name, info in curations.items()}
 
 
 def _completed(
     info: StepInfo,
-    given: Decontaminate,
-    evaluations: list[StepInfo],
-    infos: dict[str, StepInfo],
+    evaluated: dict[str, Slot],
+    asked: list[tuple[StepInfo, Port, set[str]]],
     problems: list[Problem],
 ) -> StepInfo:
-    tasks, slots, seen = list(given.against), list(info.slots), [_identity(s) for s in info.slots]
+    """A curation with the tasks and the prompts of all evaluations, each once, behind those that it names itself."""
+    given = info.stage.decontaminate
+    tasks, slots, seen = list(given.against), list(info.slots), {_identity(s) for s in info.slots}
     prompts, ports = list(given.against_prompts), list(info.ports)
-    for other in evaluations:
-        for slot in (s for s in other.slots if s.path.startswith("tasks.") and s.path.count(".") == 1):
-            if _identity(slot) not in seen:
-                seen.append(_identity(slot))
-                slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
-                tasks.append(slot.use)
-        for port in (p for p in other.ports if p.path == "prompts" and not _same(p, ports)):
-            if info.name in _above(port.steps, infos):
-                problems.append(_circle(info, other, port))
-                continue
-            where = f"decontaminate.against_prompts.{len(prompts)}"
-            ports.append(Port(**{**port.__dict__, "path": where}))
-            prompts.append(PromptsRef(port.text))
+    own = {_content(port) for port in ports if port.path.startswith("decontaminate.")}
+    for identity, slot in evaluated.items():
+        if identity not in seen:
+            slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
+            tasks.append(slot.use)
+    for other, port, made_from in asked:
+        if _content(port) in own:
+            continue
+        if info.name in made_from:
+            problems.append(_circle(info, other, port))
+            continue
+        ports.append(Port(**{**port.__dict__, "path": f"decontaminate.against_prompts.{len(prompts)}"}))
+        prompts.append(PromptsRef(port.text))
     whole = given.model_copy(update={"against": tasks, "against_prompts": prompts})
     stage = info.stage.model_copy(update={"decontaminate": whole})
     return with_parts(info, stage=stage, slots=tuple(slots), ports=tuple(ports))
 
 
-def _identity(slot: Slot) -> tuple[str, str, dict[str, Any]]:
-    return slot.signature.module, slot.signature.name, slot.values
+def _is_task(slot: Slot) -> bool:
+    return slot.path.startswith("tasks.") and slot.path.count(".") == 1
 
 
-def _same(port: Port, ports: list[Port]) -> bool:
-    key = (port.steps, port.output, port.source)
-    return any(p.path.startswith("decontaminate.") and (p.steps, p.output, p.source) == key for p in ports)
+def _identity(slot: Slot) -> str:
+    return json.dumps([slot.signature.module, slot.signature.name, slot.values])
 
 
-def _above(steps: tuple[str, ...], infos: dict[str, StepInfo]) -> set[str]:
-    """The steps and everything they need."""
-    found: set[str] = set()
-    todo = list(steps)
-    while todo:
-        name = todo.pop()
-        if name not in found and name in infos:
-            found.add(name)
-            todo += infos[name].needs
+def _content(port: Port) -> tuple[object, ...]:
+    return port.steps, port.output, port.source
+
+
+def _made_from(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:
+    """A function of steps: the curations among them and among all that they need; none where steps go in a circle."""
+    above: dict[str, int] = {}  # a bit for each curation, so that a union of thousands costs nothing
+    bits = {name: 1 << place for place, name in enumerate(curations)}
+    needs = {name: [step for step in info.needs if step in infos] for name, info in infos.items()}
+    with suppress(CycleError):  # which the check of the graph names
+        for name in TopologicalSorter(needs).static_order():
+            above[name] = reduce(or_, (above[step] for step in needs[name]), bits.get(name, 0))
+
+    def found(steps: tuple[str, ...]) -> set[str]:
+        union = reduce(or_, (above.get(step, 0) for step in steps), 0)
+        return {name for name, bit in bits.items() if union & bit}
+
     return found
 
 

@@ -50,7 +50,7 @@ def rrule_problem(text: str) -> str | None:
         return f"`{text}` {wrong}"
     try:
         return _due_problem(text, lines, parts)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return f"`{text}` is no recurrence rule: {error}"
 
 

@@ -1,0 +1,99 @@
+"""Reads recipes in a process of its own and says of each what came of it, how long it took and how large it grew.
+
+    python -m tests.security.recipe_worker hostile|mutated FOLDER SEED COUNT START STOP
+
+prints a line of JSON for each recipe. A recipe that takes longer than the alarm ends the process.
+"""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.schemas.test_recipe_fuzz import mutate
+from tests.security.hostile_recipes import sampled
+
+ALARM = 60
+"""Seconds of wall time after which a recipe counts as one that hangs, on however busy a machine."""
+ADDRESS_SPACE = 3 << 30
+HOUSE = Path(__file__).resolve().parents[2]
+Read = Callable[[Path, tuple[str, ...]], None]
+
+
+def main() -> None:
+    """Read the recipes with numbers from START to before STOP."""
+    from schemas.recipe import load_recipe
+
+    kind, folder, seed, count, start, stop = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:7])
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    load_recipe(HOUSE / "recipes" / "quickstart.yaml")  # what every recipe needs is read before the first is timed
+    recipes = hostile(folder, seed, count) if kind == "hostile" else mutated(folder, seed, count)
+    for number, (name, file, overrides) in enumerate(recipes):
+        if start <= number < stop:
+            print(json.dumps({"name": name, **measured(file, overrides)}), flush=True)
+
+
+def measured(file: Path, overrides: tuple[str, ...]) -> dict[str, object]:
+    """What came of a recipe."""
+    from schemas.errors import RecipeError
+    from schemas.recipe import load_recipe
+
+    signal.alarm(ALARM)
+    before, said, fine = time.process_time(), "", True
+    try:
+        load_recipe(file, overrides=overrides)
+        outcome = "accepted"
+    except RecipeError as error:
+        outcome, said = "refused", str(error)
+        fine = bool(error.problems) and all(p.line >= 1 and p.column >= 1 and p.message for p in error.problems)
+    except Exception as error:
+        outcome, said = "traceback", f"{type(error).__name__}: {error}"
+    seconds = time.process_time() - before
+    signal.alarm(0)
+    return {"outcome": outcome, "said": said[:300], "length": len(said), "placed": fine, "seconds": round(seconds, 3), "peak_mb": peak_mb()}
+
+
+def peak_mb() -> int:
+    """The most memory that this process has held so far, its start included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def hostile(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """Hostile recipes, each written just before it is read."""
+    os.mkfifo(folder / "pipe")
+    (folder / "circle").symlink_to("circle")
+    (folder / "nowhere").symlink_to("nothing/here")
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = Path.cwd()
+        os.chdir(folder)
+        listening.bind("socket")
+        os.chdir(here)
+        for one in sampled(count, seed):
+            yield one.name, one.write(folder), one.overrides
+
+
+def mutated(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """Mutations of the recipes of this checkout and of the tests, beside what they extend."""
+    shutil.copytree(HOUSE / "recipes", folder / "recipes")
+    shutil.copytree(HOUSE / "tests" / "recipes", folder / "tests")
+    sources = sorted(f for f in folder.rglob("*.yaml") if f.parent.name != "algorithms")
+    texts = {source: source.read_text(errors="replace") for source in sources}
+    rng = random.Random(seed)
+    for number in range(count):
+        source = rng.choice(sources)
+        file = source.with_name("mutated.yaml")
+        file.write_bytes(mutate(texts[source], rng))
+        yield f"{number} of {source.relative_to(folder)}", file, ()
+        if number % 1000 == 0:
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
