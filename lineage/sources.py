@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
+from lineage.outside import check_outside
 from lineage.store import Store
 from schemas.errors import PlanError
 
@@ -33,7 +34,9 @@ class Source:
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
     """Resolve a reference; relative paths are looked for below each of `folders`. Raises PlanError."""
     scheme, _, rest = reference.partition(":")
-    return {"path": _path, "hub": _hub, "mlflow": _mlflow}[scheme](rest, layout, tuple(folders))
+    folders = tuple(folders)
+    check_outside(reference, layout, folders)
+    return {"path": _path, "hub": _hub, "mlflow": _mlflow}[scheme](rest, layout, folders)
 
 
 def _path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:

@@ -115,7 +115,7 @@ def override(root: Node, text: str) -> Node:
     path, equals, value = text.partition("=")
     start = Mark(f"--set {shown(text, 200)}", 1, 1)
     keys = path.strip().split(".")
-    if not equals or not all(keys):
+    if not equals or not all(keys) or not path.isprintable():
         raise refuse(start, path, "wants key.path=value", "as `--set stages.sft.learning_rate=1e-4`")
     if len(keys) > MAX_DEPTH:
         raise refuse(start, path, f"a path of {len(keys)} keys is too long", f"at most {MAX_DEPTH}")

@@ -15,6 +15,8 @@ from schemas.suggestions import suggest
 from schemas.tree import Mark, Node, join, nodes, refuse
 from schemas.variables import Scope, substitute
 
+MAX_CONDITION = 500
+"""Characters of `until`."""
 KEYS = ("max", "until", "first", "stages")
 MAX_ITERATIONS = 100
 _UNTIL = re.compile(r"\s*(\S+)\s*(>=|<=|==|>|<)\s*([-+]?[0-9.]{1,40}(?:[eE][-+]?[0-9]{1,9})?)\s*")
@@ -146,7 +148,8 @@ def _first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
 def _until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Condition | None:
     if node is None:
         return None
-    found = _UNTIL.fullmatch(node.value) if isinstance(node.value, str) else None
+    said = node.value if isinstance(node.value, str) and len(node.value) <= MAX_CONDITION else ""
+    found = _UNTIL.fullmatch(said)
     try:
         value = float(found[3]) if found else None
     except ValueError:

@@ -23,6 +23,8 @@ INTERVAL = re.compile(r"([1-9][0-9]{0,5})([smhdw])")
 MAX_CRON = 200
 """Characters of a cron expression."""
 WATCHED = re.compile(r"(?:path|dvc|mlflow-dataset):.+|mlflow:[^@]+@(?!\d+$)[^@]+")
+WHOLE = ("", "~", "/proc", "/sys", "/dev")
+"""What is no place to watch: it never stands still, or never ends."""
 WAYS = ("cron", "interval", "rrule")
 AMONG = "cron: `0 6 * * 1` (minute hour day month weekday), interval: `6h`, rrule: `FREQ=WEEKLY;BYDAY=MO;BYHOUR=6`"
 
@@ -105,7 +107,8 @@ def _times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]
 
 def _changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
     for index, source in enumerate(schedule.on_change):
-        if WATCHED.fullmatch(source):
+        whole = source.startswith("path:") and source.removeprefix("path:").strip().rstrip("/") in WHOLE
+        if WATCHED.fullmatch(source) and not whole:
             continue
         at = node.value["on_change"].value[index]
         advice = "write path:./data, dvc:data/x.parquet, mlflow-dataset:NAME or mlflow:NAME@alias"

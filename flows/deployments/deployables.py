@@ -10,6 +10,7 @@ from flows.deployments.form import Schema, form
 from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import Problem, RecipeError
+from schemas.files import read_text
 from schemas.recipe import Recipe, load_recipe
 
 TAG = "posttrain"
@@ -40,7 +41,11 @@ def recipe_files(layout: Layout) -> list[Path]:
     """All recipes of a checkout: the YAML files below `recipes/` that have stages, or that extend one that has."""
     found = []
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
-        lines = path.read_text(errors="replace").splitlines()
+        try:
+            lines = read_text(path, str(path)).splitlines()
+        except RecipeError:  # named, so that deploying it says what is wrong
+            found.append(path)
+            continue
         if any(line.startswith(("stages:", "extends:")) for line in lines) and "bases" not in path.parts:
             found.append(path)
     return found
@@ -65,7 +70,7 @@ def deployables(paths: Iterable[Path], layout: Layout) -> tuple[list[Deployable]
 
 
 def _same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
-    lines = path.read_text().splitlines()
+    lines = read_text(path, str(path)).splitlines()
     line = next((n for n, text in enumerate(lines, 1) if text.startswith("name:")), 1)
     said = f"{other.file} is called `{made.recipe.name}` as well"
     return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
@@ -81,7 +86,7 @@ def deployable(path: Path, layout: Layout) -> Deployable:
         stages |= dict.fromkeys(known.origin(name) for name in known.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
-    return Deployable(recipe, file, described(recipe, path.read_text()), form(recipe, profiles, list(stages)))
+    return Deployable(recipe, file, described(recipe, read_text(path, str(path))), form(recipe, profiles, list(stages)))
 
 
 def described(recipe: Recipe, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import yaml
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +17,9 @@ from schemas.errors import PlanError, RecipeError
 from schemas.plan import Plan
 from schemas.recipe import load_recipe
 from schemas.schedule import Schedule
+from schemas.source import read_source
 from schemas.suggestions import suggest
+from schemas.tree import shown
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
@@ -133,11 +134,16 @@ def recipe_list(folder: Path) -> Table:
     """Recipes of a folder with their first words, and when they run by themselves."""
     table = Table("recipe", "stages", "description", "runs by itself once deployed")
     for path in sorted(folder.glob("*.yaml")):
-        content = yaml.safe_load(path.read_text())
-        if isinstance(content, dict) and "stages" in content:
-            said = due_words(_schedule_of(path)) if "schedule" in content else None
-            words = Text(str(content.get("description", "")))
-            table.add_row(Text(str(path)), str(len(content["stages"])), words, Text(said or ""))
+        try:
+            content = read_source(path)
+        except RecipeError as error:
+            table.add_row(Text(str(path)), "", Text(error.problems[0].message, style="red"), "")
+            continue
+        if (stages := content.get("stages")) is not None:
+            said = due_words(_schedule_of(path)) if content.get("schedule") is not None else None
+            description = content.get("description")
+            words = Text(shown(str(description.plain())) if description else "")
+            table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
     return table
 
 

@@ -54,7 +54,8 @@ stages:
       first: {tune: base}
       stages:
         sample: {kind: synthesize, prompts: problems, model: previous.tune, seed: '${repeat.iteration}'}
-        tune: {kind: sft, model: previous.tune, data: sample, matrix: {lr: [0.1, 0.01]}, learning_rate: '${matrix.lr}'}
+        tune: {kind: sft, model: previous.tune, data: sample}
+        also: {kind: sft, model: base, data: sample, matrix: {lr: [0.1, 0.01]}, learning_rate: '${matrix.lr}'}
         eval: {kind: evaluate, models: {tune: tune}, prompts: problems}
   merged: {kind: merge, merge_method: linear, models: [{model: tuned, parameters: {weight: 0.5}}, {model: cold}]}
   report:

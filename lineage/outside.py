@@ -1,0 +1,126 @@
+"""Which `path:` and `hub:` references can be data at all, found before anything is opened or hashed.
+
+A folder of data may be large. What is refused is a folder that cannot be meant: the root, the home folder, one that
+holds this checkout, folders of the system, and folders with devices or pipes in them.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+SYSTEM = frozenset(
+    map(
+        Path,
+        ("/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/opt", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var"),
+    )
+)
+"""Folders that hold a system or many users' data; what lies below them is allowed."""
+KERNEL = (Path("/proc"), Path("/sys"), Path("/dev"))
+"""Folders whose files are made when they are read."""
+SHARED_MEMORY = Path("/dev/shm")
+MAX_FILES = 100_000
+MAX_DEPTH = 64
+SHOWN = 200
+NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
+REVISION = re.compile(r"(?!.*\.\.)[\w+-][\w./+-]{0,199}", re.ASCII)
+
+
+def check_outside(reference: str, layout: Layout, folders: Iterable[Path]) -> None:
+    """Raises PlanError for a reference to the outside that cannot be data or a model."""
+    scheme, _, rest = reference.partition(":")
+    if scheme == "hub":
+        _check_hub(rest)
+    elif scheme == "path":
+        for base in folders:
+            if (found := _folder(base, rest)) is not None:
+                _check_place(found, rest, layout)
+                _check_content(found, rest)
+                return
+
+
+def _check_hub(rest: str) -> None:
+    name, at, revision = rest.partition("@")
+    if not NAME.fullmatch(name) or (at and not REVISION.fullmatch(revision)):
+        raise PlanError(f"hub:{rest[:SHOWN]} is no name of the hub; write hub:org/name or hub:org/name@revision")
+
+
+def _folder(base: Path, rest: str) -> Path | None:
+    """The folder that a path means below `base`, None where there is none. Raises PlanError when none can be."""
+    try:
+        found = base / Path(rest).expanduser()
+        return found.resolve(strict=True) if found.is_dir() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise PlanError(f"path:{rest[:SHOWN]} is no path: {said}; name a folder as path:./data") from error
+
+
+def _check_place(folder: Path, rest: str, layout: Layout) -> None:
+    holds = [("the home folder", _home()), ("this checkout", layout.root.resolve())]
+    if folder == Path(folder.anchor):
+        raise _no_data(rest, "is the root of the file system")
+    if folder in SYSTEM:
+        raise _no_data(rest, "is a folder of the system")
+    for what, place in holds:
+        if place is not None and place.is_relative_to(folder):
+            raise _no_data(rest, f"is {what}, or holds it")
+    for kernel in KERNEL:
+        below = folder.is_relative_to(kernel) and not folder.is_relative_to(SHARED_MEMORY)
+        if below or folder == SHARED_MEMORY or (kernel.is_dir() and _same_device(folder, kernel)):
+            raise _no_data(rest, f"lies in {kernel}, whose files are no files on a disk")
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except (RuntimeError, OSError):
+        return None
+
+
+def _same_device(folder: Path, kernel: Path) -> bool:
+    """Whether a folder lies on the special file system that is mounted at one of the kernel's folders."""
+    mounted = os.lstat(kernel).st_dev
+    return mounted != os.lstat(kernel.parent).st_dev and os.lstat(folder).st_dev == mounted
+
+
+def _check_content(folder: Path, rest: str) -> None:
+    """Raises PlanError for devices, pipes and sockets, for folders without end, and for what may not be read."""
+    count, waiting = 0, [(folder, 0)]
+    while waiting:
+        here, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise PlanError(f"path:{rest[:SHOWN]}: folders inside one another more than {MAX_DEPTH} deep")
+        try:
+            entries = list(os.scandir(here))
+        except OSError as error:
+            raise PlanError(f"path:{rest[:SHOWN]}: {here} cannot be read: {error.strerror}") from error
+        for entry in entries:
+            count += 1
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((Path(entry.path), depth + 1))
+            elif (kind := _special(entry)) is not None:
+                raise PlanError(f"path:{rest[:SHOWN]}: {entry.path} is {kind}; a folder of data holds regular files")
+        if count > MAX_FILES:
+            raise _no_data(rest, f"holds more than {MAX_FILES} files: pack them, or name the folder that is meant")
+
+
+def _special(entry: os.DirEntry) -> str | None:
+    try:
+        mode = entry.stat().st_mode
+    except OSError:  # a link to nothing, or in a circle: it holds nothing that could be read
+        return None
+    kinds = (
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((said for test, said in kinds if test(mode)), None)
+
+
+def _no_data(rest: str, why: str) -> PlanError:
+    return PlanError(f"path:{rest[:SHOWN]} {why}; name the folder that holds the data or the model, as path:./data")
