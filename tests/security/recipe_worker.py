@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.schemas.test_recipe_fuzz import mutate
 from tests.security.hostile_recipes import sampled
+from tests.security.recipe_mutations import mutate_tree
 
 ALARM = 60
 """Seconds of wall time after which a recipe counts as one that hangs, on however busy a machine."""
@@ -80,19 +81,20 @@ def hostile(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tu
 
 
 def mutated(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Mutations of the recipes of this checkout and of the tests, beside what they extend."""
+    """Mutations of the recipes of this checkout and of the tests, beside what they extend: of text, and of structure."""
     shutil.copytree(HOUSE / "recipes", folder / "recipes")
     shutil.copytree(HOUSE / "tests" / "recipes", folder / "tests")
-    sources = sorted(f for f in folder.rglob("*.yaml") if f.parent.name != "algorithms")
-    texts = {source: source.read_text(errors="replace") for source in sources}
+    every = sorted(f for f in folder.rglob("*.yaml") if f.parent.name != "algorithms")
+    good = [source for source in every if source.parent.name != "bad"]
+    texts = {source: source.read_text() for source in every}
     rng = random.Random(seed)
     for number in range(count):
-        source = rng.choice(sources)
+        by_structure = rng.random() < 0.7
+        source = rng.choice(good if by_structure else every)
+        changed = mutate_tree(texts[source], rng).encode() if by_structure else mutate(texts[source], rng)
         file = source.with_name("mutated.yaml")
-        file.write_bytes(mutate(texts[source], rng))
+        file.write_bytes(changed)
         yield f"{number} of {source.relative_to(folder)}", file, ()
-        if number % 1000 == 0:
-            sys.stdout.flush()
 
 
 if __name__ == "__main__":
