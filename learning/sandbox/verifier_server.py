@@ -1,0 +1,224 @@
+"""The process in which verifiers of reasoning-gym read what a model wrote, started by `learning.sandbox.verifiers`.
+
+`python -m learning.sandbox.verifier_server <socket> <parent>`. It makes problems, which are trusted, and passes texts
+on, which are not: a child per text puts up the guards of `learning.sandbox.child`, which cannot be taken down again,
+and only then reads the text. The child's answer is a number on a pipe; every other end of it means that the text
+cannot be scored. A request is two frames, a JSON header and the text; an answer is one, JSON.
+"""
+
+import gc
+import json
+import os
+import random
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import sysconfig
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from learning.sandbox import child
+from learning.sandbox.filters import compiled, machine
+from learning.sandbox.run import readable
+from learning.worlds import gym, gym_grammar
+from schemas.errors import StepError
+
+MEMORY = 512 * 2**20
+"""Bytes that a child may hold beside what the server holds."""
+COMPUTING, WALL = 5, 20.0
+"""Seconds of a child."""
+OPEN_FILES = 64
+MOST_SAID = 100
+"""Bytes of a child's answer."""
+SCORE = re.compile(rb"score (0\.\d{1,20}|1\.0|\d(?:\.\d{1,20})?e-\d{1,3})")
+FAILED = re.compile(rb"raised ([A-Za-z_]{1,60})")
+
+
+@dataclass
+class Request:
+    """A text to be scored."""
+
+    number: int
+    row: dict[str, Any]
+    text: bytes
+
+
+@dataclass
+class Running:
+    """A child that reads a text."""
+
+    number: int
+    process: int
+    pipe: int
+    ends: float
+    """When it is killed, on the monotonic clock."""
+    said: bytes = b""
+    late: bool = False
+
+
+class Server:
+    """Reads requests, has as many children at a time as there are cores, and answers in the order of their ends."""
+
+    def __init__(self, link: socket.socket):
+        self.link = link
+        self.received = bytearray()
+        self.header: dict[str, Any] | None = None
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Running] = {}
+        self.filter = compiled(machine() or "")
+        self.folders = folders()
+        self.most = len(os.sched_getaffinity(0))
+
+    def serve(self) -> None:
+        """Until the other side is gone."""
+        while self.step():
+            while self.waiting and len(self.running) < self.most:
+                self.begin(self.waiting.popleft())
+
+    def step(self) -> bool:
+        """Wait for requests and for children; False: nobody is there to ask."""
+        first = min((one.ends for one in self.running.values() if not one.late), default=None)
+        left = None if first is None else max(0.0, first - time.monotonic())
+        ready, _, _ = select.select([self.link, *self.running], [], [], left)
+        for one in self.running.values():
+            if not one.late and one.ends <= time.monotonic():
+                one.late = True
+                os.kill(one.process, signal.SIGKILL)
+        for pipe in ready:
+            if pipe is not self.link:
+                self.hear(self.running[pipe])
+        return self.receive() if self.link in ready else True
+
+    def receive(self) -> bool:
+        """Read what was sent; False when the link is closed."""
+        chunk = self.link.recv(1 << 20)
+        self.received += chunk
+        while len(self.received) >= 4 and len(self.received) >= 4 + (size := struct.unpack("!I", self.received[:4])[0]):
+            frame = bytes(self.received[4 : 4 + size])
+            del self.received[: 4 + size]
+            if self.header is None:
+                self.header = json.loads(frame)
+            else:
+                self.waiting.append(Request(self.header["number"], self.header["row"], frame))
+                self.header = None
+        return bool(chunk)
+
+    def begin(self, request: Request) -> None:
+        """Make the problem and a child that reads the text."""
+        try:
+            source, entry = problem(**request.row)
+        except StepError as error:
+            self.answer(request.number, error=str(error))
+            return
+        except Exception as error:
+            self.answer(request.number, error=f"row {request.row['id']}: {type(error).__name__}: {error}")
+            return
+        parent = os.getpid()
+        pipe, tell = os.pipe()
+        process = os.fork()
+        if process == 0:
+            self.become_verifier(parent, tell, request.text, source, entry)
+        os.close(tell)
+        self.running[pipe] = Running(request.number, process, pipe, time.monotonic() + WALL)
+
+    def become_verifier(self, parent: int, tell: int, text: bytes, source: Any, entry: Any) -> NoReturn:
+        """Guard this process, score the text in it, and end."""
+        said, code = b"", 1
+        try:
+            tell = keep_only(tell)
+            held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            child.guard(parent, [held + MEMORY, COMPUTING, 0, OPEN_FILES], self.filter, self.folders)
+            gym_grammar.replace_evaluators(entry)
+            fix_chance()
+            score = gym.score_of(source, entry, text.decode("utf-8", "surrogatepass"))
+            said, code = f"score {score!r}".encode(), 0
+        except BaseException as error:
+            said = f"raised {type(error).__name__}".encode()
+        finally:
+            os.write(tell, said)
+            os._exit(code)
+
+    def hear(self, one: Running) -> None:
+        """Read what a child says; at its end, answer."""
+        chunk = os.read(one.pipe, MOST_SAID + 1)
+        one.said += chunk
+        if chunk and len(one.said) <= MOST_SAID:
+            return
+        os.kill(one.process, signal.SIGKILL)
+        _, status = os.waitpid(one.process, 0)
+        os.close(one.pipe)
+        del self.running[one.pipe]
+        if os.WIFEXITED(status) and (found := SCORE.fullmatch(one.said)):
+            self.answer(one.number, score=float(found[1]))
+        elif os.WIFEXITED(status) and (failed := FAILED.fullmatch(one.said)):
+            self.answer(one.number, why=failed[1].decode())
+        else:
+            self.answer(one.number, why="time" if one.late or not os.WIFEXITED(status) else "no score")
+
+    def answer(self, number: int, **said: Any) -> None:
+        """Send one frame."""
+        frame = json.dumps({"number": number, **said}).encode()
+        self.link.sendall(struct.pack("!I", len(frame)) + frame)
+
+
+@lru_cache(maxsize=512)
+def problem(**row: Any) -> tuple[Any, dict[str, Any]]:
+    """The block and the entry that a row was made of, kept: the samples of a group ask for one. Raises StepError."""
+    return gym.entry_of(row)
+
+
+def fix_chance() -> None:
+    """Whatever a verifier draws, and sympy draws points at which it compares, is the same each time."""
+    import sympy.core.random
+
+    random.seed(0)
+    sympy.core.random.seed(0)
+
+
+def keep_only(tell: int) -> int:
+    """Close every file but this one, which becomes number 3; input and output are /dev/null."""
+    for number in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    os.dup2(tell, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    return 3
+
+
+def folders() -> list[str]:
+    """What a child may read: Python's library, the system's, and installed packages."""
+    import reasoning_gym
+
+    packages = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    return [*readable().split(":"), *packages, str(Path(reasoning_gym.__file__).parent)]
+
+
+def enter_no_folder() -> None:
+    """The working folder, below which alone a child might write, is one that is gone: nothing can be made in it."""
+    name = tempfile.mkdtemp()
+    os.chdir(name)
+    os.rmdir(name)  # noqa: PTH106 - a folder that is the current one
+
+
+def main(link: int, parent: int) -> None:
+    """Serve the process that started this one, and end with it."""
+    child.dies_with(parent)
+    os.environ.clear()
+    enter_no_folder()
+    gym.families()
+    gym_grammar.places()
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=link) as opened:
+        Server(opened).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
