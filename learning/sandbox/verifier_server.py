@@ -1,11 +1,12 @@
 """The process in which verifiers of reasoning-gym read what a model wrote, started by `learning.sandbox.verifiers`.
 
 `python -m learning.sandbox.verifier_server <socket> <parent>`. It makes problems, which are trusted, and passes texts
-on, which are not: a child per text puts up the guards of `learning.sandbox.child`, which cannot be taken down again,
-and only then reads the text. The child's answer is a number on a pipe; every other end of it means that the text
-cannot be scored. A request is two frames, a JSON header and the text; an answer is one, JSON.
+on, which are not: a child per request puts up the guards of `learning.sandbox.child`, which cannot be taken down again,
+and only then reads the texts. It writes a line for each, which must be a number from 0 to 1 or the name of an
+exception. A request is two frames, a JSON header and the texts of one row; an answer is one frame, JSON.
 """
 
+import copy
 import gc
 import json
 import os
@@ -20,8 +21,9 @@ import sysconfig
 import tempfile
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,26 +38,28 @@ MEMORY = 512 * 2**20
 COMPUTING, WALL = 5, 20.0
 """Seconds of a child."""
 OPEN_FILES = 64
-MOST_SAID = 100
-"""Bytes of a child's answer."""
+LONGEST_LINE = 100
+"""Bytes of what a child says of a text."""
 SCORE = re.compile(rb"score (0\.\d{1,20}|1\.0|\d(?:\.\d{1,20})?e-\d{1,3})")
 FAILED = re.compile(rb"raised ([A-Za-z_]{1,60})")
 
 
 @dataclass
 class Request:
-    """A text to be scored."""
+    """Texts of one row to be scored."""
 
     number: int
     row: dict[str, Any]
-    text: bytes
+    sizes: list[int]
+    """Of each text, in bytes."""
+    texts: bytes = b""
 
 
 @dataclass
 class Running:
-    """A child that reads a text."""
+    """A child that reads texts."""
 
-    number: int
+    request: Request
     process: int
     pipe: int
     ends: float
@@ -70,7 +74,7 @@ class Server:
     def __init__(self, link: socket.socket):
         self.link = link
         self.received = bytearray()
-        self.header: dict[str, Any] | None = None
+        self.header: Request | None = None
         self.waiting: deque[Request] = deque()
         self.running: dict[int, Running] = {}
         self.filter = compiled(machine() or "")
@@ -105,14 +109,14 @@ class Server:
             frame = bytes(self.received[4 : 4 + size])
             del self.received[: 4 + size]
             if self.header is None:
-                self.header = json.loads(frame)
+                self.header = Request(**json.loads(frame))
             else:
-                self.waiting.append(Request(self.header["number"], self.header["row"], frame))
+                self.waiting.append(replace(self.header, texts=frame))
                 self.header = None
         return bool(chunk)
 
     def begin(self, request: Request) -> None:
-        """Make the problem and a child that reads the text."""
+        """Make the problem and a child that reads the texts."""
         try:
             source, entry = problem(**request.row)
         except StepError as error:
@@ -125,48 +129,68 @@ class Server:
         pipe, tell = os.pipe()
         process = os.fork()
         if process == 0:
-            self.become_verifier(parent, tell, request.text, source, entry)
+            self.become_verifier(parent, tell, request, source, entry)
         os.close(tell)
-        self.running[pipe] = Running(request.number, process, pipe, time.monotonic() + WALL)
+        self.running[pipe] = Running(request, process, pipe, time.monotonic() + WALL)
 
-    def become_verifier(self, parent: int, tell: int, text: bytes, source: Any, entry: Any) -> NoReturn:
-        """Guard this process, score the text in it, and end."""
-        said, code = b"", 1
+    def become_verifier(self, parent: int, tell: int, request: Request, source: Any, entry: Any) -> NoReturn:
+        """Guard this process, score the texts in it, and end."""
+        code = 1
         try:
             tell = keep_only(tell)
             held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
             child.guard(parent, [held + MEMORY, COMPUTING, 0, OPEN_FILES], self.filter, self.folders)
-            gym_grammar.replace_evaluators(entry)
-            fix_chance()
-            score = gym.score_of(source, entry, text.decode("utf-8", "surrogatepass"))
-            said, code = f"score {score!r}".encode(), 0
-        except BaseException as error:
-            said = f"raised {type(error).__name__}".encode()
+            gym_grammar.confine(entry)
+            for start, size in zip(accumulate(request.sizes, initial=0), request.sizes, strict=False):
+                os.write(tell, said_of(source, entry, request.texts[start : start + size]) + b"\n")
+            code = 0
         finally:
-            os.write(tell, said)
             os._exit(code)
 
     def hear(self, one: Running) -> None:
         """Read what a child says; at its end, answer."""
-        chunk = os.read(one.pipe, MOST_SAID + 1)
+        most = LONGEST_LINE * len(one.request.sizes)
+        chunk = os.read(one.pipe, most + 1)
         one.said += chunk
-        if chunk and len(one.said) <= MOST_SAID:
+        if chunk and len(one.said) <= most:
             return
         os.kill(one.process, signal.SIGKILL)
         _, status = os.waitpid(one.process, 0)
         os.close(one.pipe)
         del self.running[one.pipe]
-        if os.WIFEXITED(status) and (found := SCORE.fullmatch(one.said)):
-            self.answer(one.number, score=float(found[1]))
-        elif os.WIFEXITED(status) and (failed := FAILED.fullmatch(one.said)):
-            self.answer(one.number, why=failed[1].decode())
-        else:
-            self.answer(one.number, why="time" if one.late or not os.WIFEXITED(status) else "no score")
+        well = os.WIFEXITED(status)
+        self.answer(one.request.number, said=read_lines(one), end="ended" if well else "time" if one.late else "killed")
 
     def answer(self, number: int, **said: Any) -> None:
         """Send one frame."""
         frame = json.dumps({"number": number, **said}).encode()
         self.link.sendall(struct.pack("!I", len(frame)) + frame)
+
+
+def said_of(source: Any, entry: dict[str, Any], text: bytes) -> bytes:
+    """A child's line for a text."""
+    try:
+        fix_chance()
+        return f"score {gym.score_of(source, copy.deepcopy(entry), text.decode('utf-8', 'surrogatepass'))!r}".encode()
+    except BaseException as error:
+        return f"raised {type(error).__name__}".encode()
+
+
+def read_lines(one: Running) -> list[float | str]:
+    """The score of each text, or the name of what its verifier raised, up to the first line that is neither.
+
+    Nothing where there are more lines than texts.
+    """
+    lines = one.said.split(b"\n")[:-1]
+    found: list[float | str] = []
+    for line in lines if len(lines) <= len(one.request.sizes) else []:
+        if score := SCORE.fullmatch(line):
+            found.append(float(score[1]))
+        elif failed := FAILED.fullmatch(line):
+            found.append(failed[1].decode())
+        else:
+            break
+    return found
 
 
 @lru_cache(maxsize=512)
@@ -212,8 +236,8 @@ def main(link: int, parent: int) -> None:
     child.dies_with(parent)
     os.environ.clear()
     enter_no_folder()
-    gym.families()
-    gym_grammar.places()
+    gym_grammar.replace_evaluators()
+    fix_chance()
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=link) as opened:

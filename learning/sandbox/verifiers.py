@@ -24,9 +24,20 @@ MOST_TEXT = 2**20
 """Characters of a text; a longer one is not scored."""
 UNTIL_HEARD = 300.0
 """Seconds without any answer after which the server counts as lost; a child has 20, making a problem has no bound."""
+TOGETHER = 8
+"""Texts of one row that a process may read; alone are read those at which such a process came to its end."""
 STARTS = 3
 """Servers in a row that may end without an answer."""
+ROW = ("id", "answer", "metadata")
+"""What the server is told of a row."""
 MODULE = "learning.sandbox.verifier_server"
+
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONMALLOC": "malloc",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Verdict:
     score: float | None
     """From 0 to 1; None: it could not be scored."""
     why: str = ""
-    """Why it could not: `time`, `length`, or the name of what the verifier raised."""
+    """Why it could not: `time`, `length`, `killed` (by a bound), or the name of what the verifier raised."""
 
 
 @dataclass
@@ -95,7 +106,7 @@ current: list[Connection] = []
 
 
 def judge(rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[Verdict]:
-    """The verdict of each row's verifier on its text, each in a process of its own behind the guards of the sandbox.
+    """The verdict of each row's verifier on its text, in processes behind the guards of the sandbox.
 
     Raises StepError where this machine lacks a guard, and for rows that reasoning-gym did not make.
     """
@@ -103,48 +114,60 @@ def judge(rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[Verdict]
         return []
     if reason := available():
         raise StepError(f"verifiers of reasoning-gym read texts of models in the sandbox alone: {reason}")
-    asked = {n: frames(n, row, text) for n, (row, text) in enumerate(zip(rows, texts, strict=True)) if fits(text)}
-    found: dict[int, dict[str, Any]] = {}
+    found: list[Verdict | None] = [None if len(text) <= MOST_TEXT else Verdict(None, "length") for text in texts]
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(rows):
+        if found[i] is None:
+            alike.setdefault(tuple(row[name] for name in ROW), []).append(i)
+    parts = [places[i : i + TOGETHER] for places in alike.values() for i in range(0, len(places), TOGETHER)]
     with lock:
-        failures = 0
-        while asked.keys() - found.keys():
-            before = len(found)
-            requests = b"".join(frame for n, frame in asked.items() if n not in found)
-            try:
-                server().exchange(requests, len(asked), found)
-            except BaseException as error:
-                words = current[0].last_words() if current else ""
-                stop()
-                if not isinstance(error, OSError):
-                    raise
-                failures = 1 if len(found) > before else failures + 1
-                if failures >= STARTS:
-                    raise StepError(f"the verifier server ended {STARTS} times without an answer: {words}") from error
-    for said in found.values():
-        if "error" in said:
-            raise StepError(said["error"])
-    unread = {"why": "length"}
-    return [verdict(found.get(n, unread)) for n in range(len(texts))]
+        for places, said in zip(parts, ask([request(rows, texts, part) for part in parts]), strict=True):
+            for i, one in zip(places, said["said"], strict=False):
+                found[i] = verdict(one)
+        alone = [i for i, one in enumerate(found) if one is None]
+        for i, said in zip(alone, ask([request(rows, texts, [i]) for i in alone]), strict=True):
+            found[i] = verdict(said["said"][0] if said["said"] else said["end"])
+    return [one for one in found if one is not None]
 
 
-def fits(text: str) -> bool:
-    """Whether a text is short enough to be sent."""
-    return len(text) <= MOST_TEXT
+def request(rows: Sequence[dict[str, Any]], texts: Sequence[str], places: list[int]) -> tuple[dict[str, Any], bytes]:
+    """What the server is told of texts of one row."""
+    sent = [texts[i].encode("utf-8", "surrogatepass") for i in places]
+    return {"row": {name: rows[places[0]][name] for name in ROW}, "sizes": [len(text) for text in sent]}, b"".join(sent)
 
 
-def frames(number: int, row: dict[str, Any], text: str) -> bytes:
-    """A request."""
-    header = {"number": number, "row": {name: row[name] for name in ("id", "answer", "metadata")}}
-    parts = [json.dumps(header).encode(), text.encode("utf-8", "surrogatepass")]
+def ask(requests: Sequence[tuple[dict[str, Any], bytes]]) -> list[dict[str, Any]]:
+    """The server's answer to each request; a server that is gone is started again. Raises StepError."""
+    found: dict[int, dict[str, Any]] = {}
+    failures = 0
+    while missing := [n for n in range(len(requests)) if n not in found]:
+        before = len(found)
+        try:
+            server().exchange(b"".join(frames(n, *requests[n]) for n in missing), len(requests), found)
+        except BaseException as error:
+            words = current[0].last_words() if current else ""
+            stop()
+            if not isinstance(error, OSError):
+                raise
+            failures = 1 if len(found) > before else failures + 1
+            if failures >= STARTS:
+                raise StepError(f"the verifier server ended {STARTS} times without an answer: {words}") from error
+    if errors := [said["error"] for _, said in sorted(found.items()) if "error" in said]:
+        raise StepError(errors[0])
+    return [found[n] for n in range(len(requests))]
+
+
+def frames(number: int, header: dict[str, Any], texts: bytes) -> bytes:
+    """A request as it is sent."""
+    parts = json.dumps({"number": number, **header}).encode(), texts
     return b"".join(struct.pack("!I", len(part)) + part for part in parts)
 
 
-def verdict(said: dict[str, Any]) -> Verdict:
-    """What an answer says; anything but a number from 0 to 1 is no score."""
-    score = said.get("score")
-    if isinstance(score, float) and 0 <= score <= 1:
-        return Verdict(score)
-    return Verdict(None, str(said.get("why", "no score")))
+def verdict(said: Any) -> Verdict:
+    """What is said of a text; anything but a number from 0 to 1 is no score."""
+    if isinstance(said, float) and 0 <= said <= 1:
+        return Verdict(said)
+    return Verdict(None, said if isinstance(said, str) else "no score")
 
 
 def server() -> Connection:
@@ -183,7 +206,10 @@ def start() -> Connection:
 
 
 def launched() -> Connection:
-    """The process of the server: no environment but where modules are, a seed for hashes, and one thread for numpy."""
+    """The process of the server: no environment but where modules are, a seed for hashes, and one thread for numpy.
+
+    The C library's own allocator, on large pages, makes its children cost half.
+    """
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path)]  # noqa: PTH100, PTH112
@@ -193,7 +219,7 @@ def launched() -> Connection:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"},
+            env={"PYTHONPATH": os.pathsep.join(paths), **ENVIRONMENT},
             start_new_session=True,
             pass_fds=(theirs.fileno(),),
         )

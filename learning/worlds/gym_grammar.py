@@ -11,9 +11,7 @@ import ast
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
-from functools import lru_cache
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
 LONGEST_LITERAL, LONGEST_EXPRESSION = 20_000, 5_000
@@ -23,10 +21,7 @@ MOST_BITS = 20_000
 """Of any integer that an expression can come to, were its symbols 1."""
 DIGITS, EXPONENT = 60, 300
 """Of a number written out, and of its power of ten."""
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc asin acos atan acot asec acsc sinh cosh tanh coth asinh acosh atanh "
-    "exp log ln sqrt cbrt Abs abs erf Ei Si Ci li".split()
-)
+FUNCTION = re.compile("a?(sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[Aa]bs|erf|[ESC]i|li")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
 WRITTEN = re.compile(r"[0-9A-Za-z_.,+\-*/%() \t]*")
 """What sympy's tokenizer and Python's parser read alike: no comments, quotes, continuation lines, factorials."""
@@ -87,7 +82,7 @@ def bits(node: ast.expr) -> float:
             found = 1.0
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
             found = bits(operand)
-        case ast.Call(func=ast.Name(id=name), args=[_, *rest] as given, keywords=[]) if name in FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=[_, *rest] as given, keywords=[]) if FUNCTION.fullmatch(name):
             if rest and (name != "log" or len(rest) > 1):
                 raise ValueError(f"{name} of {len(given)} arguments")
             found = sum(map(bits, given))
@@ -123,63 +118,59 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(part)
 
 
-def replace_evaluators(entry: dict[str, Any]) -> None:
+allowed: frozenset[str] | None = None
+"""Texts that are evaluated whole; None: all, because this process reads no text of a model."""
+
+
+def confine(entry: dict[str, Any]) -> None:
     """From here on modules of reasoning-gym evaluate literals, arithmetic, and the texts of this problem alone.
 
-    For a process that scores one text and ends.
+    Takes effect where `replace_evaluators` was called before.
     """
-    own = frozenset(texts_of(entry))
-    made = {"eval": evaluator(own), "parse_expr": parser(own), "exec": refuse, "compile": refuse}
-    for module, name, what in places():
-        vars(module)[name] = made[what]
+    global allowed
+    allowed = frozenset(texts_of(entry))
 
 
-@lru_cache(maxsize=1)
-def genuine_parser() -> Callable[..., Any]:
-    """Sympy's own `parse_expr`; to be asked for before it is replaced."""
+def replace_evaluators() -> None:
+    """Give the modules of reasoning-gym, and of sympy for what they call, the functions below."""
+    import reasoning_gym  # noqa: F401 (whose modules are looked at)
     from sympy.parsing.sympy_parser import parse_expr
 
-    return parse_expr
-
-
-@lru_cache(maxsize=1)
-def places() -> list[tuple[ModuleType, str, str]]:
-    """Modules, the names in them that are replaced, and by which replacement."""
-    genuine = genuine_parser()
-    found = []
-    for path, module in sorted(sys.modules.items()):
-        if path.split(".")[0] not in {"reasoning_gym", "sympy"}:
-            continue
-        names = vars(module)
-        found += [(module, name, "parse_expr") for name, value in names.items() if value is genuine]
-        if path.split(".")[0] == "reasoning_gym":
-            found += [(module, name, name) for name in ("eval", "exec", "compile") if name not in names]
-    return found
-
-
-def evaluator(own: frozenset[str]) -> Callable[..., Any]:
-    """In place of `eval`."""
-
-    def evaluate(source: Any, *scopes: Any) -> Any:
-        if not isinstance(source, str):
-            raise ValueError("code is not evaluated here")
-        return eval(source, *(scopes or ({},))) if source in own else literal(source)
-
-    return evaluate
-
-
-def parser(own: frozenset[str]) -> Callable[..., Any]:
-    """In place of sympy's `parse_expr`, which `sympify` calls as well."""
-    genuine = genuine_parser()
-
     def parse(text: str, *args: Any, **options: Any) -> Any:
-        if text not in own:
+        if allowed is not None and text not in allowed:
             require_arithmetic(text)
-        return genuine(text, *args, **options)
+        return parse_expr(text, *args, **options)
 
-    return parse
+    ours = {"eval": evaluate, "exec": execute, "compile": compiled}
+    for path, module in sorted(sys.modules.items()):
+        package = path.split(".")[0]
+        if package in {"reasoning_gym", "sympy"}:
+            names = vars(module)
+            names.update([(name, parse) for name, value in names.items() if value is parse_expr])
+            if package == "reasoning_gym":
+                names.update([(name, function) for name, function in ours.items() if name not in names])
 
 
-def refuse(*args: Any, **options: Any) -> Any:
-    """In place of `exec` and `compile`."""
-    raise ValueError("programs are not run here")
+def evaluate(source: Any, *scopes: Any) -> Any:
+    """In place of `eval`."""
+    if allowed is None or (isinstance(source, str) and source in allowed):
+        caller = sys._getframe(1)
+        return eval(source, *(scopes or (caller.f_globals, caller.f_locals)))
+    if not isinstance(source, str):
+        raise ValueError("code is not evaluated here")
+    return literal(source)
+
+
+def execute(source: Any, *scopes: Any) -> None:
+    """In place of `exec`: problems of code run the library's own when they are made."""
+    if allowed is not None:
+        raise ValueError("programs are not run here")
+    caller = sys._getframe(1)
+    exec(source, *(scopes or (caller.f_globals, caller.f_locals)))
+
+
+def compiled(*args: Any, **options: Any) -> Any:
+    """In place of `compile`."""
+    if allowed is not None:
+        raise ValueError("programs are not compiled here")
+    return compile(*args, **options)
