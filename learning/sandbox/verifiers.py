@@ -30,7 +30,7 @@ STARTS = 3
 """Servers in a row that may end without an answer."""
 ROW = ("id", "answer", "metadata")
 """What the server is told of a row."""
-MODULE = "learning.sandbox.verifier_server"
+COMMAND = ("-m", "learning.sandbox.verifier_server")
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -215,7 +215,7 @@ def launched() -> Connection:
     paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path)]  # noqa: PTH100, PTH112
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-s", "-B", "-X", "utf8", *COMMAND, str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
