@@ -35,7 +35,7 @@ from schemas.errors import StepError
 
 MEMORY = 512 * 2**20
 """Bytes that a child may hold beside what the server holds."""
-COMPUTING, WALL = 5, 20.0
+COMPUTING, WALL = 3, 20.0
 """Seconds of a child."""
 OPEN_FILES = 64
 LONGEST_LINE = 100

@@ -40,7 +40,10 @@ def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     except (LookupError, TypeError, ValueError) as error:
         raise StepError(f"row {row['id']}: metadata does not say how reasoning-gym made the problem") from error
     if row["answer"] is not None and str(entry["answer"]) != row["answer"]:
-        raise StepError(f"row {row['id']}: the installed reasoning-gym makes another problem; generate the data again")
+        raise StepError(
+            f"row {row['id']}: the installed reasoning-gym makes another problem; generate the data again (outside of "
+            "a run with PYTHONHASHSEED=0, because some families go by the order of a set)"
+        )
     return source, entry
 
 

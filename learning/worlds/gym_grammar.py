@@ -25,6 +25,7 @@ FUNCTION = re.compile("a?(sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[Aa]bs
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
 WRITTEN = re.compile(r"[0-9A-Za-z_.,+\-*/%() \t]*")
 """What sympy's tokenizer and Python's parser read alike: no comments, quotes, continuation lines, factorials."""
+POWER_OF_TEN = re.compile(r"[\d.][eE][+-]?[\d_]{4}")
 NAN = re.compile("nan", re.IGNORECASE)
 NAN_IS_RIGHT = frozenset({"complex_arithmetic", "number_sorting"})
 """Families whose verifier gives full marks to what is not a number: no comparison with it says that it is far off."""
@@ -46,8 +47,8 @@ def literal(text: str) -> Any:
 
 def require_arithmetic(text: str) -> None:
     """Raise ValueError unless the text is arithmetic with symbols and known functions, of bounded size."""
-    if not WRITTEN.fullmatch(text.strip()):
-        raise ValueError("a character that arithmetic has not")
+    if not WRITTEN.fullmatch(text.strip()) or POWER_OF_TEN.search(text):
+        raise ValueError("a character that arithmetic has not, or a number too large or too small")
     bits(parsed(text, LONGEST_EXPRESSION).body)
 
 

@@ -22,7 +22,10 @@ from learning.sandbox import verifier_server
 from learning.worlds import gym_grammar
 
 server = os.getpid()
-DEEDS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "os.mkdir", "os.putenv", "os.remove", "subprocess", "socket", "ctypes", "pty")
+DEEDS = (
+    "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "os.mkdir", "os.putenv", "os.remove",
+    "subprocess", "socket", "ctypes", "pty",
+)
 
 def names(code):
     yield from code.co_names
@@ -74,8 +77,8 @@ def check(of, tmp_path, count):
 
 
 def test_every_family_reads_hostile_answers(watched, tmp_path):
-    rows, texts, scores, seconds = check(made(), tmp_path, 25)
-    assert len(rows) == 25 * 105
+    rows, texts, _, seconds = check(made(), tmp_path, 16)
+    assert len(rows) == 16 * 105
     assert seconds < 300
     found = verifiers.judge(rows[::10], [text.strip() for text in texts[::10]])
     assert {one.why for one in found} <= {"", "length", "time", "killed", *RAISED}
