@@ -1,8 +1,8 @@
 """What it costs to score where a model's text cannot do harm, beside the library's verifier called directly.
 
-Completions per second, in groups of eight to a problem as a stage of reinforcement learning scores them, on answers that
-are right or wrong in half the cases each; rounds of the two alternate, and the ratios are of neighbouring rounds. One
-JSON line.
+Completions per second, in groups of eight to a problem as a stage of reinforcement learning scores them, half of them
+right; rounds of the two alternate, and ratios are of neighbouring rounds. Milliseconds of computing per completion, the
+server's and its children's included, do not depend on what else the machine does. One JSON line.
 
 python benchmarks/verifiers.py [--rounds 5] [--completions 256]
 """
@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -41,10 +43,17 @@ def direct(rows: list, completions: list[str]) -> list[float]:
     return found
 
 
-def per_second(score: Callable[[list, list[str]], list], rows: list, completions: list[str]) -> float:
-    begun = time.perf_counter()
+def computed() -> float:
+    """Seconds that this process, the server and the server's children have computed so far."""
+    server = psutil.Process(verifiers.current[0].process.pid).cpu_times()
+    return time.process_time() + server.user + server.system + server.children_user + server.children_system
+
+
+def timed(score: Callable[[list, list[str]], list], rows: list, completions: list[str]) -> tuple[float, float]:
+    """Completions per second, and milliseconds of computing for one."""
+    before, begun = computed(), time.perf_counter()
     score(rows, completions)
-    return len(rows) / (time.perf_counter() - begun)
+    return len(rows) / (time.perf_counter() - begun), 1000 * (computed() - before) / len(rows)
 
 
 def compared(family: str, rounds: int, count: int) -> dict[str, float]:
@@ -53,13 +62,15 @@ def compared(family: str, rounds: int, count: int) -> dict[str, float]:
     rows = [row for row in problems for _ in range(GROUP)]
     completions = [(row["answer"] if i % 2 else "7") for i, row in enumerate(rows)]
     assert scored(rows, completions) == direct(rows, completions)
-    pairs = [(per_second(direct, rows, completions), per_second(scored, rows, completions)) for _ in range(rounds)]
+    pairs = [(timed(direct, rows, completions), timed(scored, rows, completions)) for _ in range(rounds)]
+    before, after = zip(*pairs, strict=True)
     return {
         "family": family,
-        "before_per_second": round(statistics.median(before for before, _ in pairs)),
-        "after_per_second": round(statistics.median(after for _, after in pairs)),
-        "after_ms": round(1000 * count / statistics.median(after for _, after in pairs), 2),
-        "ratio": round(statistics.median(after / before for before, after in pairs), 3),
+        "before_per_second": round(statistics.median(rate for rate, _ in before)),
+        "after_per_second": round(statistics.median(rate for rate, _ in after)),
+        "ratio": round(statistics.median(b[0] / a[0] for a, b in pairs), 3),
+        "before_computing_ms": round(statistics.median(spent for _, spent in before), 3),
+        "after_computing_ms": round(statistics.median(spent for _, spent in after), 3),
     }
 
 
@@ -78,7 +89,7 @@ def main() -> None:
     }
     report |= {name: compared(family, options.rounds, options.completions) for name, family in FAMILIES.items()}
     sums = reasoning_gym(family="chain_sum", size=options.completions, split="train", seed=1)
-    report["answers_exact_ms"] = round(1000 * len(sums) / per_second(exact, sums, ["7"] * len(sums)), 2)
+    report["answers_exact_ms"] = round(1000 * len(sums) / timed(exact, sums, ["7"] * len(sums))[0], 2)
     print(json.dumps(report))
 
 

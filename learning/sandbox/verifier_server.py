@@ -21,6 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -196,7 +197,21 @@ def read_lines(one: Running) -> list[float | str]:
 @lru_cache(maxsize=512)
 def problem(**row: Any) -> tuple[Any, dict[str, Any]]:
     """The block and the entry that a row was made of, kept: the samples of a group ask for one. Raises StepError."""
-    return gym.entry_of(row)
+    source, entry = gym.entry_of(row)
+    warm_up(type(source).score_answer, source, entry)
+    return source, entry
+
+
+warm: set[Any] = set()
+"""Verifiers that have read an answer in this process."""
+
+
+def warm_up(verifier: Any, source: Any, entry: dict[str, Any]) -> None:
+    """Have a verifier read the library's own answer once, so that children find its modules and tables loaded."""
+    if verifier not in warm and isinstance(entry["answer"], str):
+        warm.add(verifier)
+        with suppress(Exception):
+            source.score_answer(entry["answer"], copy.deepcopy(entry))
 
 
 def fix_chance() -> None:
