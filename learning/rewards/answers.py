@@ -4,7 +4,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from learning.worlds.gym import entry_of
+from learning.sandbox import verifiers
+from learning.worlds import gym, gym_parsers
 
 NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 
@@ -32,14 +33,33 @@ def exact(
 def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | None = None) -> list[float | None]:
     """The score (0 to 1) that reasoning-gym's own verifier of the family gives; for problems with many right answers.
 
-    Raises StepError for rows that reasoning-gym did not make.
+    Verifiers read the answer in the sandbox, but for those that are known to do no more than compare it
+    (`learning.worlds.gym_parsers`). None where a verifier fails, gives no score or takes too long. Raises StepError for
+    rows that reasoning-gym did not make, and where the guards of the sandbox are missing.
     """
-    scores: list[float | None] = []
-    for row, completion in zip(rows, completions, strict=True):
-        source, entry = entry_of(row)
-        given = final_answer(completion, marker)
-        scores.append(0.0 if given is None else float(source.score_answer(given.strip(), entry)))
+    scores: list[float | None] = [0.0] * len(rows)
+    sent: list[int] = []
+    answers = [final_answer(completion, marker) for completion in completions]
+    for i, (row, given) in enumerate(zip(rows, answers, strict=True)):
+        if given is None:
+            continue
+        if gym_parsers.compares_only(row):
+            scores[i] = score_here(row, given.strip())
+        else:
+            sent.append(i)
+    verdicts = verifiers.judge([rows[i] for i in sent], [(answers[i] or "").strip() for i in sent])
+    for i, verdict in zip(sent, verdicts, strict=True):
+        scores[i] = verdict.score
     return scores
+
+
+def score_here(row: dict[str, Any], text: str) -> float | None:
+    """The score of a verifier that only compares; None where it fails."""
+    source, entry = gym.entry_of(row)
+    try:
+        return gym.score_of(source, entry, text)
+    except Exception:
+        return None
 
 
 def final_answer(completion: str, marker: str | None) -> str | None:

@@ -1,0 +1,177 @@
+"""What a verifier of reasoning-gym may evaluate of a model's text: literals and arithmetic, never a program.
+
+Some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which is `eval` behind a tokenizer.
+`replace_evaluators` gives every module of reasoning-gym other functions under these names: `eval` reads literals,
+`parse_expr` refuses what is not arithmetic of bounded size, `exec` and `compile` refuse. A text that the library itself
+wrote into the problem is evaluated as before. What is refused raises ValueError, as a text does that cannot be parsed;
+the verifier gives it the score that it gives to those.
+"""
+
+import ast
+import math
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+LONGEST_LITERAL, LONGEST_EXPRESSION = 20_000, 5_000
+"""Characters."""
+MOST_NODES, DEEPEST = 4_000, 500
+MOST_BITS = 20_000
+"""Of any integer that an expression can come to, were its symbols 1."""
+DIGITS, EXPONENT = 60, 300
+"""Of a number written out, and of its power of ten."""
+FUNCTION = re.compile("a?(sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[Aa]bs|erf|[ESC]i|li")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
+WRITTEN = re.compile(r"[0-9A-Za-z_.,+\-*/%() \t]*")
+"""What sympy's tokenizer and Python's parser read alike: no comments, quotes, continuation lines, factorials."""
+POWER_OF_TEN = re.compile(r"[\d.][eE][+-]?[\d_]{4}")
+NAN = re.compile("nan", re.IGNORECASE)
+NAN_IS_RIGHT = frozenset({"complex_arithmetic", "number_sorting"})
+"""Families whose verifier gives full marks to what is not a number: no comparison with it says that it is far off."""
+
+LITERALS = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.UnaryOp, ast.USub, ast.UAdd, ast.Load)
+OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.UAdd, ast.USub)
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal made of lists, tuples, strings and numbers; raises ValueError for all else."""
+    tree = parsed(text, LONGEST_LITERAL)
+    for node in ast.walk(tree):
+        if not isinstance(node, LITERALS):
+            raise ValueError(f"{type(node).__name__} is no literal")
+        if isinstance(node, ast.Constant) and not (node.value is None or isinstance(node.value, str | int | float)):
+            raise ValueError(f"{type(node.value).__name__} is no literal of an answer")
+    return ast.literal_eval(tree)
+
+
+def require_arithmetic(text: str) -> None:
+    """Raise ValueError unless the text is arithmetic with symbols and known functions, of bounded size."""
+    if not WRITTEN.fullmatch(text.strip()) or POWER_OF_TEN.search(text):
+        raise ValueError("a character that arithmetic has not, or a number too large or too small")
+    bits(parsed(text, LONGEST_EXPRESSION).body)
+
+
+def means_no_number(family: str | None, text: str) -> bool:
+    """Whether an answer names nan to a verifier that would take it for right."""
+    return family in NAN_IS_RIGHT and NAN.search(text) is not None
+
+
+def parsed(text: str, longest: int) -> ast.Expression:
+    """The syntax tree of an expression of bounded length, size and depth; raises ValueError."""
+    if len(text) > longest:
+        raise ValueError(f"{len(text)} characters, at most {longest}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError("no expression") from error
+    level, nodes = [tree.body], 0
+    for _ in range(DEEPEST):
+        nodes += len(level)
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level or nodes > MOST_NODES:
+        raise ValueError(f"more than {MOST_NODES} parts or {DEEPEST} levels")
+    return tree
+
+
+def bits(node: ast.expr) -> float:
+    """A bound of the bits of what an expression comes to, symbols counted as 1; raises ValueError."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            found = bits_of_number(ast.unparse(node), value)
+        case ast.Name(id=name) if NAME.fullmatch(name):
+            found = 1.0
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
+            found = bits(operand)
+        case ast.Call(func=ast.Name(id=name), args=[_, *rest] as given, keywords=[]) if FUNCTION.fullmatch(name):
+            if rest and (name != "log" or len(rest) > 1):
+                raise ValueError(f"{name} of {len(given)} arguments")
+            found = sum(map(bits, given))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            found = bits(left) * 2 ** min(bits(right), 64.0)
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, OPERATORS):
+            found = bits(left) + bits(right)
+        case _:
+            raise ValueError(f"{type(node).__name__} is no arithmetic")
+    if found > MOST_BITS:
+        raise ValueError("a number without end")
+    return found
+
+
+def bits_of_number(text: str, value: float) -> float:
+    """Bits of a number written out; raises ValueError for one of too many digits or too large a power of ten."""
+    if len(text) > DIGITS or not math.isfinite(value):
+        raise ValueError("a number too long")
+    if value and abs(math.log10(abs(value))) > EXPONENT:
+        raise ValueError("a number too large or too small")
+    return math.log2(abs(value) + 2) + (abs(math.log2(abs(value))) if 0 < abs(value) < 1 else 0)
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a problem: what the library wrote itself."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from texts_of(part)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from texts_of(part)
+
+
+allowed: frozenset[str] | None = None
+"""Texts that are evaluated whole; None: all, because this process reads no text of a model."""
+
+
+def confine(entry: dict[str, Any]) -> None:
+    """From here on modules of reasoning-gym evaluate literals, arithmetic, and the texts of this problem alone.
+
+    Takes effect where `replace_evaluators` was called before.
+    """
+    global allowed
+    allowed = frozenset(texts_of(entry))
+
+
+def replace_evaluators() -> None:
+    """Give the modules of reasoning-gym, and of sympy for what they call, the functions below."""
+    import reasoning_gym  # noqa: F401 (whose modules are looked at)
+    from sympy.parsing.sympy_parser import parse_expr
+
+    def parse(text: str, *args: Any, **options: Any) -> Any:
+        if allowed is not None and text not in allowed:
+            require_arithmetic(text)
+        return parse_expr(text, *args, **options)
+
+    ours = {"eval": evaluate, "exec": execute, "compile": compiled}
+    for path, module in sorted(sys.modules.items()):
+        package = path.split(".")[0]
+        if package in {"reasoning_gym", "sympy"}:
+            names = vars(module)
+            names.update([(name, parse) for name, value in names.items() if value is parse_expr])
+            if package == "reasoning_gym":
+                names.update([(name, function) for name, function in ours.items() if name not in names])
+
+
+def evaluate(source: Any, *scopes: Any) -> Any:
+    """In place of `eval`."""
+    if allowed is None or (isinstance(source, str) and source in allowed):
+        caller = sys._getframe(1)
+        return eval(source, *(scopes or (caller.f_globals, caller.f_locals)))
+    if not isinstance(source, str):
+        raise ValueError("code is not evaluated here")
+    return literal(source)
+
+
+def execute(source: Any, *scopes: Any) -> None:
+    """In place of `exec`: problems of code run the library's own when they are made."""
+    if allowed is not None:
+        raise ValueError("programs are not run here")
+    caller = sys._getframe(1)
+    exec(source, *(scopes or (caller.f_globals, caller.f_locals)))
+
+
+def compiled(*args: Any, **options: Any) -> Any:
+    """In place of `compile`."""
+    if allowed is not None:
+        raise ValueError("programs are not compiled here")
+    return compile(*args, **options)
