@@ -65,6 +65,13 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return encode_completion(tokenizer, [{"role": "assistant", "content": text}])[:-1]
 
 
+def _valid(text: str) -> str:
+    """The text with U+FFFD in the place of what is no character: halves of surrogate pairs, which JSON can hold."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, str]) -> list[int]:
     """Ids of a rendering; what stands in the place of a mark is plain text."""
     if not marked:
@@ -78,15 +85,13 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 
 
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
-    """Messages with a mark in the place of what looks like a special token, and what each mark stands for.
-
-    Raises StepError for a message that holds the mark itself.
-    """
+    """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
+    messages = [{**m, "content": _valid(m["content"])} if isinstance(m.get("content"), str) else m for m in messages]
     texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
     if special is None or not any(special.search(text) for text in texts):
         return messages, {}
-    if any(MARK in text for text in texts):
-        raise StepError(f"a prompt holds the character U+{ord(MARK):04X} beside the text of a special token; drop it")
+    # A mark that stands in a text already is marked itself, so that none is taken for another.
+    special = re.compile(f"{MARK}|{special.pattern}")
     marks: dict[str, str] = {}
 
     def mark(found: re.Match[str]) -> str:
@@ -117,7 +122,7 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    text = messages[0]["content"]
+    text = _valid(messages[0]["content"])
     return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), tokenizer.eos_token_id]
 
 
