@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from learning.texts.characters import of_characters
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]
@@ -65,13 +66,6 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return encode_completion(tokenizer, [{"role": "assistant", "content": text}])[:-1]
 
 
-def _valid(text: str) -> str:
-    """The text with U+FFFD in the place of what is no character: halves of surrogate pairs, which JSON can hold."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, str]) -> list[int]:
     """Ids of a rendering; what stands in the place of a mark is plain text."""
     if not marked:
@@ -86,7 +80,9 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
     """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
-    messages = [{**m, "content": _valid(m["content"])} if isinstance(m.get("content"), str) else m for m in messages]
+    messages = [
+        {**m, "content": of_characters(m["content"])} if isinstance(m.get("content"), str) else m for m in messages
+    ]
     texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
     if special is None or not any(special.search(text) for text in texts):
         return messages, {}
@@ -122,7 +118,7 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    text = _valid(messages[0]["content"])
+    text = of_characters(messages[0]["content"])
     return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), tokenizer.eos_token_id]
 
 
