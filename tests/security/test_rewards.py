@@ -162,6 +162,7 @@ def around(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(models, "loaded", lambda folder: make_reward_model(policy, 128))
     monkeypatch.setattr(models, "token_judge", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards))
     monkeypatch.setattr("learning.remote.client.ask", ask)
+    monkeypatch.setattr("learning.texts.patterns.SECONDS", 0.1)
     return {
         "policy": policy,
         "sampler": sampler,
@@ -243,11 +244,13 @@ def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tm
     canary = tmp_path / "canary"
     texts = hostile(str(canary))
     assert len(texts) >= 200
+    scored = False
     for options in [{}, *VARIANTS.get(name, [])]:
         reward = bound(name, OPTIONS.get(name, {}) | options)
         found = check(reward, around, rows_of(name), texts)
         assert not canary.exists()
-    assert any(score is not None for score in found), "the rows of this reward cannot be scored: give it a line above"
+        scored = scored or any(score is not None for score in found)
+    assert scored, "the rows of this reward cannot be scored: give it a line above"
 
 
 MODELS = {name for name, found in signatures(RewardUse) if {"policy", "sampler", "rng", "desk"} & set(found.supplied)}
@@ -257,9 +260,9 @@ MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "sto
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] if name in MODELS else []) for name in REWARDS])
 def test_no_enormous_completion_makes_a_reward_raise_or_hang(name, around):
-    texts = enormous()
+    texts = enormous()[:: 8 if name in MODELS else 3]
     reward = bound(name, OPTIONS.get(name, {}))
-    check(reward, around, rows_of(name), texts[::8] if name in MODELS else texts, ids=False)
+    check(reward, around, rows_of(name), texts, ids=False)
 
 
 def test_the_completions_are_hostile_enough():
