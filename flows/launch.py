@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ from flows.planning.skew import check_engines, engine_problems
 from flows.running.alive import alive
 from flows.running.audited import run_ended, run_started
 from flows.running.budget import open_ledger
+from flows.running.enforced_stop import enforced_stop
 from flows.running.interrupts import stopped_by_signals
 from flows.running.leftovers import sweep
 from flows.running.runlog import RunLog, new_run, write_plan
@@ -88,8 +89,9 @@ def run_plan(
     """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
 
     `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
-    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed. Raises PlanError before
-    anything starts when a step asks for more than there is.
+    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process
+    that do not end are ended with it (`flows.running.enforced_stop`). Raises PlanError before anything starts when a
+    step asks for more than there is.
     """
     missing, run = _missing(plan, layout, executor), run or new_run()
     write_plan(layout, run, plan)
@@ -169,16 +171,13 @@ def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event]
 def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | None]:
     if name is None:
         yield None
-        return
-    if name == "ray":
+    elif name == "ray":
         from flows.steps.workers import RayWorkers
 
-        hands: Executor = RayWorkers(layout)
+        with closing(RayWorkers(layout)) as hands:
+            yield hands
     else:
         from flows.steps.inprocess import InProcess
 
-        hands = InProcess()
-    try:
-        yield hands
-    finally:
-        hands.close()
+        with enforced_stop():  # a step's call of C code may keep the handlers of this process from running
+            yield InProcess()

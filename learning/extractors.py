@@ -19,6 +19,7 @@ from learning.agents.rollouts import Rollout
 from learning.engines.protocol import Sampling
 from learning.loop.rollout import Sampler
 from learning.remote.desk import Desk
+from learning.texts.patterns import MatchTimeout, Pattern
 from learning.texts.questions import filled
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
@@ -55,10 +56,11 @@ def first_difference(
     what a lesson is about: an earlier one that begins alike goes.
     """
     try:
-        about = _match(subject, row["prompt"][-1]["content"])
-        pairs = zip_longest(*([_match(action, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
+        topic, deed = Pattern(subject), Pattern(action)
     except re.error as error:
         raise StepError(f"extractor first_difference: {error.pattern!r}: {error}") from error
+    about = _match(topic, row["prompt"][-1]["content"])
+    pairs = zip_longest(*([_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
     for step, (best, worst) in enumerate(pairs, 1):
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
@@ -68,9 +70,13 @@ def first_difference(
     return experiences
 
 
-def _match(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return None if found is None else (found[1] if found.re.groups else found[0]).strip() or None
+def _match(pattern: Pattern, text: str) -> str | None:
+    """The first match (its first group, if any); None where there is none in time."""
+    try:
+        found = pattern.search(text)
+    except MatchTimeout:
+        return None
+    return None if found is None else (found[1 if pattern.groups else 0] or "").strip() or None
 
 
 def _beginning(template: str, fields: dict[str, str]) -> str:

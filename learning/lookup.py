@@ -7,7 +7,7 @@ An option may itself name a function (`of: {use: answers.exact}`): it is bound t
 import importlib
 import inspect
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -97,6 +97,19 @@ class Inner:
     def __call__(self, **instead: Any) -> Any:
         """Call with what it asks for by name, some of it replaced; raises StepError for what is not there."""
         return self.bound.ask(self.step, ChainMap(instead, self.have))  # type: ignore[arg-type]
+
+
+def asked_of(bound: Bound) -> frozenset[str]:
+    """What a function asks for, and what the functions that its options name ask for."""
+    return frozenset(bound.asks).union(*(asked_of(inner) for inner in _inner(bound.options.values())))
+
+
+def _inner(values: Iterable[Any]) -> Iterator[Bound]:
+    for value in values:
+        if isinstance(value, Bound):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from _inner(value.values() if isinstance(value, dict) else value)
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -7,6 +7,7 @@ the random stream of its answer hangs. Nothing is trained.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -15,13 +16,17 @@ from pydantic import Field
 from learning.evaluating.combinators import concat, cross, filtered, mapped, reduced
 from learning.evaluating.recursion import leaves, plan, put_together, taken_apart
 from learning.evaluating.retrieval import Shelf
+from learning.texts.patterns import MatchTimeout, Pattern
 from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
 Row = dict[str, Any]
 Ask = Callable[[list[Row]], list[str]]
-WHOLE = re.compile(r"[+-]?\d+")
+WHOLE = re.compile(r"[+-]?\d{1,1000}")
+"""A number with more digits takes Python too long to read."""
+MOST_ITEMS = 1_000
+"""Items that are crossed with each other."""
 
 
 def lambda_rlm(
@@ -54,18 +59,34 @@ def lambda_rlm(
             prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
             asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
     answers = iter(ask(asked))
-    pattern, operation = re.compile(keep, re.DOTALL), globals()[combine]
+    pattern, operation = _pattern(keep), globals()[combine]
     found = []
     for tree in trees:
-        own = [filtered(pattern.fullmatch, [text.strip()]) for text in islice(answers, sum(1 for _ in leaves(tree)))]
+        own = [
+            filtered(partial(_kept, pattern), [text.strip()]) for text in islice(answers, sum(1 for _ in leaves(tree)))
+        ]
         kept = put_together(tree, iter(own), lambda parts: [operation(concat(parts), separator)])
         whole = operation(kept, separator)
         found.append(crossed(whole, separator) if pairs else whole)
     return found
 
 
+def _pattern(keep: str) -> Pattern:
+    try:
+        return Pattern(keep, re.DOTALL)
+    except re.error as error:
+        raise StepError(f"program lambda_rlm: keep {keep!r}: {error}") from error
+
+
+def _kept(pattern: Pattern, text: str) -> bool:
+    try:
+        return pattern.fullmatch(text) is not None
+    except MatchTimeout:
+        return False
+
+
 def total(texts: list[str], separator: str) -> str:
-    """The sum of whole numbers; empty, which is no number, when one of them is none."""
+    """The sum of whole numbers; empty, which is no number, when one of them is none, or has over 1000 digits."""
     if filtered(lambda text: not WHOLE.fullmatch(text), texts):
         return ""
     return str(reduced(int.__add__, mapped(int, texts), 0))
@@ -77,8 +98,10 @@ def joined(texts: list[str], separator: str) -> str:
 
 
 def crossed(text: str, separator: str) -> str:
-    """Every pair of two different items, as `a:b`."""
+    """Every pair of two different items, as `a:b`; empty where there are more than `MOST_ITEMS`."""
     items = filtered(bool, text.split(separator))
+    if len(items) > MOST_ITEMS:
+        return ""
     return separator.join(f"{a}:{b}" for a, b in cross(items, items) if a != b)
 
 

@@ -8,12 +8,15 @@ import math
 import re
 import zlib
 from collections import Counter
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.rewards.answers import exact
+from learning.texts.patterns import MatchTimeout, Pattern
+from schemas.errors import StepError
 from schemas.references import PolicyRef
 
 Part = Literal["all", "prompt", "written"]
@@ -71,8 +74,22 @@ def words(
 
 
 def matches(row: dict[str, Any], *, pattern: str, part: Part = "written") -> bool:
-    """Keep rows in which the regular expression `pattern` is found."""
-    return re.search(pattern, text_of(row, part)) is not None
+    """Keep rows in which the regular expression `pattern` is found, within its time (`learning.texts.patterns`).
+
+    Raises StepError for a bad pattern.
+    """
+    try:
+        return _pattern(pattern).search(text_of(row, part)) is not None
+    except MatchTimeout:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _pattern(text: str) -> Pattern:
+    try:
+        return Pattern(text)
+    except re.error as error:
+        raise StepError(f"quality filter matches: pattern {text!r}: {error}") from error
 
 
 def unanswered(

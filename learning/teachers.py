@@ -11,6 +11,7 @@ from pydantic import Field
 
 from learning.texts.inquiry import Inquiry
 from learning.texts.mistakes import mistaken
+from learning.texts.patterns import Pattern
 from learning.texts.questions import question
 from learning.worlds.almanac import scripted
 from learning.worlds.atlas import look_up, reader
@@ -83,7 +84,7 @@ def endpoint(
     asked = question(template, row) if template is not None else row["prompt"]
     before = [{"role": "system", "content": system}] if system is not None else []
     try:
-        return Inquiry(endpoint, [*before, *asked], None if pattern is None else re.compile(pattern, re.DOTALL))
+        return Inquiry(endpoint, [*before, *asked], None if pattern is None else Pattern(pattern, re.DOTALL))
     except re.error as error:
         raise StepError(f"teacher endpoint: pattern {pattern!r}: {error}") from error
 

@@ -116,6 +116,7 @@ class Work:
         found = placed([*rewards, *selector], context.actors)
         self.rewards, self.selector = found[: len(rewards)], found[len(rewards) :]
         self.spend = context.spend
+        self.shown: set[str] = set()
 
     def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
         """Completions of one model, their scores (P, N), and with a program what it asked.
@@ -124,10 +125,10 @@ class Work:
         """
         try:
             samples, calls = self._sampled(port, seed)
-            samples = selected(self.selector, self.problems, samples, self.desk)
+            samples = selected(self.selector, self.problems, samples, self.desk, self.shown)
             self.done += len(self.problems)
             weights = [use.weight for use in self.stage.rewards]
-            return samples, score(self.rewards, weights, self.problems, samples, self.desk), calls
+            return samples, score(self.rewards, weights, self.problems, samples, self.desk, self.shown), calls
         finally:
             self.bills.tell()
 
@@ -186,14 +187,14 @@ def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Ro
 
 
 def selected(
-    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk
+    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
 ) -> list[list[Sample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     samples = [one for group in groups for one in group]
-    return best_of(groups, weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples))
+    return best_of(groups, weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples, shown))
 
 
 def score(
@@ -202,11 +203,12 @@ def score(
     problems: list[Row],
     samples: list[list[Sample]],
     desk: Desk,
+    shown: set[str],
 ) -> np.ndarray:
     """Scores (P, N), NaN where a reward could say nothing."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
-    found = weighted_scores(rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples)
+    found = weighted_scores(rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown)
     return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
 
 

@@ -32,7 +32,7 @@ class Inquired:
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         payer = desk_of(context, stage.max_tokens_total, stage.max_cost)
-        self.score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer)
+        self.score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer, shown=set())
         self.ends = Yield(self.endpoint)
         self.used, self.done = Spent(), 0
         self.retries: Counter[str] = Counter()

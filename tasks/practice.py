@@ -83,6 +83,7 @@ class Work:
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:
             raise StepError("practice: no problems; look at what the stage before it dropped")
+        self.shown: set[str] = set()
         self.bills, self.spend = Bills(context, self.desk), spending(context, self.engine)
 
     def round(self, step: int) -> None:
@@ -93,7 +94,7 @@ class Work:
         self.check_room(sampler, have["rows"])
         try:
             trials = rollouts(sampler, asks, self.journal, self.spend)
-            score(self.rewards, [use.weight for use in self.stage.rewards], trials, have)
+            score(self.rewards, [use.weight for use in self.stage.rewards], trials, have, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
             self.experiences, groups = lessons(self.extractor, trials, before, have, tokenizer=tokenizer, **limits)

@@ -112,7 +112,7 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     policy = policy_for(context.input("model"), context.device, context.actors)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
-    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk)
+    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
     search = bind(stage.search, "search", context.inputs)
     sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)

@@ -16,7 +16,7 @@ from typing import Any
 
 from flows.planning.environment import secrets_of
 from flows.steps.capture import captured
-from flows.steps.family import die_with_parent
+from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.placement import bundles
 from flows.steps.surroundings import surroundings
 from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
@@ -41,6 +41,7 @@ class Host:
 
     def __init__(self, role: str, num_cpus: float, num_gpus: float, home: Mapping[str, Any]):
         die_with_parent()
+        end_when_asked()
         if home["host"] == socket.gethostname():
             with contextlib.suppress(PermissionError, ProcessLookupError):  # of another session, or ended just now
                 os.setpgid(0, home["group"])

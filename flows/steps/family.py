@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection
 from types import FrameType
@@ -52,6 +53,17 @@ def with_family(work: Callable[[Stopped], int]) -> int:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent's thread ends; for `preexec_fn`."""
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
+
+
+def end_when_asked() -> None:
+    """Have the kernel end this process at SIGINT, SIGTERM and SIGHUP: handlers of Python wait for calls of C code.
+
+    What a step has done so far stays as it does when it is killed.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in ASKS_TO_STOP:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_STOP)  # Ray blocks SIGINT
 
 
 def kill_family(patience: float = 10.0) -> None:

@@ -30,7 +30,7 @@ from ray.util import get_current_placement_group
 from flows.planning.environment import secrets_of
 from flows.steps.actors import actors_of
 from flows.steps.capture import captured
-from flows.steps.family import die_with_parent
+from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.placement import bundle
 from flows.steps.surroundings import environment_of
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task
@@ -131,6 +131,7 @@ def _place(context: Context, rank: int, work: Path) -> Iterator[tuple[Context, P
 def _belong(home: dict[str, Any]) -> None:
     """End with Ray's node, and on the step's machine with the step."""
     die_with_parent()
+    end_when_asked()
     if home["host"] == socket.gethostname():
         with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended just now
             os.setpgid(0, home["group"])

@@ -1,6 +1,7 @@
 """Steps in this very process, one after the other, for tests and debugging.
 
-Time limits and kills that always work need a process per step: `flows.steps.workers`.
+Time limits that always work need a process per step: `flows.steps.workers`. A stop always works: where a step does not
+end, `flows.running.enforced_stop` ends this process.
 """
 
 import ctypes

@@ -6,13 +6,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from flows.steps.family import die_with_parent
+from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.surroundings import surroundings
 
 
 def work(spec: dict[str, Any]) -> dict[str, Any]:
     """Do a step; {"manifest": ...} or {"error": text}. Nothing that needs the number of threads is imported before."""
     die_with_parent()
+    end_when_asked()
     os.setpgid(0, 0)
     surroundings(spec["step"]["resources"]["num_cpus"])
     folder = Path(spec["root"]) / ".posttrain" / "work" / spec["step"]["key"]

@@ -8,6 +8,9 @@ from learning.remote.desk import Desk
 from learning.remote.question import Answer, chat
 from schemas.endpoint import Endpoint
 
+LONGEST, DEEPEST = 1_000_000, 50
+"""Characters of a JSON object that is read, and levels of it."""
+
 
 def told(endpoint: Endpoint, desk: Desk, order: str, number: int, temperature: float, max_tokens: int) -> str:
     """The reply to a message, empty where there is none; `number` tells equal questions apart.
@@ -23,12 +26,27 @@ def told_object(
     endpoint: Endpoint, desk: Desk, order: str, number: int, temperature: float, max_tokens: int
 ) -> dict[str, Any]:
     """The JSON object in a reply, from its first to its last brace. Raises ValueError where there is none."""
-    text = told(endpoint, desk, order, number, temperature, max_tokens)
+    return object_in(told(endpoint, desk, order, number, temperature, max_tokens))
+
+
+def object_in(text: str) -> dict[str, Any]:
+    """The JSON object in a text, from its first to its last brace. Raises ValueError where there is none.
+
+    One that is nested deeper than `DEEPEST` is none, nor one in more than `LONGEST` characters.
+    """
     start, end = text.find("{"), text.rfind("}")
+    if end - start > LONGEST:
+        raise ValueError(f"the reply holds a JSON object of more than {LONGEST} characters")
     try:
         found = json.loads(text[start : end + 1])
-    except ValueError as error:
+        if not isinstance(found, dict):
+            raise ValueError("the reply holds no JSON object")
+        level: list[Any] = [found]
+        for _ in range(DEEPEST):
+            level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+            level = [item for item in level if isinstance(item, dict | list)]
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the reply holds no JSON object: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError("the reply holds no JSON object")
+    if level:
+        raise ValueError(f"the reply holds a JSON object nested more than {DEEPEST} levels deep")
     return found

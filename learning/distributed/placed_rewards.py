@@ -6,14 +6,15 @@ asked in one piece. What asks for the policy, a sampler or a memory stays in the
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from learning.distributed.actors import Actors
 from learning.distributed.pool import Pool
-from learning.lookup import Bound
+from learning.lookup import Bound, asked_of
+from learning.loop.scoring import Answered, answered
 
 PLAIN = frozenset({"rows", "completions", "groups", "sources", "trials", "step", "rng"})
 """What can be sent; `rng` is made over there from the seed."""
@@ -26,10 +27,10 @@ SCORING = threading.Lock()
 class Scorer:
     """What runs in a reward worker; the models that a reward loads stay with it."""
 
-    def score(self, bound: Bound, step: int, have: Mapping[str, Any]) -> list[float | None]:
-        """What a reward says."""
+    def score(self, bound: Bound, step: int, have: Mapping[str, Any]) -> Answered:
+        """What a reward says, and what it raised."""
         with SCORING:
-            return list(bound.ask(step, have))
+            return answered(bound, step, have)
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,28 @@ class Placed:
         """The same with the numbers that controllers give."""
         return replace(self, bound=self.bound.settled(controls))
 
-    def ask(self, step: int, have: Mapping[str, Any]) -> list[float | None]:
-        """What it says of the completions. Raises StepError."""
+    def answered(self, step: int, have: Mapping[str, Any]) -> Answered:
+        """What it says of the completions, and what it raised. Raises StepError."""
         sent = {name: have[name] for name in ALWAYS if name in have}
         if not self.each:
             sent |= {name: have[name] for name in PLAIN if name in have}
             return self.pool.map("score", [(self.bound, step, sent)])[0]
         total, workers = len(have["completions"]), len(self.pool.remotes)
         borders = [total * part // workers for part in range(workers + 1)]
-        parts = [
-            {"rows": have["rows"][start:end], "completions": have["completions"][start:end]}
-            for start, end in pairwise(borders)
-            if start < end
+        parts = [(start, end) for start, end in pairwise(borders) if start < end]
+        asked = [
+            {"rows": have["rows"][start:end], "completions": have["completions"][start:end]} for start, end in parts
         ]
-        found = self.pool.map("score", [(self.bound, step, sent | part) for part in parts])
-        return [score for part in found for score in part]
+        found = self.pool.map("score", [(self.bound, step, sent | part) for part in asked])
+        return Answered(
+            [score for part in found for score in part.scores],
+            {
+                start + i: said
+                for (start, _), part in zip(parts, found, strict=True)
+                for i, said in part.failures.items()
+            },
+            next((part.trace for part in found if part.failures), ""),
+        )
 
 
 def placed(rewards: Sequence[Bound], actors: Actors | None) -> tuple[Any, ...]:
@@ -84,16 +92,3 @@ def placed(rewards: Sequence[Bound], actors: Actors | None) -> tuple[Any, ...]:
         Placed(bound, pool, names <= EACH) if names <= PLAIN else bound
         for bound, names in zip(rewards, asked, strict=True)
     )
-
-
-def asked_of(bound: Bound) -> frozenset[str]:
-    """What a reward asks for, and what the functions that its options name ask for."""
-    return frozenset(bound.asks).union(*(asked_of(inner) for inner in _inner(bound.options.values())))
-
-
-def _inner(values: Iterable[Any]) -> Iterable[Bound]:
-    for value in values:
-        if isinstance(value, Bound):
-            yield value
-        elif isinstance(value, dict | list):
-            yield from _inner(value.values() if isinstance(value, dict) else value)

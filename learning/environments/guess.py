@@ -5,6 +5,9 @@ from typing import Any
 from learning.environments.protocol import Episode, Outcome
 from schemas.errors import StepError
 
+LONGEST = 300
+"""Digits of a number that is read."""
+
 
 class Environment:
     """The hidden number is the row's `answer`; a turn of the model is a number and nothing else.
@@ -44,6 +47,7 @@ class Game:
 
 
 def number(text: str) -> int | None:
-    """The whole number that a text is."""
+    """The whole number, of at most `LONGEST` digits, that a text is; None for any other text."""
     text = text.strip()
-    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
+    digits = text.removeprefix("-")
+    return int(text) if len(digits) <= LONGEST and digits.isascii() and digits.isdigit() else None

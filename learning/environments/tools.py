@@ -1,5 +1,6 @@
 """Tools behind one interface: a turn of the model calls one of them, or is its answer."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,12 +10,15 @@ from pydantic import Field
 
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound
+from learning.texts.patterns import MatchTimeout, Pattern
 from schemas.errors import StepError
 from schemas.use import ToolUse
 
 Seconds = Annotated[float, Field(ge=0)]
 CALL = r"\s*([A-Za-z_]\w*):(.*)"
 """A word and a colon, then what is asked."""
+LONGEST_NAME = 80
+"""Characters of an unknown tool's name that are repeated."""
 
 
 class Environment:
@@ -45,7 +49,7 @@ class Environment:
         if strange := sorted(latency.keys() - self.tools.keys()):
             raise StepError(f"env tools: latency of {', '.join(strange)}: the tools are {', '.join(self.tools)}")
         try:
-            self.form = re.compile(call, re.DOTALL)
+            self.form = Pattern(call, re.DOTALL)
         except re.error as error:
             raise StepError(f"env tools: call {call!r}: {error}") from error
         if self.form.groups != 2:
@@ -59,10 +63,12 @@ class Environment:
     def parsed(self, action: str) -> tuple[str, str] | None:
         """Tool and what is asked, both without white space around; None for an answer.
 
-        A turn that begins with the name of a tool is a call without anything asked, if it is not of the right form.
+        A turn that begins with the name of a tool is a call without anything asked, if it is not of the right form, or
+        its form is not found within the pattern's time.
         """
-        if found := self.form.fullmatch(action):
-            return found[1].strip(), found[2].strip()
+        with contextlib.suppress(MatchTimeout):
+            if found := self.form.fullmatch(action):
+                return (found[1] or "").strip(), (found[2] or "").strip()
         first = re.match(r"\w*", action.strip())[0]
         return (first, "") if first in self.tools else None
 
@@ -90,7 +96,7 @@ class Conversation:
 
     def _called(self, name: str, query: str) -> tuple[str, bool]:
         if name not in self.of.tools:
-            return f"no tool {name}; there are {', '.join(self.of.tools)}", False
+            return f"no tool {name[:LONGEST_NAME]}; there are {', '.join(self.of.tools)}", False
         if not query:
             return f"write {name}: and what is asked", False
         rng = np.random.default_rng([self.seed, self.turns])

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from learning.asynchrony.streams import completions
 from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.lookup import Bound
+from learning.loop.scoring import scores_of
 from learning.loop.trials import Trial, last_turn, transcript
 from learning.remote.desk import Desk
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.row_journal import RowJournal, row_key
-from schemas.errors import StepError
 from schemas.schedules import Number, value_at
 
 
@@ -124,13 +124,14 @@ def weighted_scores(
     texts: list[str],
     desk: Desk | None = None,
     samples: Sequence[Sample] = (),
+    shown: set[str] | None = None,
 ) -> list[float | None]:
     """Weighted sum of the rewards of each completion, None where one of them could not score it.
 
-    `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes. Raises
-    StepError when a reward gives another number of scores.
+    `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
+    what happens when a reward raises are as in `scores_of`.
     """
-    totals = [0.0] * len(texts)
+    totals, shown = [0.0] * len(texts), set() if shown is None else shown
     places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
     have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
     have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
@@ -140,9 +141,7 @@ def weighted_scores(
             for row, group, one in zip(rows, have["groups"], samples, strict=True)
         ]
     for bound, weight in zip(rewards, weights, strict=True):
-        scores = bound.ask(0, have)
-        if len(scores) != len(texts):
-            raise StepError(f"reward {bound.name}: {len(scores)} scores for {len(texts)} completions")
+        scores = scores_of(bound, 0, have, shown) if texts else []
         factor = value_at(weight, 0)
-        totals = [t + factor * (math.nan if s is None else float(s)) for t, s in zip(totals, scores, strict=True)]
+        totals = [t + factor * (math.nan if s is None else s) for t, s in zip(totals, scores, strict=True)]
     return [None if math.isnan(total) else total for total in totals]

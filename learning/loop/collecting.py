@@ -1,7 +1,7 @@
 """One iteration's trials: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Collecting:
     max_rounds: int
     read: frozenset[str] = frozenset()
     """Rewards whose raw scores other parts read."""
+    shown: set[str] = field(default_factory=set, compare=False)
+    """Rewards of which a failure stands in the step's log."""
 
     def needs(self, name: str) -> bool:
         """Whether a part asks for it."""
@@ -159,7 +161,7 @@ def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, flo
     """Score trials by the stage's rewards, with the numbers that controllers give."""
     if trials:
         rewards = [part.settled(controls) for part in parts.rewards]
-        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read)
+        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read, parts.shown)
 
 
 def gate(

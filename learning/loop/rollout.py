@@ -13,6 +13,7 @@ import numpy as np
 from learning.engines.protocol import EngineProtocol, Generation, Request, Sampling
 from learning.lookup import Bound
 from learning.loop.likelihoods import likelihoods
+from learning.loop.scoring import scores_of
 from learning.loop.trials import Ask, Messages, Trial, last_turn
 from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_completion, encode_prompt
@@ -124,23 +125,22 @@ def score(
     trials: list[Trial],
     have: Mapping[str, Any],
     read: Collection[str] = (),
+    shown: set[str] | None = None,
 ) -> None:
     """Fill `scores` (raw; None: unscorable) and `reward` (weighted sum) of trials.
 
     A reward whose weight is 0 makes no trial unscorable, unless another part reads its raw scores: those in `read`.
-    `have` is what rewards may ask for beside the trials, and the iteration as `step`. Raises StepError when a reward
-    gives another number of scores. What is suspended is shown to no reward: it has earned 0 so far.
+    `have` is what rewards may ask for beside the trials, and the iteration as `step`; `shown` and what happens when a
+    reward raises are as in `scores_of`. What is suspended is shown to no reward: it has earned 0 so far.
     """
-    step = have["step"]
+    step, shown = have["step"], set() if shown is None else shown
     ended = [trial for trial in trials if trial.finish != "suspended"]
     for name, bound in zip(names(rewards), rewards, strict=True):
-        scores = bound.ask(step, {**have, **scoring(ended)}) if ended else []
-        if len(scores) != len(ended):
-            raise StepError(f"reward {name}: {len(scores)} scores for {len(ended)} completions")
+        scores = scores_of(bound, step, {**have, **scoring(ended)}, shown) if ended else []
         for trial in trials:
             trial.scores[name] = 0.0
         for trial, value in zip(ended, scores, strict=True):
-            trial.scores[name] = None if value is None or value != value else float(value)
+            trial.scores[name] = value
     factors = [value_at(weight, step) for weight in weights]
     for trial in trials:
         terms = list(zip(factors, trial.scores.items(), strict=True))

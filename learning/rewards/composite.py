@@ -11,12 +11,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from learning.lookup import Inner
+from learning.loop.scoring import PER_COMPLETION
 from schemas.errors import StepError
 from schemas.use import RewardUse
 
 Row = dict[str, Any]
-PER_COMPLETION = ("rows", "completions", "groups", "sources", "trials")
-"""What the loop gives with one entry for each completion."""
 
 
 def asked(reward: Inner, places: Sequence[int]) -> list[float | None]:

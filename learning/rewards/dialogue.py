@@ -12,6 +12,10 @@ from pydantic import Field
 NEGATIONS = {"not", "never", "no", "none", "nothing"}
 FILLERS = {"yes", "sure", "well", "have", "has", "had", "do", "did", "does", "yet", "ever", "a", "the", "to"}
 Penalty = Annotated[float, Field(ge=0)]
+Claim = tuple[frozenset[str], bool]
+"""Words with a meaning of their own, and whether a sentence denies what they say."""
+PAIRS = 1_000_000
+"""Pairs of sentences that are compared for one completion."""
 
 
 def repetition(
@@ -32,11 +36,18 @@ def repetition(
 
 
 def inconsistency(rows: list[dict[str, Any]], completions: list[str], *, penalty: Penalty = 1.0) -> list[float | None]:
-    """−penalty where a sentence denies what the speaker said before (`i donated` and `i never donated`), else 0."""
-    return [
-        -penalty if any(contradicts(text, old) for old in own(row)) else 0.0
-        for row, text in zip(rows, completions, strict=True)
-    ]
+    """−penalty where a sentence denies what the speaker said before (`i donated` and `i never donated`), else 0.
+
+    None where there are too many sentences to be compared with each other.
+    """
+    found: list[float | None] = []
+    for row, text in zip(rows, completions, strict=True):
+        mine, before = _claims(text), _claims("\n.".join(own(row)))
+        if len(mine) * len(before) > PAIRS:
+            found.append(None)
+        else:
+            found.append(-penalty if any(_denies(a, b) for a in mine for b in before) else 0.0)
+    return found
 
 
 def relevance(rows: list[dict[str, Any]], completions: list[str], *, reward: Penalty = 1.0) -> list[float | None]:
@@ -55,23 +66,23 @@ def own(row: dict[str, Any]) -> list[str]:
 
 def contradicts(text: str, old: str) -> bool:
     """Whether two utterances hold sentences that say the same but for a negation."""
-    pairs = [(a, b) for a in _sentences(text) for b in _sentences(old)]
-    return any(_denies(a, b) for a, b in pairs)
+    return any(_denies(a, b) for a in _claims(text) for b in _claims(old))
 
 
-def _denies(a: str, b: str) -> bool:
-    one, other = _content(a), _content(b)
-    same = len(one & other) >= 2 and (one <= other or other <= one)
-    return same and bool(_words(a) & NEGATIONS) != bool(_words(b) & NEGATIONS)
+def _claims(text: str) -> set[Claim]:
+    """The sentences of a text that say enough to be denied."""
+    sentences = [(frozenset(_content(s)), bool(_words(s) & NEGATIONS)) for s in re.split(r"[.!?]+", text)]
+    return {(content, negated) for content, negated in sentences if len(content) >= 2}
+
+
+def _denies(a: Claim, b: Claim) -> bool:
+    (one, negated), (other, denied) = a, b
+    return negated != denied and len(one & other) >= 2 and (one <= other or other <= one)
 
 
 def _likeness(a: str, b: str) -> float:
     one, other = _words(a), _words(b)
     return len(one & other) / len(one | other) if one | other else 1.0
-
-
-def _sentences(text: str) -> list[str]:
-    return [s for s in re.split(r"[.!?]+", text) if s.strip()]
 
 
 def _words(text: str) -> set[str]:

@@ -5,16 +5,27 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from learning.texts.patterns import MatchTimeout, Pattern
 from schemas.errors import StepError
 
 
 def matches(rows: list[dict[str, Any]], completions: list[str], *, pattern: str) -> list[float | None]:
-    """1 where the whole completion matches the regular expression, else 0. Raises StepError for a bad pattern."""
+    """1 where the whole completion matches the regular expression, else 0. Raises StepError for a bad pattern.
+
+    None where the pattern has found no answer within its time (`learning.texts.patterns`).
+    """
     try:
-        wanted = re.compile(pattern, re.DOTALL)
+        wanted = Pattern(pattern, re.DOTALL)
     except re.error as error:
         raise StepError(f"formats.matches: pattern {pattern!r}: {error}") from error
-    return [float(wanted.fullmatch(completion.strip()) is not None) for completion in completions]
+    return [_matches(wanted, completion.strip()) for completion in completions]
+
+
+def _matches(wanted: Pattern, text: str) -> float | None:
+    try:
+        return float(wanted.fullmatch(text) is not None)
+    except MatchTimeout:
+        return None
 
 
 def brevity(

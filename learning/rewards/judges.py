@@ -18,6 +18,7 @@ from learning.engines.protocol import Sampling
 from learning.evaluating.verdicts import guest, replies, word_logprobs
 from learning.loop.rollout import Sampler
 from learning.remote.desk import Desk
+from learning.texts.patterns import MatchTimeout, Pattern
 from learning.texts.questions import question
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
@@ -128,7 +129,7 @@ class _Reading:
         if votes > 1 and temperature == 0:
             raise StepError("judge: several votes at temperature 0 are all the same; set `temperature`")
         try:
-            self.pattern = re.compile(pattern)
+            self.pattern = Pattern(pattern)
         except re.error as error:
             raise StepError(f"judge: pattern {pattern!r}: {error}") from error
         self.template, self.low, self.high, self.words = template, low, high, words
@@ -178,12 +179,11 @@ class _Reading:
         return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
 
 
-def number(text: str, pattern: re.Pattern[str]) -> float | None:
-    """The number of the last match of a pattern (its first group, if any); None where there is none."""
-    found = [match[1] if pattern.groups else match[0] for match in pattern.finditer(text)]
+def number(text: str, pattern: Pattern) -> float | None:
+    """The number of the last match of a pattern (its first group, if any); None where there is none in time."""
     try:
-        return float(found[-1])
-    except (IndexError, ValueError, TypeError):
+        return float(pattern.last(text))  # type: ignore[arg-type] — no match is no number
+    except (MatchTimeout, ValueError, TypeError):
         return None
 
 

@@ -54,6 +54,6 @@ def rises(
     for row, completion in zip(rows, completions, strict=True):
         begin = re.sub(r"\D", "", row["prompt"][-1]["content"])
         text = completion.strip()
-        whole = text.isdecimal() and len(text) == length and text.startswith(begin)
+        whole = len(text) == length and text.isascii() and text.isdecimal() and text.startswith(begin)
         found.append(worth(text) / (length - 1) if whole else 0.0)
     return found

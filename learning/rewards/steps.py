@@ -20,8 +20,11 @@ from schemas.references import PolicyRef
 from schemas.use import EngineUse
 
 Row = dict[str, Any]
-NUMBER = re.compile(r"-?\d+")
-STEP = re.compile(r"(-?\d+) ([+-]) (\d+) = (-?\d+)")
+DIGITS = 300
+"""Of a number that is read; Python takes the longer for longer ones, and refuses thousands."""
+NUMBER = re.compile(rf"-?\d{{1,{DIGITS}}}")
+STEP = re.compile(rf"(-\d{{1,{DIGITS}}}|(?<!\d)\d{{1,{DIGITS}}}) ([+-]) (\d{{1,{DIGITS}}}) = (-?\d{{1,{DIGITS}}})")
+"""A number is read from its first digit alone, so that a long text is read once."""
 
 
 def distance(rows: list[Row], completions: list[str], *, floor: float | None = -1.0) -> list[float | None]:
@@ -43,7 +46,9 @@ def _distance(row: Row, completion: str, floor: float | None) -> float | None:
         ) from error
     if row["answer"] is None:
         return None
-    true, predicted = int(row["answer"]), place_of(completion)
+    true, predicted = place_of(row["answer"]), place_of(completion)
+    if true is None:
+        raise StepError(f"steps.distance: the answer of row {row['id']}, {row['answer'][:40]!r}, is no place of a step")
     if predicted is None or not CLEAN <= predicted < steps:
         return floor
     if (true == CLEAN) != (predicted == CLEAN):
@@ -72,9 +77,15 @@ def sound(
 
 
 def arithmetic(completions: list[str]) -> list[float | None]:
-    """1 where every written step `a + b = c` is right and goes on from the one before; 0 where none is written."""
+    """1 where every written step `a + b = c` is right and goes on from the one before; 0 where none is written.
+
+    0 too where a number has more than 300 digits.
+    """
     found: list[float | None] = []
     for text in completions:
+        if any(len(digits) > DIGITS for digits in re.findall(r"\d+", text)):
+            found.append(0.0)
+            continue
         steps = [(int(a), int(b) if sign == "+" else -int(b), int(c)) for a, sign, b, c in STEP.findall(text)]
         right = all(a + b == c for a, b, c in steps) and all(old[2] == new[0] for old, new in pairwise(steps))
         found.append(float(bool(steps) and right))
@@ -82,5 +93,5 @@ def arithmetic(completions: list[str]) -> list[float | None]:
 
 
 def place_of(text: str) -> int | None:
-    """The number that a text is, None where it is anything else."""
+    """The number of at most 300 digits that a text is, None where it is anything else."""
     return int(text) if NUMBER.fullmatch(text := text.strip()) else None

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from learning.texts.characters import of_characters
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]
@@ -78,15 +79,15 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 
 
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
-    """Messages with a mark in the place of what looks like a special token, and what each mark stands for.
-
-    Raises StepError for a message that holds the mark itself.
-    """
+    """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
+    messages = [
+        {**m, "content": of_characters(m["content"])} if isinstance(m.get("content"), str) else m for m in messages
+    ]
     texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
     if special is None or not any(special.search(text) for text in texts):
         return messages, {}
-    if any(MARK in text for text in texts):
-        raise StepError(f"a prompt holds the character U+{ord(MARK):04X} beside the text of a special token; drop it")
+    # A mark that stands in a text already is marked itself, so that none is taken for another.
+    special = re.compile(f"{MARK}|{special.pattern}")
     marks: dict[str, str] = {}
 
     def mark(found: re.Match[str]) -> str:
@@ -117,7 +118,7 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    text = messages[0]["content"]
+    text = of_characters(messages[0]["content"])
     return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), tokenizer.eos_token_id]
 
 

@@ -1,14 +1,25 @@
 """Tables in memory that can be asked and not written to: sqlite with a guard on everything but reading."""
 
+import math
+import re
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from itertools import pairwise
 from typing import Any
 
 Table = Sequence[Mapping[str, Any]]
 """Rows with the same columns."""
 STEPS = 1_000
 """Instructions of sqlite's machine between two looks at how far it has come."""
+SECONDS = 10.0
+"""For what instructions do not count: one of them may compare texts of `LARGEST` bytes."""
+COPIES = 1_000
+"""Of the tables of a `with` that sqlite may write out before it begins: each for every time that it is named."""
+TOKEN = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|(?:--[^\n]*|/\*.*?(?:\*/|\Z)|\s+)|\w+|.""", re.DOTALL
+)
 LARGEST = 10_000
 """Bytes of a value, and of the query: with the bound on instructions a bound on memory."""
 READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
@@ -26,8 +37,11 @@ def asked(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> s
     """What a query finds: a line per row, columns apart by ` | `; at most `rows`, and `...` where there are more.
 
     `work` bounds it in thousands of instructions, which, unlike seconds, are the same everywhere. Raises ValueError,
-    with sqlite's words, for what cannot be carried out: whatever would write, attach, or never end.
+    with sqlite's words, for what cannot be carried out: whatever would write, attach, or never end. One that takes
+    `SECONDS` is ended too.
     """
+    if len(query) > LARGEST or copies(query) > COPIES:
+        raise ValueError("the query is too big")
     with closing(sqlite3.connect(":memory:")) as connection:
         for name, table in tables.items():
             _fill(connection, name, table)
@@ -35,13 +49,14 @@ def asked(query: str, tables: Mapping[str, Table], *, rows: int, work: int) -> s
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.set_authorizer(_allowed)
-        left = iter(range(work))
-        connection.set_progress_handler(lambda: next(left, None) is None, STEPS)
+        left, end = iter(range(work)), time.monotonic() + SECONDS
+        connection.set_progress_handler(lambda: next(left, None) is None or time.monotonic() > end, STEPS)
         try:
             found = connection.execute(query).fetchmany(rows + 1)
         except (sqlite3.Error, sqlite3.Warning) as error:
-            said = "it takes too long" if "interrupted" in str(error) else str(error)
-            raise ValueError(said) from None
+            raise ValueError("it takes too long" if "interrupted" in str(error) else str(error)) from None
+        except UnicodeEncodeError:
+            raise ValueError("the query holds a character that is none") from None
     lines = [" | ".join("null" if value is None else str(value) for value in line) for line in found[:rows]]
     return "\n".join([*lines, *(["..."] if len(found) > rows else [])]) or "no rows"
 
@@ -63,3 +78,26 @@ def _quoted(name: str) -> str:
 def _allowed(action: int, first: str | None, second: str | None, *place: str | None) -> int:
     known = action == sqlite3.SQLITE_FUNCTION and second in FUNCTIONS
     return sqlite3.SQLITE_OK if known or action in READING else sqlite3.SQLITE_DENY
+
+
+def copies(query: str) -> int:
+    """No fewer copies of a table of a `with` than sqlite makes of it: it writes one out wherever it is named.
+
+    `b as (select * from a, a)`, `c as (select * from b, b)` and so on double them with every line.
+    """
+    tokens = [token for token in TOKEN.findall(query) if not token.isspace() and token[:2] not in ("--", "/*")]
+    words = [token.strip("'\"`[]").casefold() for token in tokens]
+    starts = ("(", "materialized", "not")
+    made = {_named(words, i) for i, (word, then) in enumerate(pairwise(words)) if word == "as" and then in starts}
+    return math.prod(max(1, words.count(name) - 1) for name in made)
+
+
+def _named(words: Sequence[str], place: int) -> str:
+    """What stands before an `as`, and before the columns in parentheses, if any."""
+    if place and words[place - 1] == ")":
+        depth = 0
+        for i in range(place - 1, -1, -1):
+            depth += (words[i] == ")") - (words[i] == "(")
+            if depth == 0:
+                return words[i - 1] if i else ""
+    return words[place - 1] if place else ""

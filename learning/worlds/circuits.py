@@ -17,7 +17,9 @@ from pydantic import Field
 from schemas.errors import StepError
 
 NAMES = "abc"
-FORM = re.compile(r"[abc~&^|()\s]{1,200}")
+LONGEST = 200
+"""Characters of an expression."""
+FORM = re.compile(rf"[abc~&^|()\s]{{1,{LONGEST}}}")
 """What an expression may be made of."""
 TIGHTNESS = {"|": 0, "^": 1, "&": 2}
 

@@ -1,7 +1,9 @@
 """Small programs of straight-line Python, run by an interpreter of their own.
 
 What a model wrote is never handed to Python: it is parsed, and only whole numbers, lists of them, arithmetic,
-comparisons, slices, comprehensions and a few functions are known. Time and size are bounded.
+comparisons, slices, comprehensions and a few functions are known. Time and size are bounded: every value counts with
+all that it holds at any depth, so that no single operation on values is long, and every operation is paid for by the
+size of what it is given and of what it makes.
 """
 
 import ast
@@ -12,7 +14,14 @@ from typing import Any
 LONGEST_TEXT = 400
 LONGEST_LIST = 100
 LARGEST = 10**9
+LARGEST_SIZE = 1_000
+"""Numbers and lists that a value may hold in all; one that it holds twice counts twice."""
+DEEPEST = 60
+"""Levels of a program's syntax tree, and of a value."""
 STEPS = 5_000
+"""Nodes of the syntax tree that are evaluated."""
+WORK = 100_000
+"""Sum of the sizes of all values that operations are given and make."""
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -70,11 +79,31 @@ def _guarded(made: Callable[[], Any]) -> Any:
         raise ProgramError(str(error)) from error
 
 
+def size_of(value: Any) -> int:
+    """Numbers and lists in a value, itself among them. Raises ProgramError for one that is not within the bounds."""
+    size, level, depth = 1, [value], 0
+    while level:
+        inside: list[Any] = []
+        for one in level:
+            if isinstance(one, list):
+                if len(one) > LONGEST_LIST:
+                    raise ProgramError("a list is too large")
+                inside += one
+            elif not isinstance(one, bool | int) or not -LARGEST <= one <= LARGEST:
+                raise ProgramError("neither a whole number nor a list, or too large")
+            if size + len(inside) > LARGEST_SIZE:
+                raise ProgramError("a value is too large")
+        size, level, depth = size + len(inside), inside, depth + 1
+        if depth > DEEPEST:
+            raise ProgramError("a value is too large")
+    return size
+
+
 class _Run:
     """One execution, with its variables and the steps that are left."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.names, self.left = dict(given), STEPS
+        self.names, self.left, self.work, self.depth = dict(given), STEPS, WORK, 0
 
     def assigned(self, body: list[ast.stmt]) -> dict[str, Any]:
         defined: dict[str, Any] = {}
@@ -91,12 +120,15 @@ class _Run:
     def value(self, node: ast.expr) -> Any:
         """The value of a node, within the bounds."""
         self.left -= 1
-        if self.left < 0:
+        if self.left < 0 or self.depth >= DEEPEST:
             raise ProgramError("takes too long")
+        self.depth += 1
         found = self._value(node)
-        whole = isinstance(found, bool | int) and abs(found) <= LARGEST
-        if not whole and not (isinstance(found, list) and len(found) <= LONGEST_LIST):
-            raise ProgramError("neither a whole number nor a list, or too large")
+        self.depth -= 1
+        # It is paid for twice: where it is made, and where the operation around it reads it.
+        self.work -= 2 * size_of(found)
+        if self.work < 0:
+            raise ProgramError("takes too long")
         return found
 
     def _value(self, node: ast.expr) -> Any:

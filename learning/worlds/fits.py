@@ -57,10 +57,13 @@ def score(predicted: list[float], table: Points) -> float | None:
     if len(predicted) != len(test) or not all(map(math.isfinite, predicted)):
         return None
     middle = sum(test) / len(test)
-    error, spread = (
-        math.sqrt(sum((a - b) ** 2 for a, b in zip(test, other, strict=True)) / len(test))
-        for other in (predicted, [middle] * len(test))
-    )
+    try:
+        error, spread = (
+            math.sqrt(sum((a - b) ** 2 for a, b in zip(test, other, strict=True)) / len(test))
+            for other in (predicted, [middle] * len(test))
+        )
+    except OverflowError:  # further away than a number can say
+        return 0.0
     return spread / (spread + error)
 
 

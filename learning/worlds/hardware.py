@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.worlds.circuits import simulate
+from learning.worlds.circuits import LONGEST, simulate
 from schemas.errors import StepError
 
 WORDS = {"&": " and ", "|": " or ", "^": " xor ", "~": "not "}
@@ -83,8 +83,10 @@ def equivalent(row: dict[str, Any], code: str) -> bool:
         kind = json.loads(row["metadata"] or "")["kind"]
     except (KeyError, TypeError, ValueError) as error:
         raise StepError(f"row {row['id']}: no module; its metadata says no kind") from error
+    if len(code := code.strip()) > LONGEST:
+        return False
     found = outputs(code, kind)
-    return found is not None and found == outputs(row["answer"], kind)
+    return found is not None and found == outputs(row["answer"].strip(), kind)
 
 
 @lru_cache(maxsize=4096)
@@ -93,7 +95,7 @@ def outputs(code: str, kind: str) -> tuple[int, ...] | None:
 
     A sequence starts in either state with a reset; None for what is no code.
     """
-    table = simulate(code.strip(), 3)
+    table = simulate(code, 3)
     if table is None:
         return None
     at = [table >> (7 - i) & 1 for i in range(8)]

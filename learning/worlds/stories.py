@@ -114,8 +114,10 @@ def _happen(sentence: str, dead: set[str], holder: dict[str, str]) -> None:
 
 def _read(sentence: str) -> tuple[str, str, str] | None:
     """Who does what to whom, of a sentence of the grammar."""
-    found = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence.strip())
-    return (found[1], found[2], found[3] or "") if found and sentence.strip() in SENTENCES else None
+    if (sentence := sentence.strip()) not in SENTENCES:
+        return None
+    found = re.fullmatch(r"(\w+) (\w+)(?: (?:the )?(\w+))?\.", sentence)
+    return (found[1], found[2], found[3] or "") if found else None
 
 
 SENTENCES = frozenset(every())

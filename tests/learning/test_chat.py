@@ -6,7 +6,6 @@ from transformers import PreTrainedTokenizerFast
 
 from learning.texts.chat import MARK, encode_completion, encode_prompt
 from learning.tokenizers import characters
-from schemas.errors import StepError
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
@@ -76,7 +75,20 @@ def test_what_stands_around_such_text_is_where_it_was(merging):
     assert merging.decode(ids) == asked + "<|im_start|>assistant\n"
 
 
-def test_the_mark_itself_is_refused_only_where_it_matters(merging):
-    assert encode_prompt(merging, say(f"a{MARK}0{MARK}"))
-    with pytest.raises(StepError, match=r"U\+F8FF"):
-        encode_prompt(merging, say(f"{MARK}0{MARK}<|im_end|>"))
+def test_the_mark_itself_is_text_like_any_other(merging):
+    for text in (
+        f"a{MARK}0{MARK}",
+        f"{MARK}0{MARK}<|im_end|>",
+        f"<|im_end|>{MARK}1{MARK}{MARK}",
+        f"{MARK}<|im_end|>{MARK}",
+    ):
+        ids = encode_prompt(merging, say("x", text))
+        assert special_in(merging, ids) == special_in(merging, encode_prompt(merging, say("x", "ab")))
+        assert text in merging.decode(ids)
+
+
+def test_halves_of_surrogate_pairs_are_no_characters(merging):
+    ids = encode_prompt(merging, say("a\ud800b"))
+    assert "a\ufffdb" in merging.decode(ids)
+    said = encode_completion(merging, [{"role": "assistant", "content": "\udc00\ud83d\ude00"}])
+    assert merging.decode(said[:-1]) == "\ufffd\U0001f600"

@@ -1,3 +1,6 @@
+import json
+import time
+
 import numpy as np
 import pytest
 
@@ -113,3 +116,36 @@ def test_follow_ups_name_trace_tasks():
     bound = bind(FollowUpUse(use="trace_tasks"), "follow_up.0")
     trials, asks = bound.function([], 0, np.random.default_rng(0))
     assert (trials, asks) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * k + "0" + "]*99" * k + "==" + "[" * k + "0" + "]*99" * k for k in range(2, 30, 3)),
+        "[[0]*40]*40",
+        "[sorted([y,y])==sorted([y,y]) for y in [[[0]*90]*9]*90]",
+        "[x==x for a in x]==[[x]*9]*99",
+        "[" * 90 + "]" * 90,
+        "-" * 390 + "1",
+        "max(" * 90 + "x" + ")" * 90,
+        "1" * 390,
+        "0x" + "f" * 390,
+        "[[[a,a] for a in [[b]*50 for b in x]] for c in x]",
+        "[1]*10**9",
+        "x*1000000000*1000000000",
+        "[1]*(0-5)+x*99",
+        "sum([x,x,x],x)",
+        "[[sorted(x+[a])for a in x]for b in x]",
+    ],
+)
+def test_no_value_is_large_at_any_depth_and_no_operation_is_long(text):
+    began = time.process_time()
+    with pytest.raises(ProgramError):
+        evaluate(text, {"x": list(range(90))})
+    assert passed([{"metadata": json.dumps({"tests": [[{"x": [1]}, 1]], "result": None})}], [text]) == [0.0]
+    assert time.process_time() - began < 1
+
+
+def test_values_within_the_bounds_nest():
+    assert evaluate("[[[0]*9]*9]*9==[[[0]*9]*9]*9", {}) is True
+    assert evaluate("[[v,v] for v in x][1:]", {"x": [1, 2]}) == [[2, 2]]

@@ -44,9 +44,16 @@ def remembering(completions, state):
     return [float(state.setdefault("n", 0))] * len(completions)
 
 
-def dying(rows, completions):
-    """Ends its worker."""
-    raise SystemExit
+def exiting(rows, completions):
+    """Would end its process, for some completions."""
+    if "c" in completions:
+        raise SystemExit(3)
+    return [1.0] * len(completions)
+
+
+def broken(rows, completions):
+    """Raises whatever it is given."""
+    raise KeyError("nothing works")
 
 
 def failing(rows, completions):
@@ -109,13 +116,32 @@ def test_numbers_that_follow_the_step_are_those_of_the_step():
     actors.close()
 
 
-def test_what_a_reward_says_is_wrong_is_told_and_one_that_kills_ends_the_step():
+def test_what_a_reward_raises_over_there_costs_the_completion_alone_unless_it_is_all_of_them(capsys):
     actors = Threads({"reward": 2})
-    wrong, deadly = placed(bound(f"{__name__}:failing", f"{__name__}:dying"), actors)
+    wrong, exits, fails = placed(bound(f"{__name__}:failing", f"{__name__}:exiting", f"{__name__}:broken"), actors)
     with pytest.raises(StepError, match=r"^no ear for poetry$"):
         scores([wrong])
+    assert [one[1] for one in scores([exits])] == [1.0] * 5 + [None] + [1.0] * 3
+    assert (
+        "test_placed_roles:exiting: 1 of 9 completions cannot be scored: SystemExit: 3, for 'c'"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(StepError, match=r"broken: it raises for every one of 9 completions.*KeyError.*completion 'a'"):
+        scores([fails])
+    actors.close()
+
+
+class Deadly:
+    """Ends its worker."""
+
+    def double(self, n):
+        raise SystemExit
+
+
+def test_workers_that_die_of_every_question_end_the_step():
+    actors = Threads({"reward": 2})
     with pytest.raises(StepError, match=f"{TRIES} times in a row without an answer"):
-        scores([deadly])
+        Pool(actors, "reward", Deadly).map("double", [(n,) for n in range(5)])
     actors.close()
 
 

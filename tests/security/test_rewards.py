@@ -1,0 +1,272 @@
+"""Every reward there is, asked about hostile completions: none raises, none runs what it reads, none takes long.
+
+The list of rewards is the slot's own, so that a new one is fuzzed without a word; one that needs a row of a special
+kind or options needs a line below.
+"""
+
+import json
+import math
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from learning.engines.protocol import Sampling
+from learning.engines.torch import Engine
+from learning.lookup import bind
+from learning.loop.rollout import Sampler, scoring
+from learning.loop.trials import Trial
+from learning.models.reward_model import make_reward_model
+from learning.problems import (
+    circuits,
+    countdown,
+    documents,
+    list_functions,
+    modules,
+    posts,
+    program_states,
+    records,
+    rising,
+    step_chains,
+    straight_programs,
+)
+from learning.remote.desk import Desk
+from learning.remote.question import Answer, Asked
+from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
+from learning.texts.chat import encode_completion, encode_prompt
+from learning.worlds.dialogues import donations
+from schemas.signatures import signatures
+from schemas.use import RewardUse
+from tests.conftest import small_policy
+from tests.security.hostile import LONGEST, enormous, hostile
+
+VERIFIERS = {"answers.scored"}
+"""Fuzzed family by family with the verifiers."""
+SECONDS = 20.0
+"""Of this process's time for all hostile completions together; they take a hundredth of it for most rewards."""
+SLOW = pytest.mark.slow
+PLAIN = {"id": "q", "prompt": [{"role": "user", "content": "1+2="}], "answer": "3", "family": "sums", "metadata": "{}"}
+PATTERN = r"(a|aa)+|(\w+\s?)*|(\d+)+ *[+=]"
+SUITS = {"of": "answers.exact"}
+OPTIONS = {
+    "collective.led": SUITS | {"partner": "p", "calls": 2},
+    "collective.observer": SUITS,
+    "collective.pioneer": SUITS | {"partner": "p"},
+    "composite.first": {"of": [{"use": "answers.exact"}, {"use": "steps.arithmetic"}]},
+    "composite.gated": SUITS | {"by": {"use": "formats.matches", "pattern": PATTERN}},
+    "composite.routed": {"families": {"sums": {"use": "answers.exact"}}, "otherwise": {"use": "tone.kind"}},
+    "composite.tiered": {"of": [{"use": "answers.exact"}, {"use": "ranking.kendall"}], "scores": [0, 0.5, 1]},
+    "composite.weighted": {"of": [{"use": "answers.exact"}, {"use": "wording.keywords", "words": ["a"]}]},
+    "consensus.crowd": {"others": ["p", "p"]},
+    "consensus.weighted": {"by": {"use": "answers.exact"}},
+    "duels.against": {"by": {"use": "logistic"}, "opponent": "p"},
+    "duels.win_rate": {"by": {"use": "better", "of": {"use": "answers.exact"}}},
+    "formats.brevity": {"soft": 4, "hard": 80},
+    "formats.matches": {"pattern": PATTERN},
+    "judges.endpoint": {
+        "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"},
+        "votes": 2,
+        "temperature": 1.0,
+    },
+    "judges.model": {"judge": "p", "votes": 2, "temperature": 1.0},
+    "judges.own": {"words": {"1": 1.0, "0": 0.0}},
+    "lengths.at_most": {"length_wanted": 9, "unit": "characters"},
+    "lengths.cosine": SUITS | {"longest": 99, "unit": "characters"},
+    "lengths.target": {"length_wanted": 9},
+    "lengths.tiered": {"tiers": {0: 0.0, 9: -1.0}},
+    "models.learned": {"model": "p", "normalise": "sigmoid"},
+    "models.process": {"model": "p"},
+    "pairwise.judged": {"judge": "p", "likely": False},
+    "pairwise.win_rate": SUITS | {"scale": 0.5},
+    "steps.sound": {"judge": "p"},
+    "stories.curiosity": {"model": "p"},
+    "wording.keywords": {"words": ["a", "the"], "per_character": 0.1},
+}
+VARIANTS = {
+    "answers.exact": [{"marker": "####"}, {"ignore_case": True}],
+    "consensus.majority": [{"marker": "#"}],
+    "execution.passed": [{"partial": True}],
+    "execution.states": [{"partial": True}],
+    "judges.model": [{"pattern": PATTERN}],
+    "judges.own": [{"words": None, "votes": 3, "temperature": 1.0}],
+    "likelihood.answer": [{"marker": "#"}, {"gain": True}],
+    "pairwise.judged": [{"first": "yes", "second": "no"}],
+    "steps.distance": [{"floor": None}],
+}
+"""Further options."""
+
+
+def rows_of(name):
+    """Rows that a reward can score, of every kind that there is."""
+    how = {"size": 1, "split": "train"}
+    made = {
+        "attention.alignment": lambda: records(**how),
+        "dialogue": lambda: [*donations(**how, seed=1), PLAIN | {"metadata": "{}", "prompt": chatter()}],
+        "execution.passed": lambda: [*list_functions(size=1, split="train", level=2), *straight_programs(**how)],
+        "execution.states": lambda: program_states(**how),
+        "expressions": lambda: countdown(**how),
+        "hardware": lambda: modules(size=4, split="train"),
+        "overlap": lambda: [row for kind in KINDS for row in documents(kind=kind, **how)],
+        "ranking.kendall": lambda: [PLAIN | {"answer": "9 5 7"}],
+        "ranking.rises": lambda: rising(**how),
+        "steps.distance": lambda: step_chains(**how),
+        "stories": lambda: [PLAIN | {"prompt": [{"role": "user", "content": "ann dies.\nbob finds the key."}]}],
+        "summaries": lambda: posts(**how),
+        "testbench": lambda: circuits(**how),
+    }
+    found = made.get(name, made.get(name.partition(".")[0], lambda: [PLAIN]))()
+    return [row | {"shown": "5"} for row in found]
+
+
+KINDS = ("lookup", "total", "ranking", "ordering", "extraction", "listing")
+REWARDS = sorted({name for name, _ in signatures(RewardUse)} - VERIFIERS)
+
+
+def chatter():
+    said = ["i donated twice. i never give money! children need food " + "and more. " * 50, "a b. " * 200]
+    return [{"role": role, "content": text} for text in said for role in ("assistant", "user")]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return small_policy(256, hidden_size=32, intermediate_size=64, num_attention_heads=4, head_dim=8)
+
+
+@pytest.fixture
+def around(policy, monkeypatch, tmp_path):
+    """What rewards ask for; judges, partners and servers answer with hostile texts too."""
+    said = hostile(str(tmp_path / "canary"))
+    sampler = Sampler(Engine(policy), policy, Sampling(1.0, 8), 0, 0)
+
+    def replies(judge, questions, *, n, sampling, rng):
+        for messages in questions:
+            judge.encode(messages)
+        return [[said[(i * n + k) % len(said)] for k in range(n)] for i in range(len(questions))]
+
+    def ask(endpoint, desk, questions, **how):
+        for question in questions:
+            question.key(endpoint)
+            question.bound(endpoint)
+            json.dumps(question.asked_of(endpoint), ensure_ascii=False).encode()
+        return Asked([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
+
+    def token_rewards(batch):
+        return torch.zeros(len(batch.path_T), dtype=torch.float64)
+
+    for module in (collective, consensus, duels, judges, pairwise, steps):
+        monkeypatch.setattr(module, "replies", replies)
+        monkeypatch.setattr(module, "guest", lambda *folder: sampler)
+    monkeypatch.setattr(stories, "guest", lambda folder: sampler)
+    monkeypatch.setattr(models, "loaded", lambda folder: make_reward_model(policy, 128))
+    monkeypatch.setattr(models, "token_judge", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards))
+    monkeypatch.setattr("learning.remote.client.ask", ask)
+    monkeypatch.setattr("learning.texts.patterns.SECONDS", 0.1)
+    return {
+        "policy": policy,
+        "sampler": sampler,
+        "desk": Desk(tmp_path / "remote", "s"),
+        "step": 0,
+        "seed": 0,
+        "states": {},
+        "round": 0,
+    }
+
+
+def bound(name, options):
+    inputs = dict.fromkeys(("judge", "partner", "model", "opponent", "others.0", "others.1"), "p")
+    use = RewardUse.model_validate({"use": name, **options})
+    return bind(use, "rewards.0", {f"rewards.0.{port}": path for port, path in inputs.items()})
+
+
+def trials_of(policy, rows, texts, *, ids):
+    """Groups of four; with `ids` the tokens of a text are its first ones, else few."""
+    found = []
+    for i, text in enumerate(texts):
+        row = rows[i % len(rows)]
+        prompt = encode_prompt(policy.tokenizer, row["prompt"])
+        tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
+        found.append(Trial(row, i // 4, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
+    return found
+
+
+class Executed:
+    """What is run while hostile texts are scored: code compiled from texts, processes, connections."""
+
+    def __init__(self):
+        self.on, self.found = False, []
+        sys.addaudithook(self.heard)
+
+    def heard(self, event, args):
+        if not self.on:
+            return
+        from_text = event == "exec" and getattr(args[0], "co_filename", "") in ("<string>", "<unknown>", "<stdin>")
+        if from_text or event in (
+            "os.system",
+            "os.exec",
+            "os.fork",
+            "os.posix_spawn",
+            "subprocess.Popen",
+            "socket.connect",
+        ):
+            self.found.append((event, str(args)[:200]))
+
+
+EXECUTED = Executed()
+
+
+def asked(reward, around, rows, texts, *, ids=True):
+    """The scores, and the seconds that they took."""
+    have = {**around, **scoring(trials_of(around["policy"], rows, texts, ids=ids))}
+    began = time.process_time()
+    EXECUTED.found, EXECUTED.on = [], True
+    try:
+        found = reward.ask(0, have)
+    finally:
+        EXECUTED.on = False
+    return list(found), time.process_time() - began
+
+
+def check(reward, around, rows, texts, **how):
+    asked(reward, around, rows, ["3", "a"])  # what is imported or compiled once is no text's doing
+    found, seconds = asked(reward, around, rows, texts, **how)
+    assert EXECUTED.found == []
+    assert len(found) == len(texts)
+    for score, text in zip(found, texts, strict=True):
+        assert score is None or math.isfinite(score), (score, text[:80])
+    assert seconds < SECONDS
+    return found
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_no_hostile_completion_makes_a_reward_raise_run_or_hang(name, around, tmp_path):
+    canary = tmp_path / "canary"
+    texts = hostile(str(canary))
+    assert len(texts) >= 200
+    scored = False
+    for options in [{}, *VARIANTS.get(name, [])]:
+        reward = bound(name, OPTIONS.get(name, {}) | options)
+        found = check(reward, around, rows_of(name), texts)
+        assert not canary.exists()
+        scored = scored or any(score is not None for score in found)
+    assert scored, "the rows of this reward cannot be scored: give it a line above"
+
+
+MODELS = {name for name, found in signatures(RewardUse) if {"policy", "sampler", "rng", "desk"} & set(found.supplied)}
+MODELS |= {name for name in REWARDS if name.partition(".")[0] in ("models", "stories")}
+"""Those that give whole texts to a tokenizer, which takes a second for a megabyte."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] if name in MODELS else []) for name in REWARDS])
+def test_no_enormous_completion_makes_a_reward_raise_or_hang(name, around):
+    texts = enormous()[:: 8 if name in MODELS else 3]
+    reward = bound(name, OPTIONS.get(name, {}))
+    check(reward, around, rows_of(name), texts, ids=False)
+
+
+def test_the_completions_are_hostile_enough():
+    texts = hostile("canary")
+    assert len(set(texts)) == len(texts) >= 200
+    assert max(map(len, texts)) <= LONGEST
+    assert sum("canary" in text for text in texts) >= 20
