@@ -2,7 +2,8 @@
 
 A list of what is allowed; all else is answered with EPERM, so that the program sees a PermissionError. What is not
 in it, among others: sockets, new processes and threads, other programs, signals to anybody, folders, owners and
-modes of files, mounts, namespaces, tracing, io_uring, keys, bpf. Numbers: the kernel's headers.
+modes of files, mounts, namespaces, tracing, io_uring, keys, bpf, and what says whether another process exists.
+Numbers: the kernel's headers.
 """
 
 import platform
@@ -33,8 +34,6 @@ PLAIN = {
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 OPENAT = {"x86_64": 257, "aarch64": 56}
 MMAP = {"x86_64": 9, "aarch64": 222}
-AFFINITY = {"x86_64": 204, "aarch64": 123}
-"""sched_getaffinity: for the program itself alone, since of others it would say whether they exist."""
 FCNTL = {"x86_64": (72, (0, 1, 2, 3, 4, 5, 6, 7, 1030)), "aarch64": (25, (0, 1, 2, 3, 4, 5, 6, 7, 1030))}
 """Descriptors, flags and locks; no F_SETOWN, with which a signal can be sent."""
 IOCTL = {"x86_64": (16, (0x5401, 0x5421, 0x5450, 0x5451)), "aarch64": (29, (0x5401, 0x5421, 0x5450, 0x5451))}
@@ -70,7 +69,6 @@ def compiled(name: str) -> bytes:
         lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     for number, commands in (FCNTL[name], IOCTL[name]):
         lines += _only(number, [(LOAD, 0, 0, SECOND), *(line for c in commands for line in _answered(c, ALLOW))])
-    lines += _only(AFFINITY[name], [(LOAD, 0, 0, FIRST), *_answered(0, ALLOW)])
     lines += _only(MMAP[name], _mapping())
     lines += _only(OPENAT[name], _opening())
     return _packed([*lines, (RETURN, 0, 0, REFUSE)])

@@ -28,7 +28,7 @@ MOST_OPENINGS = 20_000
 BLOCK = 4096
 RECEIVE, SEND, GO_ON = 0xC0502100, 0xC0182101, 1
 QUESTION, ANSWER, FLAGS_AT = 80, "=QqiI", 16 + 16 + 2 * 8
-NAMELESS = re.compile(rb"^\S+ \S+ \S+ (\S+ \d+) +(?!/dev/zero \(deleted\)$).* \(deleted\)$", re.MULTILINE)
+NAMELESS = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(?!/dev/zero \(deleted\)$).* \(deleted\)$", re.MULTILINE)
 """A line of /proc/<pid>/maps: a file that was removed. Shared memory without a file looks like /dev/zero."""
 
 Inode = tuple[int, int]
@@ -73,12 +73,12 @@ class Storage:
                 if stat.S_ISREG(held.st_mode) and (writes or not held.st_nlink):
                     inode = (held.st_dev, held.st_ino)
                     found[inode] = (held.st_blocks * 512, writes or found.get(inode, (0, False))[1])
-            mapped = set(NAMELESS.findall(Path(f"/proc/{self.pid}/maps").read_bytes()))
+            mapped = set(map(int, NAMELESS.findall(Path(f"/proc/{self.pid}/maps").read_bytes())))
         except FileNotFoundError as ended:
             raise ProcessLookupError(self.pid) from ended
         except PermissionError as error:
             raise StepError(f"the sandbox cannot count what a program stores, {error}; docs/sandbox.md") from error
-        return found, len(mapped)
+        return found, len(mapped - {number for _, number in found})
 
     def _received(self, question: bytearray) -> bool:
         """Read what is asked; False where it is asked no more."""
