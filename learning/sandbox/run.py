@@ -108,7 +108,7 @@ def guarded(
 def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
     """Files that a program left under some of these names; one that cannot be read was not left."""
     for name in names:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             yield name, (folder / name).read_bytes()
 
 
