@@ -18,6 +18,8 @@ TRAIN, TEST = "train.csv", "test.csv"
 DATA, MODEL, SAVED = MILESTONES = ("data", "model", "saved")
 METHODS = {"mean": kit.mean, "line": kit.line}
 REQUESTS = ("load", *METHODS, "save")
+LONGEST = 64 * 1024
+"""Bytes of a file with predictions."""
 LARGEST = 1e100
 """Of a number in a message: squares of such are still numbers."""
 
@@ -96,6 +98,8 @@ class Desk:
 
 def predictions(text: bytes, rows: int) -> list[float] | None:
     """The numbers in a file, one a line; None where it is not one finite number for each row."""
+    if len(text) > LONGEST:
+        return None
     try:
         return _numbers([float(line) for line in text.decode("ascii").split()], rows)
     except ValueError:

@@ -27,7 +27,7 @@ MOST_OPENINGS = 10_000
 """Files opened for writing, one after the other: each takes the parent's time."""
 BLOCK, INDEX = 4096, 16 * 4096
 """Of a disk, and what a file system may need beside the blocks of one file."""
-RECEIVE, SEND, GO_ON = 0xC0502100, 0xC0182101, 1
+RECEIVE, SEND, WAITS, GO_ON = 0xC0502100, 0xC0182101, 0x40082102, 1
 QUESTION, ANSWER, FLAGS_AT = 80, "=QqiI", 16 + 16 + 2 * 8
 NAMELESS = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(?!/dev/zero \(deleted\)$).* \(deleted\)$", re.MULTILINE)
 """A line of /proc/<pid>/maps: a file that was removed. Shared memory without a file looks like /dev/zero."""
@@ -52,11 +52,19 @@ class Storage:
         self.openings += 1
         if self.openings > MOST_OPENINGS:
             return f"more than {MOST_OPENINGS} openings for writing"
-        creates = struct.unpack_from("=Q", question, FLAGS_AT)[0] & CREATES
-        with suppress(ProcessLookupError):
+        (creates,) = struct.unpack_from("=Q", question, FLAGS_AT)
+        try:
             stored, nameless = self.stored()
-            if (creates and len(stored) + nameless >= MOST_FILES) or (most := may_grow_to(stored, nameless)) < BLOCK:
-                return f"more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB of them"
+        except PermissionError as error:
+            if not self._asked(WAITS, question[:8]):
+                return ""
+            raise StepError(f"the sandbox cannot count what a program stores: {error}; docs/sandbox.md") from error
+        if not self._asked(WAITS, question[:8]):  # a signal of its own let it go on: what was counted may be wrong
+            return ""
+        most = may_grow_to(stored, nameless)
+        if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MOST_FILES):
+            return f"more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB of them"
+        with suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, FILE_BYTES))
         self._send(question[:8])
         return ""
@@ -64,24 +72,29 @@ class Storage:
     def stored(self) -> tuple[dict[Inode, tuple[int, bool]], int]:
         """Bytes of every file and whether it is open for writing; how many more are mapped that have no name.
 
-        Raises ProcessLookupError where the program has ended.
+        Exact where the program waits; where it does not, whatever it does in the meantime is no error. Raises
+        PermissionError where this process may not look at the program's descriptors.
         """
         found = {inode: (size, False) for inode, size in in_folder(self.folder)}
+        maps = b""
         try:
-            handles = f"/proc/{self.pid}/fd"
-            for name in os.listdir(handles):  # noqa: PTH208 - pathlib takes three times as long
-                held = os.stat(f"{handles}/{name}")  # noqa: PTH116
-                writes = bool(os.lstat(f"{handles}/{name}").st_mode & stat.S_IWUSR)
+            for held, writes in self._held():
                 if stat.S_ISREG(held.st_mode) and (writes or not held.st_nlink):
                     inode = (held.st_dev, held.st_ino)
                     found[inode] = (held.st_blocks * 512, writes or found.get(inode, (0, False))[1])
             maps = Path(f"/proc/{self.pid}/maps").read_bytes()
-        except FileNotFoundError as ended:
-            raise ProcessLookupError(self.pid) from ended
-        except PermissionError as error:
-            raise StepError(f"the sandbox cannot count what a program stores, {error}; docs/sandbox.md") from error
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            pass
         removed = set(map(int, NAMELESS.findall(maps))) if b" (deleted)" in maps else set()
         return found, len(removed - {number for _, number in found})
+
+    def _held(self) -> Iterator[tuple[os.stat_result, bool]]:
+        """What the program has open, and whether for writing."""
+        handles = f"/proc/{self.pid}/fd"
+        for name in os.listdir(handles):  # noqa: PTH208 - pathlib takes three times as long
+            with suppress(FileNotFoundError):
+                place = f"{handles}/{name}"
+                yield os.stat(place), bool(os.lstat(place).st_mode & stat.S_IWUSR)  # noqa: PTH116
 
     def _received(self, question: bytearray) -> bool:
         """Read what is asked; False where it is asked no more."""
@@ -113,8 +126,9 @@ def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
             if entry.is_dir(follow_symlinks=False):
                 yield from in_folder(entry.path)
                 continue
-            found = entry.stat(follow_symlinks=False)
-            yield (found.st_dev, found.st_ino), found.st_blocks * 512
+            with suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                yield (found.st_dev, found.st_ino), found.st_blocks * 512
 
 
 def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:

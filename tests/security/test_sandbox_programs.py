@@ -187,7 +187,8 @@ def test_a_hostile_program_is_contained(one, outside, stored):
     now = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert now <= max(largest, (bounds["memory_mb"] + SLACK_MB) * 1024)
     assert stored["bytes"] <= MOST_BYTES
-    assert ran.timed_out == one.get("timed_out", False), (ran.told, ran.stderr[-300:])
+    if not {"stored", "most_files"} & one.keys():
+        assert ran.timed_out == one.get("timed_out", False), (ran.told, ran.stderr[-300:])
     assert_as_said(one, ran, stored)
 
 
