@@ -1,5 +1,6 @@
-"""Tools that somebody wrote: their code runs in the sandbox and nowhere else, in their tests as in every later call."""
+"""Tools that a model or a person wrote: their code runs in the sandbox and nowhere else, in tests as in later calls."""
 
+import json
 from functools import lru_cache
 
 from learning.sandbox.run import run
@@ -8,15 +9,13 @@ from schemas.agent import MadeTool
 LONGEST = 10_000
 """Characters of an answer."""
 CALL = """
-import contextlib, sys
+import json, os, sys
 scope, query = {"__name__": "tool"}, sys.stdin.read()
-with contextlib.redirect_stdout(sys.stderr):
-    with open("tool.py", encoding="utf-8") as file:
-        exec(compile(file.read(), "tool.py", "exec"), scope)
-    answer = str(scope[NAME](query))
-sys.stdout.write(answer)
+with open("tool.py", encoding="utf-8") as file:
+    exec(compile(file.read(), "tool.py", "exec"), scope)
+os.write(3, json.dumps({"answer": str(scope[NAME](query))[:LONGEST]}).encode())
 """
-"""What the sandbox runs around a tool: what the tool prints is no answer."""
+"""What the sandbox runs around a tool. The answer is a message: what the tool prints, in whatever way, is none."""
 
 
 def called(query: str, *, tool: MadeTool) -> str:
@@ -29,12 +28,32 @@ def called(query: str, *, tool: MadeTool) -> str:
 
 @lru_cache(maxsize=4096)
 def _called(name: str, code: str, seconds: float, memory_mb: int, query: str) -> str:
-    ran = run(f"NAME = {name!r}{CALL}", stdin=query, files={"tool.py": code}, seconds=seconds, memory_mb=memory_mb)
+    said: list[bytes] = []
+    call = f"NAME, LONGEST = {name!r}, {LONGEST}{CALL}"
+    files = {"tool.py": code}
+    ran = run(call, stdin=query, files=files, seconds=seconds, memory_mb=memory_mb, answer=said.append)
     if ran.timed_out:
         raise ValueError(f"no answer within {seconds:g} seconds")
     if ran.code:
         raise ValueError(ran.told or (ran.stderr.strip().splitlines() or ["it failed"])[-1])
-    return ran.stdout[:LONGEST]
+    return _answer(said)
+
+
+def _answer(said: list[bytes]) -> str:
+    """The one answer among a tool's messages, empty without any. Raises ValueError for what is none, and for several.
+
+    A tool that writes the message itself has said what its function might have returned; tests judge it all the same.
+    """
+    if not said:
+        return ""
+    try:
+        (message,) = said
+        told = json.loads(message)
+    except (ValueError, RecursionError):
+        raise ValueError("its answer is not one message in JSON") from None
+    if not isinstance(told, dict) or told.keys() != {"answer"} or not isinstance(told["answer"], str):
+        raise ValueError("its answer is not a text")
+    return told["answer"][:LONGEST].encode(errors="replace").decode()
 
 
 def failures(tool: MadeTool) -> list[str]:

@@ -1,7 +1,8 @@
 """Programs as actions: what the model writes runs in the sandbox, and is scored on rows that it never sees.
 
-What an action took is read from the marks in its log (`environments.instrumentation`), on a clock whose prices are an
-option; so is its progress, which earns something where the program did not get to the end.
+What an action took, on a clock whose prices are an option, and its progress, which earns something where the program
+did not get to the end, are noted by the environment: it does the work itself that a program asks it for
+(`environments.desk`), so that the program has no part in the reckoning.
 """
 
 from collections.abc import Sequence
@@ -9,21 +10,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
-from learning.environments.instrumentation import Mark, instrumented, marks
+from learning.environments import program_kit
+from learning.environments.desk import (
+    DATA,
+    MILESTONES,
+    MODEL,
+    REQUESTS,
+    SAVED,
+    TEST,
+    TRAIN,
+    Desk,
+    Mark,
+    predictions,
+)
 from learning.environments.protocol import Outcome
 from learning.sandbox.run import Ran, available, run
-from learning.worlds import kit
 from learning.worlds.fits import GIVEN, Points, Row, expanded, points, score, shown
 from schemas.errors import StepError
 
-MILESTONES = {
-    "data": ["load", "reader", "DictReader"],
-    "model": ["mean", "line", "linear_regression"],
-    "saved": ["save"],
-}
+SUBMISSION = "submission.csv"
+OWN = "rows"
+"""What a program is charged for that takes the training rows themselves: the dearest price, since it can compute from
+them whatever has one."""
+Price = Annotated[float, Field(ge=0)]
 LEAST = 1.0
 """Units that any action takes."""
 SHOWN = 40
@@ -33,18 +44,19 @@ SHOWN = 40
 class Environment:
     """A turn is a program for the row's table (`learning.worlds.fits`): words of a tiny language, or Python.
 
-    It earns `credit` for its progress (the share of the milestones that it reached, all of them if it got to the end),
-    and 1 − `credit` times its score on the test's rows. `costs` are the prices of functions on the clock, in seconds of
-    it; without any, time is real. With a `budget` programs are asked for until so much time has passed, and one that
-    would pass the end is cut there; without one, until one got to the end. `remember`: a program that has run on the
-    same table is not run again, for programs without chance in them.
+    It earns `credit` for its progress (the share of the milestones that it reached), and 1 − `credit` times its score
+    on the test's rows if it got to the end. `costs` are the prices of the kit's functions on the clock, in seconds of
+    it; a program that reads the training rows itself pays the dearest. Without any, time is real. With a `budget`
+    programs are asked for until so much time has passed, and one that would pass the end is cut there; without one,
+    until one got to the end. `remember`: a program that has run on the same table is not run again, for programs
+    without chance in them.
     """
 
     def __init__(
         self,
         *,
         language: Literal["words", "python"] = "words",
-        costs: dict[str, float] = {"mean": 1.0, "line": 10.0},  # noqa: B006 (never changed)
+        costs: dict[str, Price] = {"mean": 1.0, "line": 10.0},  # noqa: B006 (never changed)
         credit: Annotated[float, Field(ge=0, le=1)] = 0.3,
         budget: Annotated[float, Field(gt=0)] | None = None,
         seconds: Annotated[float, Field(gt=0)] = 30.0,
@@ -54,51 +66,62 @@ class Environment:
         """`seconds` (real ones) and `memory_mb` bound each program. Raises StepError where there is no sandbox."""
         if reason := available():
             raise StepError(f"env program: {reason}")
+        if strange := sorted(costs.keys() - set(REQUESTS)):
+            raise StepError(f"env program: costs of {', '.join(strange)}: the kit has {', '.join(REQUESTS)}")
         self.language, self.costs, self.credit, self.budget = language, costs, credit, budget
         self.bounds = (seconds, memory_mb)
         self.memory: dict[tuple[str, tuple[Any, ...]], Tried] | None = {} if remember else None
 
     def begin(self, row: Row, seed: int) -> "Work":
-        """An episode on a table. Raises StepError for a row without one."""
-        return Work(self, points(row), seed)
+        """An episode on a table; nothing in it is random. Raises StepError for a row without one."""
+        return Work(self, points(row))
 
-    def tried(self, action: str, table: Points, word: str) -> "Tried":
-        """What comes of a program; `word` begins its marks."""
+    def tried(self, action: str, table: Points) -> "Tried":
+        """What comes of a program."""
         if self.memory is None:
-            return self._run(action, table, word)
+            return self._run(action, table)
         key = (action, tuple(table))
         if key not in self.memory:
-            self.memory[key] = self._run(action, table, word)
+            self.memory[key] = self._run(action, table)
         return self.memory[key]
 
-    def _run(self, action: str, table: Points, word: str) -> "Tried":
+    def _run(self, action: str, table: Points) -> "Tried":
         program = expanded(action) if self.language == "words" else action
-        program = instrumented(program, word, milestones=MILESTONES, costs=self.costs)
-        files = {"kit.py": Path(kit.__file__).read_text(), "train.csv": _csv(table[:GIVEN])}
-        files["test.csv"] = _csv([(x,) for x, _ in table[GIVEN:]])
+        files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _csv(table[:GIVEN])}
+        files[TEST] = _csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
-        ran = run(program, files=files, seconds=seconds, memory_mb=memory_mb, keep=("submission.csv",))
-        of = None if ran.code else score(_numbers(ran), table)
-        log = marks(ran.stdout, word, milestones=MILESTONES, costs=self.costs)
+        desk = Desk(table, self.costs)
+        bounds = {"seconds": seconds, "memory_mb": memory_mb}
+        ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=desk.answer)
+        log, of = self._judged(ran, desk)
         return Tried(tuple(log), of, _error(ran), ran.seconds)
+
+    def _judged(self, ran: Ran, desk: Desk) -> tuple[list[Mark], float | None]:
+        """What is written down of a program, and, if it got to the end, its score; all of it seen from outside."""
+        took_rows = TRAIN in ran.opened
+        if SUBMISSION in ran.files:
+            desk.saved = predictions(ran.files[SUBMISSION], len(desk.table) - GIVEN)
+            if desk.saved is not None:
+                desk.reach(SAVED)
+        of = None if ran.code or desk.saved is None else score(desk.saved, desk.table)
+        before = [Mark(OWN, max(self.costs.values(), default=0.0)), Mark(DATA, None)] if took_rows else []
+        after = [Mark(MODEL, None)] if took_rows and of is not None else []
+        return [*before, *desk.log, *after], of
 
     def earned(self, reached: int, of: float | None) -> float:
         """Reward of an action that reached so many milestones, and, if it got to the end, its score."""
-        progress = reached / len(MILESTONES) if of is None else 1.0
-        return self.credit * progress + (1 - self.credit) * (of or 0.0)
+        return self.credit * reached / len(MILESTONES) + (1 - self.credit) * (of or 0.0)
 
 
 class Work:
     """One table under way."""
 
-    def __init__(self, of: Environment, table: Points, seed: int) -> None:
-        self.of, self.table, self.seed, self.turns, self.spent = of, table, seed, 0, 0.0
+    def __init__(self, of: Environment, table: Points) -> None:
+        self.of, self.table, self.spent = of, table, 0.0
 
     def step(self, action: str) -> Outcome:
         """Run a program."""
-        self.turns += 1
-        word = np.random.default_rng([self.seed, self.turns]).bytes(8).hex()
-        tried = self.of.tried(action, self.table, word)
+        tried = self.of.tried(action, self.table)
         left = None if self.of.budget is None else self.of.budget - self.spent
         units, reached, whole = within(tried.log, left)
         of = tried.score if whole else None
@@ -141,14 +164,6 @@ def within(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
 
 def _csv(rows: Sequence[Sequence[float]]) -> str:
     return "".join(",".join(map(repr, row)) + "\n" for row in rows)
-
-
-def _numbers(ran: Ran) -> list[float]:
-    """What was handed in; nothing where it is not numbers."""
-    try:
-        return [float(line) for line in ran.files.get("submission.csv", b"").decode().split()]
-    except ValueError:
-        return []
 
 
 def _error(ran: Ran) -> str:

@@ -1,19 +1,23 @@
 """What the sandbox's process does before it runs a program: it puts its guards up, and cannot take them down again.
 
 A script of its own, started by `learning.sandbox.run` with nothing of this checkout importable:
-`child.py <status> <parent> <memory> <cpu> <file> <files> <filter> <read>`, `filter` in hexadecimal, `read` the folders
-that may be read, separated by colons. The working folder is the current one. It writes "ready" to the descriptor
-`status` when every guard stands, or why not; the program runs in the first case alone. Facts: the manual pages
-landlock(7), seccomp(2), capabilities(7), prctl(2) and getrlimit(2).
+`child.py <status> <parent> <memory> <cpu> <file> <files> <filter> <read> <watched> <channel>`: the two filters in
+hexadecimal, `read` the folders that may be read, separated by colons, `channel` 1 where the program keeps the socket
+`status` as its descriptor 3. The working folder is the current one. It sends the parent what `watched` asks with, then
+"ready" when every guard stands, or why not; the program runs in the first case alone. Facts: the manual pages
+landlock(7), seccomp(2), seccomp_unotify(2), capabilities(7), prctl(2) and getrlimit(2).
 """
 
+import _socket
 import ctypes
 import os
 import resource
 import signal
 import sys
 
-SET_DEATH_SIGNAL, SET_DUMPABLE, DROP_BOUND, SET_SECCOMP, NO_NEW_PRIVILEGES, AMBIENT = 1, 4, 24, 22, 38, 47
+SET_DEATH_SIGNAL, DROP_BOUND, SET_SECCOMP, NO_NEW_PRIVILEGES, AMBIENT = 1, 24, 22, 38, 47
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+CHANNEL = 3
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_REG = 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 8
 REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
@@ -58,14 +62,17 @@ def dies_with(parent: int) -> None:
 
 
 def limit(memory: int, cpu: int, file: int, files: int) -> None:
-    """Bounds of this process: bytes of memory, seconds of computing, bytes of a file, open files."""
+    """Bounds of this process: bytes of memory, seconds of computing, bytes of a file, open files.
+
+    A bound of one byte for memory dumps is the one that is kept by all kinds of them; 0 does not hold for a pipe.
+    """
     bounds = {
         resource.RLIMIT_AS: memory,
         resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_FSIZE: file,
         resource.RLIMIT_NOFILE: files,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,
     }
     for which, most in bounds.items():
         resource.setrlimit(which, (most, most))
@@ -110,10 +117,21 @@ def sift(code: bytes) -> None:
     done(libc.prctl(SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
+def ask_parent(code: bytes, status: int) -> None:
+    """Have a filter that waits for the parent's answers, and send the parent the descriptor that it answers on."""
+    done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
+    program = Program(len(code) // 8, code)
+    call = SECCOMP[os.uname().machine]
+    listener = done(libc.syscall(call, 1, 8, ctypes.byref(program)), "seccomp that asks the parent")
+    ours = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, status)
+    ours.sendmsg([b"watched"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, ctypes.c_int(listener))])
+    ours.detach()
+    os.close(listener)
+
+
 def guard(parent: int, bounds: list[int], code: bytes, folders: list[str]) -> None:
     """All guards, in an order in which each can still be put up."""
     dies_with(parent)
-    done(libc.prctl(SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
     done(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no new privileges")
     limit(*bounds)
     fence(folders)
@@ -132,6 +150,7 @@ def start(status: int, arguments: list[str]) -> None:
     """Put the guards up, say so, and become the program."""
     parent, *bounds = map(int, arguments[:5])
     try:
+        ask_parent(bytes.fromhex(arguments[7]), status)
         guard(parent, bounds, bytes.fromhex(arguments[5]), arguments[6].split(":"))
     except OSError as wrong:
         os.write(status, str(wrong).encode())
@@ -142,7 +161,10 @@ def start(status: int, arguments: list[str]) -> None:
     os.environ.clear()
     sys.excepthook = shown
     os.write(status, b"ready")
-    os.close(status)
+    if arguments[8] == "1" and status != CHANNEL:
+        os.dup2(status, CHANNEL)
+    if arguments[8] != "1" or status != CHANNEL:
+        os.close(status)
     with open("program.py", "rb") as file:  # noqa: PTH123 - pathlib takes longer to import than all this
         text = file.read()
     exec(compile(text, "program.py", "exec"), main.__dict__)

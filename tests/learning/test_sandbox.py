@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from flows.running.leftovers import sweep
-from learning.sandbox.filters import FCNTL, IOCTL, OPENAT, PLAIN, compiled, machine
+from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
 from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
 from lineage.layout import Layout
 from schemas.errors import StepError
@@ -24,6 +24,8 @@ from schemas.errors import StepError
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 GENEROUS = 120
+REFUSED_OPENINGS = (0x200, 0x3, 0x203, 0x43, 0x200000, 0x200200, 0x410002, 0x2000, 0x800000, 0x40000000, 0x80000000)
+"""O_TRUNC without writing, mode 3 by itself and with O_TRUNC or O_CREAT, O_PATH, O_TMPFILE, O_ASYNC, unknown flags."""
 
 
 def tried(attempts: dict[str, str], **options) -> dict[str, str]:
@@ -360,18 +362,35 @@ def test_the_filter_lets_through_what_it_names_and_nothing_else():
         assert {number for number in range(600) if verdict(compiled(name), name, number) == 0x7FFF0000} >= named
         extra = {n for n in range(600) if verdict(compiled(name), name, n) == 0x7FFF0000} - named
         assert extra == {OPENAT[name], FCNTL[name][0]}, "of the three that are judged by arguments, these let 0 pass"
-        assert verdict(compiled(name), name, OPENAT[name], third=0x200) == 0x00050001, "O_TRUNC without writing"
+        opened = {flags: verdict(compiled(name), name, OPENAT[name], third=flags) for flags in REFUSED_OPENINGS}
+        assert set(opened.values()) == {0x00050001}, opened
         assert verdict(compiled(name), name, OPENAT[name], third=0x241) == 0x7FFF0000, "O_WRONLY | O_CREAT | O_TRUNC"
+        mapped = [verdict(compiled(name), name, MMAP[name], fourth=flags) for flags in (0x2, 0x22, 0x21, 0x1, 0x3, 0)]
+        assert mapped == [0x7FFF0000] * 3 + [0x00050001] * 3, "a file shared with its pages is refused"
         assert verdict(compiled(name), name, FCNTL[name][0], second=8) == 0x00050001, "F_SETOWN"
         assert verdict(compiled(name), name, IOCTL[name][0], second=0x5412) == 0x00050001, "TIOCSTI"
         assert verdict(compiled(name), name, 0x40000000 + min(named)) == 0x00050001
         assert verdict(compiled(name), "i386", 1) == 0x80000000
 
 
-def verdict(code: bytes, name: str, number: int, second: int = 0, third: int = 0) -> int:
+def test_the_filter_asks_for_openings_that_may_write_and_for_nothing_else():
+    for name in PLAIN:
+        asked = {n for n in range(600) for flags in (0, 0x41) if verdict(watched(name), name, n, third=flags) == ASK}
+        assert asked == {OPENAT[name]}
+        modes = {f: verdict(watched(name), name, OPENAT[name], third=f) == ASK for f in (0, 0x80000, 1, 2, 0x40, 0x80)}
+        assert modes == {0: False, 0x80000: False, 1: True, 2: True, 0x40: True, 0x80: False}
+
+
+def verdict(code: bytes, name: str, number: int, second: int = 0, third: int = 0, fourth: int = 0) -> int:
     """What a filter returns for a call with these arguments."""
     lines = list(struct.iter_unpack("<HBBI", code))
-    words = {24: second, 32: third, 0: number, 4: {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.get(name, 0x40000003)}
+    words = {
+        24: second,
+        32: third,
+        40: fourth,
+        0: number,
+        4: {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}.get(name, 0x40000003),
+    }
     place = held = 0
     while True:
         what, yes, no, k = lines[place]
@@ -384,3 +403,38 @@ def verdict(code: bytes, name: str, number: int, second: int = 0, third: int = 0
             place += yes if held == k else no
         else:
             return k
+
+
+def test_a_program_may_ask_and_is_answered():
+    code = """
+import os
+os.write(3, b"one")
+print(os.read(3, 99))
+os.write(3, b"none")
+os.write(3, b"two")
+print(os.read(3, 99))
+"""
+    said = []
+    answers = {b"one": b"1", b"two": b"2"}
+    ran = run(code, answer=lambda message: said.append(message) or answers.get(message), seconds=GENEROUS)
+    assert (ran.stdout, ran.stderr, said) == ("b'1'\nb'2'\n", "", [b"one", b"none", b"two"])
+    assert run("import os\nos.write(3, b'x')").stderr.endswith("OSError: [Errno 9] Bad file descriptor\n")
+
+
+def test_messages_end_at_their_bounds():
+    many = run("import os\nwhile True: os.write(3, b'x')", answer=lambda message: None, seconds=GENEROUS)
+    assert many.told == "more than 1000 messages, or one of more than 65536 bytes"
+    long = run("import os\nos.write(3, bytes(65537))\nos.read(0, 1)", answer=lambda message: None, seconds=GENEROUS)
+    assert long.told == many.told
+    deaf = run("import os\nwhile True: os.write(3, b'x')", answer=lambda message: bytes(60_000), seconds=GENEROUS)
+    assert deaf.told == "it does not read the answers to its messages"
+
+
+def test_whether_a_file_was_opened_is_noticed_in_many_threads():
+    def opens(turn):
+        code = "open('a').read()" if turn % 2 else "import os\nos.stat('a')"
+        return run(code, files={"a": "x", "b": "x"}, notice=["a", "b"], seconds=GENEROUS).opened
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(opens, range(24)))
+    assert found == [frozenset(), frozenset({"a"})] * 12

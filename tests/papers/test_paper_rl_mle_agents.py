@@ -1,8 +1,8 @@
 """Actions weighed by their duration move the policy alike however many fit into the time; unfinished programs earn by
-marks that their authors cannot write.
+milestones that the environment itself has seen.
 
-Not shown: Kaggle; a frozen language model that places the marks. Unsure: the credit of a mark; the recipe shares 0.3
-among three milestones.
+Not shown: Kaggle; a frozen language model that places marks in programs. Unsure: the credit of a milestone; the recipe
+shares 0.3 among three.
 """
 
 from functools import partial
@@ -14,14 +14,13 @@ import torch
 from flows.launch import plan_recipe, run_plan
 from learning.asynchrony.local_rollouts import LocalRollouts
 from learning.engines.protocol import Turn
-from learning.environments.instrumentation import instrumented, marks
 from learning.environments.making import in_environment
-from learning.environments.program import MILESTONES, Environment, within
+from learning.environments.program import Environment, Mark, within
 from learning.environments.protocol import Outcome
 from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.trials import Trial
 from learning.modulation import duration
-from learning.sandbox.run import available, run
+from learning.sandbox.run import available
 from learning.worlds.fits import fits, points, score_of
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
@@ -183,14 +182,13 @@ raise ValueError
 FORGED = """
 for name in ("data", "model", "saved"):
     print("reach " + name)
-    print("0123456789abcdef reach " + name)
     print(" reach " + name)
 print("begin mean 0.0")
 """
 
 
 @guarded
-def test_marks_of_the_agents_own_do_not_count():
+def test_what_a_program_says_of_itself_does_not_count():
     honest = earned(PYTHON.format(before=""), language="python")
     assert honest == pytest.approx(CREDIT / 3)
     assert earned(PYTHON.format(before=FORGED), language="python") == honest
@@ -199,57 +197,23 @@ def test_marks_of_the_agents_own_do_not_count():
 
 
 @guarded
-def test_the_word_of_the_marks_is_another_in_every_run():
-    """A word seen in one run is worth nothing in the next: the words of ten runs, and of two seeds, differ."""
-    words = []
-
-    class Seen(Environment):
-        def _run(self, action, table, word):
-            words.append(word)
-            return super()._run("load", table, word)
-
-    for seed in (1, 2):
-        episode = Seen().begin(ROW, seed)
-        for _ in range(5):
-            episode.step("load")
-    assert len(set(words)) == 10
-    assert min(map(len, words)) == 16
-
-
-@guarded
-def test_marks_change_nothing_else_and_count_what_was_carried_out():
+def test_what_was_carried_out_is_noted_and_cut_at_the_end_of_the_time():
     program = """
-def twice(table):
-    for _ in range(2):
-        model = line(table)
-    return mean(table) if False else model
-
-def line(table): return sum(table)
-def load(): return [1, 2]
-print(twice(load()))
-if load() == []:
-    line([])
+from kit import line, load, mean
+table = load("train.csv")
+if len([]):
+    mean(table)
+cheap = line
+for _ in range(2):
+    cheap(table)
+print(mean(table))
 """
-    costs = {"line": 10.0, "mean": 1.0}
-    changed = instrumented(program, "w", milestones=MILESTONES, costs=costs)
-    plain, marked = run(program), run(changed)
-    assert plain.stdout == "3\n"
-    assert [text for text in marked.stdout.splitlines() if not text.startswith("w ")] == ["3"]
-    log = marks(marked.stdout, "w", milestones=MILESTONES, costs=costs)
-    assert [(m.name, m.cost) for m in log if m.cost] == [("line", 10.0), ("line", 10.0), ("mean", 1.0)]
-    assert [m.name for m in log if m.cost is None] == ["model", "model", "data"]
+    log = Environment(language="python", budget=30).tried(program, points(ROW)).log
+    assert [(mark.name, mark.cost) for mark in log if mark.cost] == [("line", 10.0), ("line", 10.0), ("mean", 1.0)]
+    assert [mark.name for mark in log if mark.cost is None] == ["data", "model", "model", "model"]
     assert within(log, None) == (21.0, 2, True)
-    assert within(log, 15.0) == (15.0, 1, False)
-    for odd in ("load mean (", "\0", "-" * 100_000 + "1", "+".join("1" * 20_000)):
-        assert instrumented(odd, "w", milestones=MILESTONES, costs=costs) == odd
-
-
-def test_prices_are_the_clocks_and_odd_lines_are_no_marks():
-    """Even a program that knew the word could neither set a price nor name a milestone that there is not."""
-    said = ["begin line -100", "begin line", "begin other", "reach", "reach money", "reach data", "begin mean nan"]
-    log = "\n".join([*(f"w {text}" for text in said), "x reach model"])
-    found = [(m.name, m.cost) for m in marks(log, "w", milestones=MILESTONES, costs={"line": 10.0, "mean": 1.0})]
-    assert found == [("line", 10.0), ("data", None)]
+    assert within(log, 15.0) == (15.0, 2, False)
+    assert within([Mark("line", 10.0), Mark("data", None)], 9.0) == (9.0, 0, False)
 
 
 @guarded

@@ -1,0 +1,145 @@
+"""What a program may store: the kernel asks before it opens a file for writing, and waits for the answer.
+
+While it waits the program stands still, so that what it holds is counted exactly: files in its folder, files without a
+name that it still has open or mapped, and how far each that it can write to may yet grow. The answer sets how long a
+file may become (RLIMIT_FSIZE) such that all of them together cannot pass the bound. Nothing is looked at in between.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import resource
+import select
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from learning.sandbox.filters import CREATES
+from schemas.errors import StepError
+
+MOST_BYTES, MOST_FILES, FILE_BYTES = 64 * 2**20, 256, 16 * 2**20
+"""Of all files of a program, and of one of them."""
+MOST_OPENINGS = 10_000
+"""Files opened for writing, one after the other: each takes the parent's time."""
+BLOCK, INDEX = 4096, 16 * 4096
+"""Of a disk, and what a file system may need beside the blocks of one file."""
+RECEIVE, SEND, WAITS, GO_ON = 0xC0502100, 0xC0182101, 0x40082102, 1
+QUESTION, ANSWER, FLAGS_AT = 80, "=QqiI", 16 + 16 + 2 * 8
+NAMELESS = re.compile(rb"^\S+ \S+ \S+ \S+ (\d+) +(?!/dev/zero \(deleted\)$).* \(deleted\)$", re.MULTILINE)
+"""A line of /proc/<pid>/maps: a file that was removed. Shared memory without a file looks like /dev/zero."""
+
+Inode = tuple[int, int]
+
+
+@dataclass
+class Storage:
+    """Answers the openings of one program."""
+
+    listener: int
+    pid: int
+    folder: Path
+    openings: int = 0
+
+    def answer(self) -> str:
+        """Let an opening go on; or, in words, why the program has to end."""
+        question = bytearray(QUESTION)
+        if not self._received(question):
+            return ""
+        self.openings += 1
+        if self.openings > MOST_OPENINGS:
+            return f"more than {MOST_OPENINGS} openings for writing"
+        (creates,) = struct.unpack_from("=Q", question, FLAGS_AT)
+        try:
+            stored, nameless = self.stored()
+        except PermissionError as error:
+            if not self._asked(WAITS, question[:8]):
+                return ""
+            raise StepError(f"the sandbox cannot count what a program stores: {error}; docs/sandbox.md") from error
+        if not self._asked(WAITS, question[:8]):  # a signal of its own let it go on: what was counted may be wrong
+            return ""
+        most = may_grow_to(stored, nameless)
+        if most < BLOCK or (creates & CREATES and len(stored) + nameless >= MOST_FILES):
+            return f"more than {MOST_FILES} files or {MOST_BYTES // 2**20} MiB of them"
+        with suppress(ProcessLookupError):
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, FILE_BYTES))
+        self._send(question[:8])
+        return ""
+
+    def stored(self) -> tuple[dict[Inode, tuple[int, bool]], int]:
+        """Bytes of every file and whether it is open for writing; how many more are mapped that have no name.
+
+        Exact where the program waits; where it does not, whatever it does in the meantime is no error. Raises
+        PermissionError where this process may not look at the program's descriptors.
+        """
+        found = {inode: (size, False) for inode, size in in_folder(self.folder)}
+        maps = b""
+        try:
+            for held, writes in self._held():
+                if stat.S_ISREG(held.st_mode) and (writes or not held.st_nlink):
+                    inode = (held.st_dev, held.st_ino)
+                    found[inode] = (held.st_blocks * 512, writes or found.get(inode, (0, False))[1])
+            maps = Path(f"/proc/{self.pid}/maps").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            pass
+        removed = set(map(int, NAMELESS.findall(maps))) if b" (deleted)" in maps else set()
+        return found, len(removed - {number for _, number in found})
+
+    def _held(self) -> Iterator[tuple[os.stat_result, bool]]:
+        """What the program has open, and whether for writing."""
+        handles = f"/proc/{self.pid}/fd"
+        for name in os.listdir(handles):  # noqa: PTH208 - pathlib takes three times as long
+            with suppress(FileNotFoundError):
+                place = f"{handles}/{name}"
+                yield os.stat(place), bool(os.lstat(place).st_mode & stat.S_IWUSR)  # noqa: PTH116
+
+    def _received(self, question: bytearray) -> bool:
+        """Read what is asked; False where it is asked no more."""
+        waiting = select.poll()
+        waiting.register(self.listener, select.POLLIN)
+        if not any(what & select.POLLIN for _, what in waiting.poll(0)):
+            return False
+        return self._asked(RECEIVE, question)
+
+    def _send(self, of: bytes) -> None:
+        """Let the call go on that waits."""
+        (number,) = struct.unpack("=Q", of)
+        self._asked(SEND, bytearray(struct.pack(ANSWER, number, 0, 0, GO_ON)))
+
+    def _asked(self, request: int, about: bytearray) -> bool:
+        try:
+            fcntl.ioctl(self.listener, request, about)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINTR):  # the call was interrupted, or its process ended
+                raise
+            return False
+        return True
+
+
+def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
+    """Files below a folder, each with its bytes on disk."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from in_folder(entry.path)
+                continue
+            with suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                yield (found.st_dev, found.st_ino), found.st_blocks * 512
+
+
+def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:
+    """Bytes that every file open for writing, and one more, may have such that all files are within the bound."""
+    sizes = sorted(size for size, writes in stored.values() if writes)
+    left = MOST_BYTES - sum(size for size, _ in stored.values())
+    left -= nameless * (FILE_BYTES + INDEX) + (len(sizes) + 1) * INDEX
+    level = 0
+    for below, size in enumerate([*sizes, FILE_BYTES], start=1):
+        rise = max(0, min(size - level, left // below))
+        level, left = level + rise, left - rise * below
+        if level < size:
+            break
+    return level // BLOCK * BLOCK

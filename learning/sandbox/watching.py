@@ -1,0 +1,126 @@
+"""Watch a program from outside: its output, its messages, its openings, its time."""
+
+import math
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+from learning.sandbox.process import Started
+
+MOST_OUTPUT = 64 * 1024
+"""Bytes of each of stdout and stderr that are kept; a program that writes more is ended."""
+LONGEST_MESSAGE, MOST_MESSAGES = 64 * 1024, 1000
+"""Bytes of a message on descriptor 3, and how many there may be; a program that sends more is ended."""
+
+Answer = Callable[[bytes], bytes | None]
+"""What a message of a program is answered with; it runs here, so that it must neither trust nor raise."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a program."""
+
+    stdout: str
+    stderr: str
+    code: int
+    """0: it ended well; 1: an exception; negative: the signal that ended it."""
+    timed_out: bool
+    seconds: float
+    """On the wall, from when the guards stood."""
+    told: str = ""
+    """Why the sandbox ended it, in words; empty: it ended by itself."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Those of the names asked for that it left in its folder."""
+    opened: frozenset[str] = frozenset()
+    """Those of the files to notice that it opened, in whatever way."""
+
+
+def watch(of: Started, seconds: float, answer: Answer | None) -> Ran:
+    """Gather the output and answer until the process ends or oversteps."""
+    begun = time.monotonic()
+    with Watching(of, answer) as watching:
+        while watching.selector.get_map():
+            left = math.inf if watching.ended or watching.told else begun + seconds - time.monotonic()
+            if left <= 0:
+                watching.end(f"time: {seconds:g} seconds are over")
+            else:
+                watching.look(None if left == math.inf else left)
+    texts = [bytes(part[:MOST_OUTPUT]).decode(errors="replace") for part in (watching.out, watching.err)]
+    told = watching.told
+    return Ran(*texts, of.process.wait(), told.startswith("time"), time.monotonic() - begun, told)
+
+
+class Watching:
+    """What has come of a program so far, and all that may still come from it."""
+
+    def __init__(self, of: Started, answer: Answer | None) -> None:
+        self.of, self.answer = of, answer
+        self.out, self.err = bytearray(), bytearray()
+        self.told, self.ended, self.messages = "", False, 0
+
+    def __enter__(self) -> "Watching":
+        """Wait for everything that the program does."""
+        self.over, self.selector = os.pidfd_open(self.of.process.pid), selectors.DefaultSelector()
+        waiting = [
+            (self.over, self._ended),
+            (self.of.process.stdout, self._output),
+            (self.of.process.stderr, self._output),
+        ]
+        waiting += [(self.of.storage.listener, self._opening)]
+        waiting += [(self.of.channel, self._message)] if self.answer else []
+        for handle, act in waiting:
+            self.selector.register(handle, selectors.EVENT_READ, act)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.selector.close()
+        os.close(self.over)
+
+    def look(self, longest: float | None) -> None:
+        """Take what has come, waiting `longest` seconds for something."""
+        for ready, _ in self.selector.select(longest):
+            ready.data(ready.fileobj)
+
+    def end(self, why: str) -> None:
+        """End the program, for the first reason that there is."""
+        self.told = self.told or why
+        self.of.process.kill()
+
+    def _ended(self, over: int) -> None:
+        self.ended = True
+        self.selector.unregister(over)
+        self.selector.unregister(self.of.storage.listener)
+
+    def _output(self, pipe: IO[bytes]) -> None:
+        kept = self.out if pipe is self.of.process.stdout else self.err
+        chunk = os.read(pipe.fileno(), 65536)
+        kept += chunk
+        if not chunk:
+            self.selector.unregister(pipe)
+        elif len(kept) > MOST_OUTPUT:
+            self.end(f"more than {MOST_OUTPUT} bytes of output")
+
+    def _opening(self, _: int) -> None:
+        if not self.told and (why := self.of.storage.answer()):
+            self.end(why)
+
+    def _message(self, channel: socket.socket) -> None:
+        """Answer a message; after the last one, and where nothing is answered any more, wait for no other."""
+        said = channel.recv(LONGEST_MESSAGE + 1)
+        if not said or self.told or not self.answer:
+            self.selector.unregister(channel)
+            return
+        self.messages += 1
+        if self.messages > MOST_MESSAGES or len(said) > LONGEST_MESSAGE:
+            self.end(f"more than {MOST_MESSAGES} messages, or one of more than {LONGEST_MESSAGE} bytes")
+        elif (reply := self.answer(said)) is not None:
+            try:
+                channel.send(reply)
+            except BlockingIOError:
+                self.end("it does not read the answers to its messages")
+            except OSError:  # it has ended
+                self.selector.unregister(channel)
