@@ -54,11 +54,7 @@ def _is_sealed(name: str) -> bool:
 def _digests(folder: Path) -> dict[str, str]:
     """sha256 by path, of every file outside `outputs/` but for the seal and its signature."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    return {
-        name: digest_file(path, name).sha256
-        for name, path in sorted(files.items())
-        if _is_sealed(name)
-    }
+    return {name: digest_file(path, name).sha256 for name, path in sorted(files.items()) if _is_sealed(name)}
 
 
 def _text(digests: dict[str, str]) -> bytes:
