@@ -84,7 +84,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
             result, told = run_group(spec, step, context, work)
             spent.update(told)
         else:
-            result = run_task(step, context, [Path(f) for f in spec["folders"]])
+            result = run_task(step, context, layout, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     _check_inputs(step, received, work)
     outputs = Store(layout).describe(folder, dict(step.outputs))
