@@ -140,7 +140,7 @@ class DigestCache:
 def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
     """sha256 of a regular file, and its stamp where a later change cannot go unseen; ("", None) when it is none.
 
-    The file is flushed first: from then on a write through a memory map changes its time as well.
+    A file whose stamp may be remembered is flushed first: from then on a write through a memory map changes it too.
     """
     before = time.time_ns()
     try:
@@ -149,17 +149,19 @@ def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
         return "", None
     with open(handle, "rb", buffering=0) as stream:  # noqa: PTH123 — of a handle
         try:
-            with contextlib.suppress(OSError):
-                os.fsync(handle)
             first = os.fstat(handle)
             if not stat.S_ISREG(first.st_mode):
                 return "", None
+            is_settled = before - first.st_ctime_ns >= SETTLED
+            if is_settled:
+                with contextlib.suppress(OSError):
+                    os.fdatasync(handle)
+                first = os.fstat(handle)
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             stamp, after = Stamp.of(first), Stamp.of(os.fstat(handle))
         except OSError:
             return "", None
-    is_settled = stamp == after and before - stamp.ctime_ns >= SETTLED
-    return digest, stamp if is_settled else None
+    return digest, stamp if is_settled and stamp == after else None
 
 
 def _hash_all(
