@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,11 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
     hide = secrets_of(step.settings)
-    with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
+    with (
+        _inputs_watched(step, received, work),
+        captured(work / "step.log", spec["whole_process"], hide),
+        contextlib.closing(context.actors),
+    ):
         if grouped:
             from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
 
@@ -86,7 +91,6 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         else:
             result = run_task(step, context, layout, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
-    _check_inputs(step, received, work)
     outputs = Store(layout).describe(folder, dict(step.outputs))
     (work / "step.log").rename(folder / "step.log")
     head, dirty = commit(Path(__file__).resolve().parents[2])
@@ -111,13 +115,17 @@ def _check_identity(step: Step) -> None:
         raise StepError(f"{step.name}: its plan was changed and is not what its key stands for; run the recipe again")
 
 
-def _check_inputs(step: Step, received: list[Received], work: Path) -> None:
-    """Raise StepError for an input that changed meanwhile, and remove the checkpoints: they may rest on what it was."""
+@contextlib.contextmanager
+def _inputs_watched(step: Step, received: list[Received], work: Path) -> Iterator[None]:
+    """Raise StepError for an input that changed inside, and remove the checkpoints: they may rest on what it was."""
     try:
-        check_unchanged(step, received)
-    except StepError:
-        shutil.rmtree(work / "checkpoints", ignore_errors=True)
-        raise
+        yield
+    finally:
+        try:
+            check_unchanged(step, received)
+        except StepError:
+            shutil.rmtree(work / "checkpoints", ignore_errors=True)
+            raise
 
 
 def _check_contracts(step: Step, received: list[Received]) -> None:

@@ -1,4 +1,4 @@
-"""No damaged artifact is a HIT, is read, or is promoted: it is restored from DVC's cache or made again, and that is said."""
+"""No damaged artifact is a HIT, is read, or is promoted: it is restored or made again, and both are said."""
 
 import json
 import shutil
