@@ -12,6 +12,7 @@ from lineage.digests import content_digest, dvc_digest, folder_digests
 from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
+from lineage.published import log_damages
 from lineage.seal import write_seal
 from lineage.signature import SIGNATURE, signature_differences, write_signature
 from lineage.wholeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
@@ -34,7 +35,7 @@ class Store:
         return found.manifest if found.is_whole else None
 
     def examine(self, kind: str, key: str) -> Condition:
-        """How the artifact of a key is: its files, seal and signature compared; no manifest where there is none.
+        """How the artifact of a key is: its files, seal and signature compared, and what the audit log says of it.
 
         Files that did not change since they were last hashed are not hashed again (`lineage.digest_cache`).
         """
@@ -47,6 +48,8 @@ class Store:
             wrong.append(Damage(MANIFEST, "is of another key"))
         if os.path.lexists(folder / SIGNATURE):
             wrong += [Damage(*each) for each in signature_differences(folder, trusted(self.layout))]
+        if found.manifest is not None:
+            wrong += log_damages(self.layout, found.manifest, folder)
         return replace(found, damages=tuple(wrong))
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:

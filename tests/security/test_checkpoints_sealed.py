@@ -3,7 +3,6 @@
 import hashlib
 import hmac
 import json
-import os
 import shutil
 
 import pytest
@@ -264,4 +263,3 @@ def test_a_training_resumed_from_forged_checkpoints_comes_to_the_same_model(trai
     said = (lab.folder("tuned") / "step.log").read_text()
     assert ("it is not used" in said) == (forgery != "nothing")
     assert ("begun from the start" in said) == (forgery == "all of them")
-    assert os.listdir(lab.folder("tuned") / "outputs")

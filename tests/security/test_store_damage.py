@@ -8,9 +8,13 @@ import pytest
 
 from flows.launch import run_plan
 from flows.running.runlog import read_plan, runs
-from lineage.auditlog import entries
+from lineage.auditlog import entries, hash_of, log_file
 from lineage.champions import check_artifact
+from lineage.digests import content_digest, dvc_digest, folder_digests
+from lineage.layout import Layout
+from lineage.published import arrival
 from lineage.seal import write_seal
+from lineage.signature import write_signature
 from lineage.store import read_manifest
 from lineage.verification import verify
 from schemas.errors import PlanError
@@ -186,6 +190,54 @@ def test_a_manifest_that_was_sealed_again_does_not_fit_its_signature(lab):
     assert "is not what was signed" in lab.verdicts()["model"][1]
     is_mended(lab, again=True)
     assert lab.found("model").metrics == {}
+
+
+def forge(lab, folder, *, weights=True):
+    """Other weights or metrics, and everything that can be made without the signing key made to fit them."""
+    record = json.loads((folder / "manifest.json").read_text())
+    if weights:
+        path = folder / OUTPUTS[0]
+        path.write_bytes(flipped(path.read_bytes(), path.stat().st_size - 1))
+        files = folder_digests(folder / "outputs/result")
+        listed = [json.loads(file.model_dump_json()) for file in files]
+        record["outputs"]["result"] |= {"files": listed, "digest": content_digest(files), "dvc": dvc_digest(files)}
+    record["metrics"] = {"accuracy": 1.0}
+    (folder / "manifest.json").write_text(json.dumps(record))
+    write_seal(folder)
+
+
+@pytest.mark.parametrize("signature", ["kept", "removed", "of another key"])
+@pytest.mark.parametrize("weights", [True, False], ids=["weights", "metrics"])
+def test_a_forgery_in_which_everything_fits_is_not_what_the_log_saw(lab, weights, signature, tmp_path):
+    folder = lab.folder("model")
+    forge(lab, folder, weights=weights)
+    if signature == "removed":
+        (folder / "signature.json").unlink()
+    elif signature == "of another key":
+        write_signature(Layout(tmp_path / "stranger"), folder, read_manifest(folder))
+    assert read_manifest(folder).metrics == {"accuracy": 1.0}
+    assert lab.found("model") is None
+    is_mended(lab, again=True)
+    assert lab.found("model").metrics == {}
+
+
+def test_a_line_that_was_put_into_the_log_is_not_believed(lab):
+    folder = lab.folder("model")
+    forge(lab, folder)
+    (folder / "signature.json").unlink()
+    manifest = read_manifest(folder)
+    last = list(entries(lab.layout))[-1]
+    facts = {"key": manifest.key, "digests": {"result": manifest.outputs["result"].digest}, "signed_by": None}
+    line = last | {"action": "artifact published", "number": last["number"] + 1, "facts": facts}
+    line["hash"] = hash_of(line)
+    stranger = line | {"signature": {"keyid": "0" * 64, "sig": "0" * 128}}
+    pulled = line | {"action": "pull", "facts": {"artifacts": [manifest.key]}}
+    with log_file(lab.layout).open("a") as log:
+        for forged in (line, stranger, pulled):
+            log.write(json.dumps(forged, sort_keys=True, separators=(",", ":")) + "\n")
+    assert arrival(lab.layout, manifest.key)["number"] < line["number"]
+    assert lab.found("model") is None
+    assert any("the signature does not fit" in problem for problem in verify(lab.layout).problems)
 
 
 def test_a_damaged_input_is_met_by_resume_as_by_run(lab):
