@@ -21,6 +21,7 @@ from flows.planning.estimate import Outlook
 from flows.running.budget import Ledger
 from flows.running.states import FINISHED, StepState
 from flows.running.tail import Tail
+from flows.steps.restoring import Restored
 from flows.steps.task_run import progress_file
 from lineage.layout import Layout
 from lineage.store import Store
@@ -78,6 +79,8 @@ class Execution:
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
+        self.restored: Restored = {}
+        """What was put back of artifacts before the run, by step."""
         self.ask_people: Callable[[Step, StepState], StepState] = lambda step, state: state
         """What becomes of a step whose gate waits for a person: by default the run goes on without its dependants."""
         self.folders = [str(f) for f in dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root))]
@@ -138,7 +141,10 @@ class Execution:
 
     def _found(self, step: Step) -> StepState | None:
         manifest = self.store.find(step.kind, step.key)
-        return StepState(step.name, "cached", f"made by run {manifest.run}", manifest) if manifest else None
+        if manifest is None:
+            return None
+        back = f"; restored from DVC's cache: {', '.join(files)}" if (files := self.restored.get(step.name)) else ""
+        return StepState(step.name, "cached", f"made by run {manifest.run}{back}", manifest)
 
     def _tried(self, step: Step, on_line: Callable[[str], None]) -> StepState:
         begun, error = time.monotonic(), ""

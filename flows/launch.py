@@ -20,6 +20,7 @@ from flows.running.interrupts import stopped_by_signals
 from flows.running.leftovers import sweep
 from flows.running.runlog import RunLog, new_run, write_plan
 from flows.running.states import EXIT_CANCELLED, StepState, exit_code
+from flows.steps.restoring import restore_damaged
 from flows.steps.workers import check_machine
 from lineage.auditlog import anchor
 from lineage.layout import Layout
@@ -93,6 +94,7 @@ def run_plan(
     that do not end are ended with it (`flows.running.enforced_stop`). Raises PlanError before anything starts when a
     step asks for more than there is.
     """
+    restored = restore_damaged(plan.steps, layout)
     missing, run = _missing(plan, layout, executor), run or new_run()
     write_plan(layout, run, plan)
     sweep(layout)
@@ -111,6 +113,7 @@ def run_plan(
             hands.check(missing)
         ledger = open_ledger(run, outlook) if missing else None
         execution = Execution(plan, layout, hands, log, run, stop, ledger, outlook)
+        execution.restored = restored
         used_prefect = used_prefect and ready(stop)
         _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
     return Outcome(run, execution.states)

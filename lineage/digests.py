@@ -2,11 +2,15 @@
 
 import hashlib
 import json
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from schemas.manifest import FileDigest
 
 CHUNK = 1 << 20
+LONGEST = 1 << 28
+"""Bytes of a record (manifest, seal, signature) beyond which it is taken for none."""
 
 
 def digest_file(path: Path, relative: str) -> FileDigest:
@@ -28,7 +32,12 @@ def folder_digests(folder: Path) -> tuple[FileDigest, ...]:
 
 def content_digest(files: tuple[FileDigest, ...]) -> str:
     """The content address of a folder: sha256 over its sorted (path, sha256) pairs."""
-    body = json.dumps([[f.path, f.sha256] for f in files])
+    return content_of({f.path: f.sha256 for f in files})
+
+
+def content_of(digests: Mapping[str, str]) -> str:
+    """The content address of a folder, from the sha256 of its files by path."""
+    body = json.dumps([[path, digests[path]] for path in sorted(digests)])
     return hashlib.sha256(body.encode()).hexdigest()
 
 
@@ -46,3 +55,12 @@ def digest_of(value: object) -> str:
     """sha256 of a JSON value, whatever the order of its keys."""
     body = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def read_small(path: Path) -> bytes | None:
+    """The bytes of a regular file of a size that a record may have; None when it is none."""
+    try:
+        found = path.lstat()
+        return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= LONGEST else None
+    except OSError:
+        return None

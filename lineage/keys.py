@@ -7,6 +7,7 @@
 
 import contextlib
 import hashlib
+import hmac
 import os
 import secrets
 from dataclasses import dataclass
@@ -47,6 +48,19 @@ def signer(layout: Layout) -> Signer:
     given = os.environ.get(VARIABLE)
     path = Path(given) if given else _own(layout)
     return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+
+
+def derived_key(layout: Layout, purpose: str) -> bytes | None:
+    """A secret for one purpose that only the holder of the signing key can make; None while there is no such key.
+
+    Raises PlanError when the file is no signing key, and OSError when it cannot be read.
+    """
+    given = os.environ.get(VARIABLE)
+    path = Path(given) if given else layout.state / "keys" / "signing.pem"
+    if not path.is_file():
+        return None
+    private = _read(path, path.stat().st_mtime_ns).private.private_bytes_raw()
+    return hmac.new(private, f"posttrain {purpose}".encode(), hashlib.sha256).digest()
 
 
 def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:

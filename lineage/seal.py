@@ -5,9 +5,10 @@ publication, so that no byte of an artifact can change unseen.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from lineage.digests import digest_file
+from lineage.digests import digest_file, read_small
 
 SEAL = "seal.json"
 BESIDE = frozenset({SEAL, "signature.json"})
@@ -21,43 +22,39 @@ def write_seal(folder: Path) -> Path:
     return path
 
 
-def manifest_is_sealed(folder: Path) -> bool:
-    """Whether the manifest is the one that was published; one small file is hashed."""
-    try:
-        recorded = json.loads((folder / SEAL).read_bytes())["manifest.json"]
-        return bool(recorded == digest_file(folder / "manifest.json", "").sha256)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def seal_problems(folder: Path) -> list[str]:
     """What differs from the seal, one line per file: `path: what`."""
-    path = folder / SEAL
-    if not path.is_file():
-        return [f"{path}: missing"]
-    content, now = path.read_bytes(), _digests(folder)
+    return [f"{folder / name}: {what}" for name, what in seal_differences(folder, _digests(folder))]
+
+
+def seal_differences(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What differs from the seal, as (path in the folder, what); `digests` are those of its files by path."""
+    content = read_small(folder / SEAL)
+    if content is None:
+        return [(SEAL, "missing")]
     try:
         before = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         before = None
     if not isinstance(before, dict) or content != _text(before):
-        return [f"{path}: is not a seal any more"]
-    wrong = [f"{folder / name}: missing" for name in sorted(before.keys() - now.keys())]
-    wrong += [f"{folder / name}: not in the seal" for name in sorted(now.keys() - before.keys())]
+        return [(SEAL, "is not a seal any more")]
+    now = {name: digest for name, digest in digests.items() if _is_sealed(name)}
+    wrong = [(name, "missing") for name in sorted(before.keys() - now.keys())]
+    wrong += [(name, "not in the seal") for name in sorted(now.keys() - before.keys())]
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
-            wrong.append(f"{folder / name}: sha256 is {now[name][:16]}, was {str(before[name])[:16]}")
+            wrong.append((name, f"sha256 is {now[name][:16]}, was {str(before[name])[:16]}"))
     return wrong
+
+
+def _is_sealed(name: str) -> bool:
+    return name not in BESIDE and not name.startswith("outputs/")
 
 
 def _digests(folder: Path) -> dict[str, str]:
     """sha256 by path, of every file outside `outputs/` but for the seal and its signature."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-    return {
-        name: digest_file(path, name).sha256
-        for name, path in sorted(files.items())
-        if name not in BESIDE and not name.startswith("outputs/")
-    }
+    return {name: digest_file(path, name).sha256 for name, path in sorted(files.items()) if _is_sealed(name)}
 
 
 def _text(digests: dict[str, str]) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.auditlog import head
+from lineage.digests import read_small
 from lineage.keys import Ed25519PublicKey, is_valid, signer
 from lineage.layout import Layout
 from schemas.manifest import Manifest
@@ -64,32 +65,34 @@ def signed_by(folder: Path) -> str | None:
 
 def signature_problems(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str]:
     """What is wrong with a signature that is there, one line each: `path: what`."""
-    path = folder / SIGNATURE
+    wrong = signature_differences(folder, keys)
+    if not wrong and (stranger := signed_by(folder)) not in keys:
+        advice = "to trust it, put its .pub file into .posttrain/keys/trusted/"
+        wrong = [(SIGNATURE, f"signed by a key that is not trusted here, {str(stranger)[:16]}; {advice}")]
+    return [f"{folder / name}: {what}" for name, what in wrong]
+
+
+def signature_differences(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[tuple[str, str]]:
+    """What contradicts a signature that is there, as (file, what); that its key is not known is no contradiction."""
     found = _envelope(folder)
     if found is None:
-        return [f"{path}: is not a signature any more"]
+        return [(SIGNATURE, "is not a signature any more")]
     envelope, statement, body = found
     signature = envelope["signatures"][0]
     key = keys.get(signature["keyid"])
-    if key is None:
-        return [
-            f"{path}: signed by a key that is not trusted here, {signature['keyid'][:16]}; to trust it, put its .pub "
-            "file into .posttrain/keys/trusted/"
-        ]
-    if not is_valid(key, base64.b64decode(signature["sig"]), pre_authentication(body)):
-        return [f"{path}: the signature does not fit what it signs"]
-    said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
-    return [
-        f"{folder / name}: is not what was signed"
-        for name in SIGNED
-        if not (folder / name).is_file() or said.get(name) != _sha256(folder / name)
-    ]
+    if key is not None and not is_valid(key, base64.b64decode(signature["sig"]), pre_authentication(body)):
+        return [(SIGNATURE, "the signature does not fit what it signs")]
+    try:
+        said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
+    except (KeyError, TypeError):
+        return [(SIGNATURE, "is not a signature any more")]
+    return [(name, "is not what was signed") for name in SIGNED if said.get(name) != _sha256(folder / name)]
 
 
 def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
     """Envelope, statement and the statement's bytes; only what is spelt exactly as it was written counts."""
     try:
-        content = (folder / SIGNATURE).read_bytes()
+        content = read_small(folder / SIGNATURE) or b""
         envelope = json.loads(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
@@ -101,7 +104,7 @@ def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | No
         }  # fmt: skip
         statement = json.loads(body)
         _ = statement["subject"], statement["predicate"]["audit"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, binascii.Error):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, binascii.Error):
         return None
     return (envelope, statement, body) if content == _text(spelt) else None
 
@@ -115,4 +118,5 @@ def _base64(content: bytes) -> str:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    content = read_small(path)
+    return "" if content is None else hashlib.sha256(content).hexdigest()

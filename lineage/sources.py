@@ -1,5 +1,6 @@
 """What comes from outside a recipe: `path:`, `hub:` and `mlflow:` references, as a folder with a content digest."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.digests import content_digest, folder_digests
+from lineage.digest_cache import DigestCache, scan
+from lineage.digests import content_of
 from lineage.layout import Layout
 from lineage.outside import check_outside
 from lineage.store import Store
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,44 @@ def _path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     for base in folders:
         found = base / Path(rest).expanduser()
         if found.is_dir():
-            return Source(found.resolve(), content_digest(folder_digests(found)))
+            return Source(found.resolve(), folder_content(found.resolve(), layout))
         if found.exists():
             raise PlanError(f"path:{rest} is a file; name the folder that holds it")
     looked = ", ".join(str(base) for base in folders)
     raise PlanError(f"path:{rest}: no such folder; relative paths start at {looked}")
+
+
+def folder_content(folder: Path, layout: Layout) -> str:
+    """Content digest of a folder from outside; a file is hashed once per change."""
+    files = scan(folder, links=True).files
+    digests = DigestCache(layout).digests(folder, files, links=True)
+    if lost := next((name for name, digest in digests.items() if not digest), None):
+        raise PlanError(f"{folder / lost}: cannot be read")
+    return content_of(digests)
+
+
+def check_source(reference: str, source: Source, layout: Layout) -> None:
+    """Raises PlanError when a file of the hub's cache is not what its name there says.
+
+    That cache keeps files in `blobs/`, named by their sha256 or, small ones, by their git hash; a file that is kept in
+    another way cannot be checked. Folders and artifacts are checked where they are found (`find_source`).
+    """
+    if not reference.startswith("hub:"):
+        return
+    files = scan(source.folder, links=True).files
+    blobs = {name: (source.folder / name).resolve().name for name in files if (source.folder / name).is_symlink()}
+    large = {name: stamp for name, stamp in files.items() if SHA256.fullmatch(blobs.get(name, ""))}
+    digests = DigestCache(layout).digests(source.folder, large, links=True)
+    small = {name for name, blob in blobs.items() if COMMIT.fullmatch(blob)}
+    digests |= {name: _git_hash((source.folder / name).read_bytes()) for name in small}
+    for name in sorted(digests):
+        if digests[name] != blobs[name]:
+            advice = f"delete {(source.folder / name).resolve()} and fetch it again with `hf download`"
+            raise PlanError(f"{reference}: {name} is not the file that was fetched: its hash differs; {advice}")
+
+
+def _git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
@@ -91,6 +127,10 @@ def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     key = found.tags.get("key", "")
     if manifest := store.with_key(key):
         output = next((o for o in manifest.outputs if o == found.tags.get("output")), next(iter(manifest.outputs)))
+        if not (state := store.examine(manifest.kind, key)).is_whole:
+            raise PlanError(
+                f"mlflow:{rest}: its artifact {key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
+            )
         folder = store.folder(manifest) / "outputs" / output
         return Source(folder, manifest.outputs[output].digest, manifest.step, key, output)
     raise PlanError(f"mlflow:{rest}: its artifact {key[:16] or '?'} is not in this checkout; run `dvc pull`")

@@ -1,19 +1,24 @@
 """The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
 
+import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from lineage.digests import content_digest, digest_file, digest_of, dvc_digest, folder_digests
+from lineage.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.digests import content_digest, dvc_digest, folder_digests
+from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
-from lineage.seal import manifest_is_sealed, seal_problems, write_seal
-from lineage.signature import write_signature
+from lineage.published import log_damages
+from lineage.seal import write_seal
+from lineage.signature import SIGNATURE, signature_differences, write_signature
+from lineage.wholeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
-
-MANIFEST = "manifest.json"
+from schemas.whole_files import whole_file
 
 
 class Store:
@@ -22,23 +27,37 @@ class Store:
     def __init__(self, layout: Layout):
         self.layout = layout
         self.objects = Objects(layout.dvc_cache)
+        self.digests = DigestCache(layout)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """The manifest of a published step whose files are all there with their sizes, else None.
+        """The manifest of a published step of which every file is as it was published, else None."""
+        found = self.examine(kind, key)
+        return found.manifest if found.is_whole else None
 
-        A manifest that is not the sealed one counts as none.
+    def examine(self, kind: str, key: str) -> Condition:
+        """How the artifact of a key is: its files, seal and signature compared, and what the audit log says of it.
+
+        Files that did not change since they were last hashed are not hashed again (`lineage.digest_cache`).
         """
-        manifest = read_manifest(self.layout.artifact(kind, key))
-        return manifest if manifest and manifest.key == key and self._is_whole(manifest) else None
+        folder = self.layout.artifact(kind, key)
+        if not folder.is_dir():
+            return Condition(None, ())
+        found = self._condition(folder, lambda seen: self.digests.digests(folder, seen.files))
+        wrong = list(found.damages)
+        if found.manifest is not None and found.manifest.key != key:
+            wrong.append(Damage(MANIFEST, "is of another key"))
+        if os.path.lexists(folder / SIGNATURE):
+            wrong += [Damage(*each) for each in signature_differences(folder, trusted(self.layout))]
+        if found.manifest is not None:
+            wrong += log_damages(self.layout, found.manifest, folder)
+        return replace(found, damages=tuple(wrong))
 
-    def _is_whole(self, manifest: Manifest) -> bool:
-        for name, output in manifest.outputs.items():
-            folder = self.output_folder(manifest.kind, manifest.key, name)
-            for file in output.files:
-                path = folder / file.path
-                if not path.is_file() or path.stat().st_size != file.size:
-                    return False
-        return True
+    def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
+        try:
+            seen = scan(folder)
+            return condition(folder, hashed(seen), seen.strange)
+        except OSError as error:
+            return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
 
     def with_key(self, key: str) -> Manifest | None:
         """The manifest of a key, whatever its kind; None when it is not here or damaged."""
@@ -100,58 +119,57 @@ class Store:
 
     def verify(self, manifest: Manifest) -> list[str]:
         """Hash every file of an artifact and its cached objects again; one line per difference."""
-        wrong = seal_problems(self.folder(manifest))
-        wrong += [f"{self.folder(manifest) / MANIFEST}: {what}" for what in _record_problems(manifest)]
-        for name, output in manifest.outputs.items():
-            folder = self.output_folder(manifest.kind, manifest.key, name)
-            here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-            wrong += [f"{folder / path}: not in the manifest" for path in sorted(here - {f.path for f in output.files})]
-            for file in output.files:
-                wrong += [f"{folder / file.path}: {what}" for what in _differences(folder / file.path, file)]
+        folder = self.folder(manifest)
+        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wrong = [f"{folder / damage.path}: {damage.what}" for damage in found.damages]
+        if found.manifest is not None and found.manifest != manifest:
+            wrong.append(f"{folder / MANIFEST}: was replaced meanwhile")
+        for output in manifest.outputs.values():
             for object_name in (*(f.md5 for f in output.files), output.dvc):
                 if what := self.objects.differs(object_name):
                     wrong.append(f"{self.objects.path(object_name)}: {what}")
         return wrong
 
-    def restore(self, manifest: Manifest) -> list[str]:
-        """Put damaged or missing files back from the cache; returns their paths.
+    def is_restorable(self, found: Condition) -> bool:
+        """Whether DVC's cache holds everything that is damaged; it holds outputs, and nothing else of an artifact."""
+        if found.manifest is None or not found.damages or not all(damage.is_output for damage in found.damages):
+            return False
+        return not any(self.objects.differs(file.md5) for _, file in self._damaged(found, found.manifest))
 
-        Raises StepError when the cached object is damaged too.
+    def restore(self, manifest: Manifest) -> list[str]:
+        """Put damaged or missing files of the outputs back from DVC's cache; returns their paths.
+
+        What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
         """
-        restored = []
-        for name, output in manifest.outputs.items():
-            folder = self.output_folder(manifest.kind, manifest.key, name)
-            for file in output.files:
-                if not _differences(folder / file.path, file):
-                    continue
-                if what := self.objects.differs(file.md5):
-                    raise StepError(f"cannot restore {folder / file.path}: the object in DVC's cache {what}")
-                (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-                copy_file(self.objects.path(file.md5), folder / file.path)
-                restored.append(str(folder / file.path))
+        folder, restored = self.folder(manifest), []
+        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wanted = list(self._damaged(found, manifest))
+        for path, file in wanted:
+            if what := self.objects.differs(file.md5):
+                raise StepError(f"cannot restore {path}: the object in DVC's cache {what}")
+        for damage in found.damages:
+            if damage.is_output and damage.what in NOT_OURS:
+                (folder / damage.path).unlink(missing_ok=True)
+        for path, file in wanted:
+            if path.is_dir():
+                shutil.rmtree(path)
+            with whole_file(path) as fresh:
+                copy_file(self.objects.path(file.md5), fresh)
+                if hash_file(fresh)[0] != file.sha256:
+                    raise StepError(f"cannot restore {path}: the object in DVC's cache has another sha256")
+            restored.append(str(path))
         return restored
+
+    def _damaged(self, found: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
+        """The files of the outputs that are to be written again: those named, and those behind what is no folder."""
+        named = {damage.path for damage in found.damages}
+        for name, output in manifest.outputs.items():
+            for file in output.files:
+                path = f"{OUTPUTS}{name}/{file.path}"
+                if path in named:
+                    yield self.folder(manifest) / path, file
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
-    if not manifest_is_sealed(folder):
-        return None
-    try:
-        return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _record_problems(manifest: Manifest) -> Iterator[str]:
-    if digest_of(manifest.identity) != manifest.key:
-        yield "the identity does not give the key"
-    for name, output in manifest.outputs.items():
-        if (content_digest(output.files), dvc_digest(output.files)) != (output.digest, output.dvc):
-            yield f"the digest of output {name} does not fit its files"
-
-
-def _differences(path: Path, expected: FileDigest) -> list[str]:
-    if not path.is_file():
-        return ["missing"]
-    found = digest_file(path, expected.path)
-    return [] if found == expected else [f"sha256 is {found.sha256[:16]}, was {expected.sha256[:16]}"]
+    return sealed_manifest(folder)

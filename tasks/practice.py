@@ -24,8 +24,8 @@ from learning.texts.row_journal import RowJournal
 from learning.texts.rows import read_rows
 from schemas.agent import Agent
 from schemas.errors import StepError
+from schemas.sealed import NotSealed, read_sealed, write_sealed
 from schemas.stages.practice import Practice
-from schemas.whole_files import write_whole
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending
 
@@ -144,13 +144,12 @@ class Work:
         """Put a round down whole."""
         told = {"experiences": self.experiences, "states": self.states, "history": self.history.to_json()}
         told |= {"point": self.points[-1], "groups": groups}
-        write_whole(self.file(step), json.dumps(told))
+        write_sealed(self.file(step), f"round {step}", told)
 
     def resume(self) -> int:
         """Take up what a killed step has put down; the round to go on with."""
         step = 0
-        while step < self.stage.max_steps and self.file(step).is_file():
-            told = json.loads(self.file(step).read_text(encoding="utf-8"))
+        while step < self.stage.max_steps and (told := self.put_down(step)) is not None:
             self.experiences, self.states = told["experiences"], told["states"]
             self.history.load(told["history"])
             self.points.append(told["point"])
@@ -158,6 +157,16 @@ class Work:
             self.context.log(step, **told["point"])
             step += 1
         return step
+
+    def put_down(self, step: int) -> dict[str, Any] | None:
+        """What a round left; None where it did not end, or is not as it was written, which is said."""
+        try:
+            return read_sealed(self.file(step), f"round {step}")
+        except FileNotFoundError:
+            return None
+        except NotSealed as error:
+            print(f"{error}; round {step} and all after it are done again")
+            return None
 
     def file(self, step: int) -> Path:
         """Where a round is put down."""

@@ -23,11 +23,12 @@ def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
 
 
 def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
-    found = store.find(step.kind, step.key)
-    if found is not None:
-        return "HIT", f"made by run {found.run}"
-    if store.layout.artifact(step.kind, step.key).exists():
-        return "MISS", "its artifact is damaged: the manifest changed, or a file is missing or has another size"
+    found = store.examine(step.kind, step.key)
+    if found.manifest is not None and found.is_whole:
+        return "HIT", f"made by run {found.manifest.run}"
+    if found.damages:
+        again = "restores it from DVC's cache" if store.is_restorable(found) else "makes it again"
+        return "MISS", f"its artifact is damaged: {found.text}; a run {again}"
     if "fresh" in step.identity:
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:

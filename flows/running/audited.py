@@ -13,6 +13,9 @@ from lineage.store import Store
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 
+MOST_DAMAGES = 20
+"""Damages of one artifact that an entry names."""
+
 
 def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
@@ -40,6 +43,16 @@ def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
         digests={name: output.digest for name, output in manifest.outputs.items()},
         signed_by=signed_by(Store(layout).folder(manifest)),
     )  # fmt: skip
+
+
+def artifact_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
+    """Note which files of an artifact were damaged and came back from DVC's cache."""
+    return append(layout, "artifact restored", step=manifest.step, kind=manifest.kind, key=manifest.key, files=files)
+
+
+def artifact_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
+    """Note what is wrong with an artifact that is going to be made again."""
+    return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))
 
 
 def _seen(path: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def rank_main(given: dict[str, Any]) -> dict[str, Any] | None:
         context = replace(context, on_progress=hear if rank == 0 else _nobody, actors=actors_of(spec, step, log))
         with captured(log, True, secrets_of(step.settings)), contextlib.closing(context.actors):
             try:
-                result = run_task(step, context, [Path(f) for f in spec["folders"]])
+                result = run_task(step, context, layout, [Path(f) for f in spec["folders"]])
             except StepError as error:
                 failed = {"time": time.time(), "rank": rank, "lost": _lost_another(error.__cause__)}
                 failed["said"] = str(error).removeprefix(f"{step.name}: ")

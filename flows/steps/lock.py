@@ -20,6 +20,24 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
         os.close(handle)
 
 
+@contextmanager
+def locked_at_once(folder: Path) -> Iterator[bool]:
+    """Hold `folder/lock` where no other process has it; whether it is held."""
+
+    def give_up() -> None:
+        raise BlockingIOError
+
+    try:
+        handle = _acquire(folder, give_up)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.close(handle)
+
+
 def _acquire(folder: Path, on_wait: Callable[[], None]) -> int:
     waited = False
     while True:

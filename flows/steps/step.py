@@ -10,10 +10,12 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.compile import nameless
 from flows.planning.contracts import CARRIERS, INDEPENDENT
 from flows.planning.difference import first_difference
 from flows.planning.environment import secrets_of
@@ -21,19 +23,21 @@ from flows.running.audited import artifact_published
 from flows.steps.actors import actors_of
 from flows.steps.capture import captured
 from flows.steps.lock import locked
+from flows.steps.received import Received, check_unchanged, receive
+from flows.steps.restoring import find_or_restore
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
 from lineage.contract import disagreement, fingerprint
+from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.provenance import commit, machine, versions
-from lineage.sources import find_source
 from lineage.store import Store
+from schemas.endpoint import without_operation
 from schemas.errors import StepError
-from schemas.manifest import Contract, InputRecord, Manifest
+from schemas.gates import without_policy
+from schemas.manifest import Contract, Manifest
 from schemas.plan import Step
 from schemas.whole_files import is_fragment, write_whole
 from tasks.context import Context
-
-Received = list[tuple[InputRecord, Path]]
 
 
 def run_step(spec: dict[str, Any]) -> dict[str, Any]:
@@ -45,9 +49,10 @@ def run_step(spec: dict[str, Any]) -> dict[str, Any]:
     store, work = Store(layout), layout.work(step.key)
     tell = teller(layout, step, spec["attempt"])
     with locked(work, on_wait=lambda: tell({"waiting": True})):
-        manifest = store.find(step.kind, step.key)
+        manifest = find_or_restore(store, step)
         if manifest is None:
             tell({"started": os.getpid()})
+            _check_identity(step)
             _claim_checkpoints(work / "checkpoints", step)
             manifest = store.publish(*_make(spec, step, layout, work))
             artifact_published(layout, manifest)
@@ -61,33 +66,37 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         shutil.rmtree(leftover)
     folder = work / f"tmp-{secrets.token_hex(4)}"
     folder.mkdir()
-    received = _received(spec, step, layout)
+    received = receive(spec, step, layout)
     _check_contracts(step, received)
     hear, spent = listener(layout, step, spec["attempt"])
     grouped = spec["whole_process"] and step.resources.train is not None
     context = Context(
-        inputs={record.port: path for record, path in received}, folder=folder, checkpoints=work / "checkpoints",
+        inputs={one.record.port: one.folder for one in received}, folder=folder, checkpoints=work / "checkpoints",
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
         actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
     hide = secrets_of(step.settings)
-    with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
+    with (
+        _inputs_watched(step, received, work),
+        captured(work / "step.log", spec["whole_process"], hide),
+        contextlib.closing(context.actors),
+    ):
         if grouped:
             from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
 
             result, told = run_group(spec, step, context, work)
             spent.update(told)
         else:
-            result = run_task(step, context, [Path(f) for f in spec["folders"]])
+            result = run_task(step, context, layout, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))
     (work / "step.log").rename(folder / "step.log")
     head, dirty = commit(Path(__file__).resolve().parents[2])
     return folder, Manifest(
         key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
-        seed=step.seed, inputs=tuple(record for record, _ in received), outputs=outputs,
+        seed=step.seed, inputs=tuple(one.record for one in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
         versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
         cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
@@ -96,35 +105,33 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     )  # fmt: skip
 
 
-def _received(spec: dict[str, Any], step: Step, layout: Layout) -> Received:
-    """Every input with its folder, checked to be there."""
-    store, found = Store(layout), []
-    for given in step.inputs:
-        chosen = spec["inputs"][given.port]
-        if given.source is not None:
-            source = find_source(given.source, layout, [Path(f) for f in spec["folders"]])
-            if source.digest != given.digest:
-                raise StepError(f"{step.name}: {given.source} changed since the plan was made; run the recipe again")
-            made = {"step": source.step, "key": source.key, "output": source.output}
-            record = InputRecord(port=given.port, source=given.source, digest=source.digest, type=given.type, **made)
-            found.append((record, source.folder))
-            continue
-        manifest = store.find(chosen["kind"], chosen["key"])
-        if manifest is None:
-            raise StepError(f"{step.name}: input {given.port}: the artifact of {chosen['step']} is missing or damaged")
-        output = manifest.outputs[chosen["output"]]
-        record = InputRecord(
-            port=given.port, step=chosen["step"], key=chosen["key"], output=chosen["output"], digest=output.digest,
-            type=output.type,
-        )  # fmt: skip
-        found.append((record, store.folder(manifest) / "outputs" / chosen["output"]))
-    return found
+def _check_identity(step: Step) -> None:
+    """Refuse a step whose settings are not those that its key stands for: its plan was changed by hand."""
+    ports = {given.port for given in step.inputs}
+    settings = nameless(without_operation(without_policy(step.settings)), ports)
+    said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
+    kept = {name: step.identity.get(name) for name in said}
+    if digest_of(step.identity) != step.key or digest_of(said) != digest_of(kept):
+        raise StepError(f"{step.name}: its plan was changed and is not what its key stands for; run the recipe again")
 
 
-def _check_contracts(step: Step, received: Received) -> None:
+@contextlib.contextmanager
+def _inputs_watched(step: Step, received: list[Received], work: Path) -> Iterator[None]:
+    """Raise StepError for an input that changed inside, and remove the checkpoints: they may rest on what it was."""
+    try:
+        yield
+    finally:
+        try:
+            check_unchanged(step, received)
+        except StepError:
+            shutil.rmtree(work / "checkpoints", ignore_errors=True)
+            raise
+
+
+def _check_contracts(step: Step, received: list[Received]) -> None:
     if step.kind in INDEPENDENT:
         return
-    models = [(r, fingerprint(path)) for r, path in received if r.type in CARRIERS]
+    models = [(one.record, fingerprint(one.folder)) for one in received if one.record.type in CARRIERS]
     known = [(r, contract) for r, contract in models if contract is not None]
     for record, contract in known[1:]:
         if (problem := disagreement(known[0][1], contract)) is not None:

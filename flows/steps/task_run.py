@@ -15,9 +15,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flows.planning.environment import hidden, secrets_of, with_environment
+from lineage.keys import derived_key, signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Step
+from schemas.sealed import sealing_with
 from schemas.stages.union import Stage
 from tasks.context import Context, Result
 
@@ -51,12 +53,16 @@ def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[s
     return hear, spent
 
 
-def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
-    """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
+def run_task(step: Step, context: Context, layout: Layout, folders: list[Path]) -> Result:
+    """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to.
+
+    What it leaves to be resumed from is sealed with a key that only the holder of the signing key can make.
+    """
     sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
     hide = secrets_of(step.settings)
     try:
-        result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
+        with sealing_with(_resuming_key(layout, step)):
+            result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
         return Result(hidden(result.metrics, hide), hidden(result.details, hide))
     except PosttrainError as error:
         traceback.print_exc()
@@ -64,6 +70,14 @@ def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
     except Exception as error:
         traceback.print_exc()
         raise StepError(f"{step.name}: {type(error).__name__}: {hidden(str(error), hide)}") from error
+
+
+def _resuming_key(layout: Layout, step: Step) -> bytes:
+    """The secret that seals what a step resumes from; another for every key of a step. Raises PlanError."""
+    signer(layout)  # makes the signing key where there is none
+    key = derived_key(layout, f"resuming {step.key}")
+    assert key is not None
+    return key
 
 
 def _stage(step: Step) -> Any:

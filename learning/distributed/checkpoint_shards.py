@@ -4,7 +4,6 @@ The files are those of torch.distributed.checkpoint in its form for safetensors,
 its own form would put a pickle beside them.
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from learning.distributed.group import Group
+from schemas.sealed import file_digest
 
 Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 """(name, whole shape) → a tensor that is cut as it is wanted; None: wanted whole."""
@@ -29,7 +29,7 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: Group
     save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
     group.barrier()
     mine = group.share(sorted(folder.glob("*.safetensors")))
-    return dict(pair for pairs in group.gather([(file.name, digest(file)) for file in mine]) for pair in pairs)
+    return dict(pair for pairs in group.gather([(file.name, file_digest(file)) for file in mine]) for pair in pairs)
 
 
 def read_shards(folder: Path, like: Like) -> dict[str, torch.Tensor]:
@@ -48,9 +48,3 @@ def read_shards(folder: Path, like: Like) -> dict[str, torch.Tensor]:
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         load(wanted, storage_reader=reader, no_dist=True)
     return wanted
-
-
-def digest(file: Path) -> str:
-    """sha256 of a file's bytes, 64 hex digits."""
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from learning.loop.collecting import Collecting
 from learning.loop.curves import Curves
 from learning.loop.history import History
 from learning.loop.random_states import put_random_states_back, random_states
-from learning.loop.trajectories import Trajectories
+from learning.loop.trajectories import Parts, Trajectories
 from learning.loop.watchdogs import Watchdogs
 from learning.models.auxiliaries import Auxiliaries
 from learning.models.checkpoint import (
@@ -60,8 +60,7 @@ class Loop:
     states: dict[str, Any] = field(default_factory=dict)
     """Memory of the slots' functions, by slot."""
     samples: dict[str, Any] = field(default_factory=dict)
-    parts: list[int] = field(default_factory=list)
-    """Steps at which trajectories were put aside."""
+    parts: Parts = field(default_factory=list)
     sampled: int = 0
     """Tokens sampled so far."""
     rate: float = 1.0
@@ -88,9 +87,7 @@ class Loop:
 
 def save(loop: Loop, step: int) -> None:
     """Leave a checkpoint from which a killed step continues; it is also the one to step back to while all is well."""
-    if loop.group.main:
-        loop.trajectories.put_aside(step)
-    loop.parts.append(step)
+    loop.parts.append((step, loop.trajectories.put_aside(step) if loop.group.main else ""))
     if loop.watchdogs.is_good:
         save_good(loop, step)
     rng_tensors, rng_rest = random_states(loop.group)
@@ -104,9 +101,11 @@ def save(loop: Loop, step: int) -> None:
 
 def resume(loop: Loop) -> int:
     """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
+    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
     found = load_latest(
-        loop.checkpoints, like=like_trained(trained_weights(loop.policy.model), loop.optimizer), group=loop.group
-    )
+        loop.checkpoints, like=like, group=loop.group,
+        refuse=lambda state: loop.trajectories.damaged(state["plain"]["parts"]),
+    )  # fmt: skip
     if found is None:
         save_good(loop, 0)
         return 0

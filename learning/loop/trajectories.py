@@ -15,7 +15,11 @@ import pyarrow.parquet as pq
 from learning.loop.batch import Batch
 from learning.loop.trials import Trial
 from learning.texts.shards import ShardWriter, scan
+from schemas.errors import StepError
+from schemas.sealed import file_digest
 
+Parts = list[tuple[int, str]]
+"""Steps at which rows were put aside, each with the digest of its file."""
 FILE = "trajectories.parquet"
 """The name of a small table; a large one is several files."""
 SCHEMA = pa.schema(
@@ -76,16 +80,30 @@ class Trajectories:
                 place = {"step": step, "group": trial.group, "sample": sample}
                 self.waiting.append({**place, **self._row(trial, advantage)})
 
-    def put_aside(self, step: int) -> None:
-        """Write the waiting rows beside the checkpoint of `step`, before it is written."""
+    def put_aside(self, step: int) -> str:
+        """Write the waiting rows beside the checkpoint of `step`, before it is written; returns their digest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
         self.waiting = []
+        return file_digest(self._part(step))
 
-    def publish(self, output: Path, parts: list[int]) -> None:
-        """Write the rows put aside at `parts` and the waiting ones as one table; equal rows give equal bytes."""
+    def damaged(self, parts: Parts) -> str | None:
+        """What is wrong with the rows put aside, in words; None when they are as they were written."""
+        for step, written in parts:
+            part = self._part(step)
+            if part.is_symlink() or not part.is_file() or file_digest(part) != written:
+                return f"{part.name} of the trajectories is not as it was written"
+        return None
+
+    def publish(self, output: Path, parts: Parts) -> None:
+        """Write the rows put aside and the waiting ones as one table; equal rows give equal bytes.
+
+        Raises StepError when those put aside are not as they were written.
+        """
+        if (problem := self.damaged(parts)) is not None:
+            raise StepError(f"{problem}; run again: the step goes on from an earlier checkpoint")
         with ShardWriter(output, self.schema, "trajectories") as writer:
-            for batch in scan([self._part(step) for step in parts], self.schema, "trajectories"):
+            for batch in scan([self._part(step) for step, _ in parts], self.schema, "trajectories"):
                 writer.write(batch)
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 

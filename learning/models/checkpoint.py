@@ -1,22 +1,26 @@
 """Checkpoints of a step: safetensors and JSON in a folder made whole by one rename; never a pickle."""
 
+import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.distributed.checkpoint_shards import Like, as_it_is, digest, read_shards, write_shards
+from learning.distributed.checkpoint_shards import Like, as_it_is, read_shards, write_shards
 from learning.distributed.group import ALONE, Group
 from learning.loop.random_states import put_random_states_back, random_states
+from learning.models.sealed_folder import folder_problem, seal_folder
 from schemas.errors import StepError
+from schemas.sealed import file_digest
 
 WHOLE = "tensors.safetensors"
 """File of a checkpoint that one process wrote."""
+STATE = "state.json"
 KEPT = 2
 """How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
 
@@ -35,50 +39,71 @@ def save_checkpoint(
         fresh.mkdir()
     group.barrier()
     if group.shards:
-        told: dict[str, Any] = {"shards": write_shards(fresh, tensors, group)}
+        written = write_shards(fresh, tensors, group)
     elif group.main:
         save_file({name: t.detach().contiguous().cpu().clone() for name, t in tensors.items()}, fresh / WHOLE)
-        told = {"sha256": digest(fresh / WHOLE)}
+        written = {WHOLE: file_digest(fresh / WHOLE)}
     if group.main:
-        (fresh / "state.json").write_text(json.dumps({"step": step, **told, "state": state}))
+        (fresh / STATE).write_text(json.dumps({"step": step, "state": state}))
         for file in fresh.iterdir():
             _flush(file)
         final = folder / f"step-{step:08d}"
+        seal_folder(fresh, final.name, {**written, STATE: file_digest(fresh / STATE)})
+        _flush(fresh)
         shutil.rmtree(final, ignore_errors=True)
         fresh.rename(final)
+        _flush(folder)
         for old in sorted(folder.glob("step-*"))[:-KEPT]:
             shutil.rmtree(old)
     group.barrier()
 
 
 def load_latest(
-    folder: Path, upto: int | None = None, *, like: Like = as_it_is, group: Group = ALONE
+    folder: Path,
+    upto: int | None = None,
+    *,
+    like: Like = as_it_is,
+    group: Group = ALONE,
+    refuse: Callable[[Any], str | None] = lambda state: None,
 ) -> tuple[int, dict[str, torch.Tensor], Any] | None:
-    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is passed over.
+    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is said and not used.
 
-    It may come from any number of processes. `like` says which of its tensors are wanted as shards.
+    It may come from any number of processes. `like` says which of its tensors are wanted as shards, and `refuse` what
+    is wrong with that to which a state refers.
     """
-    found = group.broadcast(_latest_whole(folder, upto) if group.main else None)
+    found = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
     if found is None:
         return None
     chosen, content = found
-    whole = "sha256" in content and not group.shards
+    whole = (chosen / WHOLE).is_file() and not group.shards
     tensors = load_file(chosen / WHOLE) if whole else read_shards(chosen, like)
     return content["step"], tensors, content["state"]
 
 
-def _latest_whole(folder: Path, upto: int | None) -> tuple[Path, dict[str, Any]] | None:
-    """The folder of the latest checkpoint whose files are as they were written, and what it says of itself."""
+def _latest_whole(
+    folder: Path, upto: int | None, refuse: Callable[[Any], str | None]
+) -> tuple[Path, dict[str, Any]] | None:
+    """The folder of the latest checkpoint whose files are as they were written, and what it says of itself.
+
+    Others are renamed: they are never read, and do not count among those that are kept.
+    """
+    refused = 0
     for candidate in sorted(folder.glob("step-*"), reverse=True):
-        try:
-            content = json.loads((candidate / "state.json").read_text())
-            if upto is not None and content["step"] > upto:
-                continue
-            written = content["shards"] if "shards" in content else {WHOLE: content["sha256"]}
-            if all(digest(candidate / name) == sha256 for name, sha256 in written.items()):
-                return candidate, content
-        except (OSError, KeyError, TypeError, ValueError):
+        if upto is not None and candidate.name > f"step-{upto:08d}":
             continue
+        problem, content = folder_problem(candidate), {}
+        if problem is None:
+            content = json.loads((candidate / STATE).read_text())
+            problem = refuse(content["state"])
+        if problem is None:
+            return candidate, content
+        refused += 1
+        print(f"checkpoint {candidate.name}: {problem}; it is not used")
+        aside = candidate.with_name(f"damaged-{candidate.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        candidate.rename(aside)
+    if refused:
+        print(f"none of {refused} checkpoint(s) can be used: begun from the start")
     return None
 
 
@@ -181,5 +206,8 @@ def _flush(file: Path) -> None:
     handle = os.open(file, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that cannot flush a folder
+            raise
     finally:
         os.close(handle)

@@ -1,6 +1,7 @@
 """What is done of a long list of rows, on disk as soon as it is done: a step that was killed asks only for the rest.
 
-One JSON line per row, appended; in memory lies only where each line begins. A line that a kill cut off is dropped.
+One JSON line per row, appended: name, value and the seal of both with the place of the line, so that no line can be
+changed, moved or taken out. In memory lies only where each line begins. A line that a kill cut off is dropped.
 """
 
 import hashlib
@@ -11,6 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import StepError
+from schemas.sealed import is_sealed, seal_of
+
+SEALED = len(', "') + 64 + len('"]\n')
+"""Bytes at the end of a line that hold its seal."""
 FLUSH = 1.0
 """Seconds after which what was written is forced to the disk: a killed process loses nothing, a machine so much."""
 
@@ -26,6 +32,7 @@ class RowJournal:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self.handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        self.name = file.name
         self.places: dict[str, int] = {}
         self.end = self._found()
         os.ftruncate(self.handle, self.end)
@@ -34,19 +41,37 @@ class RowJournal:
         self.flushed = time.monotonic()
 
     def _found(self) -> int:
-        """Note where every whole line begins; the number of bytes that are whole."""
+        """Note where every line begins that is as it was written; the number of bytes up to the first that is not."""
         end = 0
         with os.fdopen(os.dup(self.handle), "rb") as lines:
-            for line in lines:
-                try:
-                    name = json.loads(line)[0] if line.endswith(b"\n") else None
-                except (ValueError, LookupError, TypeError):
-                    name = None
-                if not isinstance(name, str):
-                    break  # what follows a broken line was written by nobody
-                self.places[name] = end
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break  # a kill cut it off
+                read = self._read(line, end)
+                if read is None:
+                    print(f"{self.name}: line {number} is not as it was written; it and all after it are made again")
+                    break
+                self.places[read[0]] = end
                 end += len(line)
         return end
+
+    def _line(self, name: str, value: Any, place: int) -> bytes:
+        body = json.dumps([name, value]).encode()
+        return b'%s, "%s"]\n' % (body[:-1], self._seal(body, place))
+
+    def _read(self, line: bytes, place: int) -> tuple[str, Any] | None:
+        """Name and value of a line; None when its seal does not fit."""
+        body = line[:-SEALED] + b"]"
+        if not is_sealed(self._label(place), body, line[3 - SEALED : -3].decode(errors="replace")):
+            return None
+        name, value = json.loads(body)
+        return name, value
+
+    def _seal(self, body: bytes, place: int) -> bytes:
+        return seal_of(self._label(place), body).encode()
+
+    def _label(self, place: int) -> str:
+        return f"journal {self.name} {place}"
 
     def __contains__(self, name: str) -> bool:
         return name in self.places
@@ -60,11 +85,16 @@ class RowJournal:
         while not made.endswith(b"\n"):
             made += os.pread(self.handle, 1 << 14, start + len(made))
             made = made[: made.find(b"\n") + 1] or made
-        return json.loads(made)[1]
+        if (read := self._read(made, start)) is None:
+            raise StepError(f"{self.name}: was written to while the step used it; run again")
+        return read[1]
 
     def add(self, done: Mapping[str, Any]) -> None:
         """Write values of names that are not there."""
-        made = {name: (json.dumps([name, value]) + "\n").encode() for name, value in done.items()}
+        made, place = {}, self.end
+        for name, value in done.items():
+            made[name] = self._line(name, value, place)
+            place += len(made[name])
         whole, start = b"".join(made.values()), self.end
         while start < self.end + len(whole):
             start += os.pwrite(self.handle, whole[start - self.end :], start)

@@ -1,7 +1,8 @@
 """Rows made once and kept on disk, read by their number: what is trained on when it does not fit into memory.
 
-Files `part-00000.arrow` and so on, each made of PART rows of the source and whole or not there, so that a killed step
-goes on where it was. A row is read with the BATCH around it; in memory are only the sizes of rows.
+Files `part-00000.arrow` and so on, each made of PART rows of the source, whole or not there, and sealed once it is
+there, so that a killed step goes on where it was. A row is read with the BATCH around it; in memory are only the sizes
+of rows.
 """
 
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from filelock import FileLock
 
 from learning.texts.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
 from schemas.errors import StepError
+from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 from schemas.whole_files import whole_file
 
 PART = 65_536
@@ -135,13 +137,36 @@ def store(
     folder.mkdir(parents=True, exist_ok=True)
     parts = -(-count // PART)
     with FileLock(folder / "lock"):
-        done = next((part for part in range(parts) if not part_of(folder, part).is_file()), parts)
+        done = next((part for part in range(parts) if not _is_as_written(folder, part)), parts)
         rows = source(done * PART) if done < parts else iter(())
         for part in range(done, parts):
             here = islice(rows, min(PART, count - part * PART))
             made = (row for row in map(encode, here) if row is not None)
             _write(part_of(folder, part), schema, made)
+            write_sealed(_seal_of(folder, part), _label(folder, part), file_digest(part_of(folder, part)))
     return Stored(folder, parts, make)
+
+
+def _is_as_written(folder: Path, number: int) -> bool:
+    """Whether a part is there with its seal; one that was changed is said, and made again."""
+    path, seal = part_of(folder, number), _seal_of(folder, number)
+    if not path.is_file() or not seal.is_file():
+        return False
+    try:
+        if not path.is_symlink() and read_sealed(seal, _label(folder, number)) == file_digest(path):
+            return True
+    except NotSealed:
+        pass
+    print(f"{folder.name}/{path.name} is not as it was written; it and all after it are made again")
+    return False
+
+
+def _seal_of(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.seal"
+
+
+def _label(folder: Path, number: int) -> str:
+    return f"rows {folder.name} {number}"
 
 
 def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:

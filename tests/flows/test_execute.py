@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -259,11 +260,18 @@ def test_checkpoints_whose_name_was_only_half_written_are_this_steps_own(lab):
         run_step(spec_of(plan, lab.layout, "b"))
 
 
-def test_a_damaged_artifact_is_made_again(lab):
+def test_a_damaged_artifact_is_restored_where_the_cache_has_it_else_made_again(lab):
     outcome = go(lab(TWO), lab.layout)
     folder = lab.layout.artifact("python", outcome.states["a"].manifest.key)
     (folder / "outputs/result/n.txt").unlink()
-    assert explain_plan(lab(TWO), lab.layout)["a"][0] == "MISS"
+    verdict, why = explain_plan(lab(TWO), lab.layout)["a"]
+    assert (verdict, why.split("; ")[-1]) == ("MISS", "a run restores it from DVC's cache")
+    again = go(lab(TWO), lab.layout)
+    assert states(again) == {"a": "cached", "b": "cached"}
+    assert again.states["a"].reason.endswith("restored from DVC's cache: outputs/result/n.txt")
+    (folder / "outputs/result/n.txt").unlink()
+    shutil.rmtree(lab.layout.dvc_cache)
+    assert explain_plan(lab(TWO), lab.layout)["a"][1].endswith("a run makes it again")
     assert states(go(lab(TWO), lab.layout)) == {"a": "done", "b": "cached"}
     assert (folder / "outputs/result/n.txt").read_text() == "3"
 

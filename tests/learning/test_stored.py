@@ -84,12 +84,31 @@ def test_nothing_kept_is_an_empty_sequence(kept):
     assert (len(found), list(found), found.column("size").tolist()) == (0, [], [])
 
 
-def test_a_damaged_file_is_named(kept, tmp_path):
-    kept()
+@pytest.mark.parametrize("harm", ["cut", "flip", "other part", "no seal", "foreign seal"])
+def test_a_damaged_file_is_made_again(kept, tmp_path, harm, capsys):
+    rows = list(kept())
+    folder = tmp_path / "kept"
+    path = part_of(folder, 2)
+    content = path.read_bytes()
+    {
+        "cut": lambda: path.write_bytes(content[:100]),
+        "flip": lambda: path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]),
+        "other part": lambda: path.write_bytes(part_of(folder, 3).read_bytes()),
+        "no seal": (folder / "part-00002.seal").unlink,
+        "foreign seal": lambda: (folder / "part-00002.seal").write_bytes((folder / "part-00003.seal").read_bytes()),
+    }[harm]()
+    assert list(kept()) == rows
+    assert path.read_bytes() == content
+    assert ("part-00002.arrow is not as it was written" in capsys.readouterr().out) == (harm != "no seal")
+
+
+def test_a_file_damaged_while_it_is_read_is_named(kept, tmp_path):
+    found = kept()
     path = part_of(tmp_path / "kept", 2)
     path.write_bytes(path.read_bytes()[:100])
+    found._open.clear()
     with pytest.raises(StepError, match=r"part-00002\.arrow: damaged"):
-        list(kept())
+        list(found)
 
 
 def prompt(number):

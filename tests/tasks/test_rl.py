@@ -1,3 +1,5 @@
+import json
+
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -82,6 +84,26 @@ def test_trap_24_a_continued_run_is_bit_identical(at, training):
     assert training.curve(last) == training.curve(whole)
     assert again == result
     assert len(training.curve(last)) == 6
+
+
+@pytest.mark.parametrize("harm", ["step", "rows"])
+def test_a_resumed_run_uses_nothing_that_was_changed_meanwhile(at, training, harm, capsys):
+    whole = at("whole")
+    result = run(stage(), whole)
+    with pytest.raises(training.Stopped):
+        run(stage(), at("broken", 0, training.stop_at(6)))
+    place = at("broken", 1).checkpoints
+    if harm == "step":
+        state = sorted(place.glob("step-*"))[-1] / "state.json"
+        told = json.loads(state.read_text())
+        state.write_text(json.dumps(told | {"step": told["step"] - 1}))
+    else:
+        rows = sorted((place / "trajectories").iterdir())[-1]
+        rows.write_bytes(sorted((place / "trajectories").iterdir())[0].read_bytes())
+    last = at("broken", 2)
+    assert run(stage(), last) == result
+    assert training.files(last) == training.files(whole)
+    assert "it is not used" in capsys.readouterr().out
 
 
 def test_two_runs_are_bit_identical_and_move_the_weights(at, inputs, training):

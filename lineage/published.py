@@ -1,0 +1,105 @@
+"""What the audit log says of an artifact: how it came here last, by a step or from a remote.
+
+Only lines that were added since the last look are read.
+"""
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lineage.auditlog import Entry, hash_of, log_file, parsed
+from lineage.keys import is_valid, trusted
+from lineage.layout import Layout
+from lineage.signature import SIGNATURE, signed_by
+from lineage.wholeness import MANIFEST, Damage
+from schemas.manifest import Manifest
+
+PUBLISHED, PULLED = b'{"action":"artifact published"', b'{"action":"pull"'
+KEY = re.compile(rb'"key":"([0-9a-f]{64})"')
+
+
+@dataclass
+class Lines:
+    """Where in a log the lines about each key lie, as far as it was read."""
+
+    inode: int = 0
+    end: int = 0
+    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+_known: dict[Path, Lines] = {}
+_lock = threading.Lock()
+
+
+def log_damages(layout: Layout, manifest: Manifest, folder: Path) -> list[Damage]:
+    """How an artifact differs from what the audit log says of it; nothing where it says nothing.
+
+    What was fetched from a remote since it was published here is another's, and not compared.
+    """
+    entry = arrival(layout, manifest.key)
+    if entry is None or entry["action"] != "artifact published":
+        return []
+    facts, number = entry["facts"], entry["number"]
+    if facts.get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
+        return [Damage(MANIFEST, f"its digests are not those that entry {number} of the audit log saw")]
+    if facts.get("signed_by") not in (None, signed_by(folder)):
+        return [Damage(SIGNATURE, f"is not of the key that signed it by entry {number} of the audit log")]
+    return []
+
+
+def arrival(layout: Layout, key: str) -> Entry | None:
+    """The latest entry by which an artifact came here, of those that are signed by a key that is trusted."""
+    path = log_file(layout)
+    with _lock:
+        places = list(_read(path).places.get(key, ()))
+    found = (parsed(_line(path, *place)) for place in reversed(places))
+    return next((entry for entry in found if entry is not None and _is_signed(layout, entry)), None)
+
+
+def _read(path: Path) -> Lines:
+    """What is known of a log, with the lines that were added to it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return Lines()
+    lines = _known.setdefault(path, Lines())
+    if lines.inode != found.st_ino or found.st_size < lines.end:
+        lines = _known[path] = Lines(found.st_ino)
+    if found.st_size > lines.end:
+        with path.open("rb") as stream:
+            stream.seek(lines.end)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                for key in _keys(line):
+                    lines.places.setdefault(key, []).append((lines.end, len(line)))
+                lines.end += len(line)
+    return lines
+
+
+def _keys(line: bytes) -> list[str]:
+    """Keys of the artifacts that came with an entry."""
+    if line.startswith(PUBLISHED):
+        return [key.decode() for key in KEY.findall(line)]
+    if line.startswith(PULLED):
+        try:
+            return [str(key) for key in json.loads(line)["facts"]["artifacts"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return []
+    return []
+
+
+def _line(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(length)
+
+
+def _is_signed(layout: Layout, entry: Entry) -> bool:
+    try:
+        key, signature = trusted(layout).get(entry["signature"]["keyid"]), bytes.fromhex(entry["signature"]["sig"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return key is not None and hash_of(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
