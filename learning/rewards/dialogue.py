@@ -14,7 +14,7 @@ FILLERS = {"yes", "sure", "well", "have", "has", "had", "do", "did", "does", "ye
 Penalty = Annotated[float, Field(ge=0)]
 Claim = tuple[frozenset[str], bool]
 """Words with a meaning of their own, and whether a sentence denies what they say."""
-PAIRS = 1_000_000
+PAIRS = 200_000
 """Pairs of sentences that are compared for one completion."""
 
 
@@ -71,8 +71,9 @@ def contradicts(text: str, old: str) -> bool:
 
 def _claims(text: str) -> set[Claim]:
     """The sentences of a text that say enough to be denied."""
-    sentences = [(frozenset(_content(s)), bool(_words(s) & NEGATIONS)) for s in re.split(r"[.!?]+", text)]
-    return {(content, negated) for content, negated in sentences if len(content) >= 2}
+    sentences = [_words(sentence) for sentence in set(re.split(r"[.!?]+", text))]
+    claims = {(frozenset(words - NEGATIONS - FILLERS), bool(words & NEGATIONS)) for words in sentences}
+    return {(content, negated) for content, negated in claims if len(content) >= 2}
 
 
 def _denies(a: Claim, b: Claim) -> bool:
