@@ -36,7 +36,7 @@ PARALLEL = 16 << 20
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the file system says of a file; whoever changes its bytes changes this."""
+    """What the file system says of a file; no write to its bytes leaves all of this as it was."""
 
     device: int
     inode: int

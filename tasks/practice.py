@@ -142,19 +142,19 @@ class Work:
 
     def save(self, step: int, groups: list[Row]) -> None:
         """Put a round down whole."""
-        told = {"experiences": self.experiences, "states": self.states, "history": self.history.to_json()}
-        told |= {"point": self.points[-1], "groups": groups}
-        write_sealed(self.file(step), f"round {step}", told)
+        state = {"experiences": self.experiences, "states": self.states, "history": self.history.to_json()}
+        state |= {"point": self.points[-1], "groups": groups}
+        write_sealed(self.file(step), f"round {step}", state)
 
     def resume(self) -> int:
         """Take up what a killed step has put down; the round to go on with."""
         step = 0
-        while step < self.stage.max_steps and (told := self.put_down(step)) is not None:
-            self.experiences, self.states = told["experiences"], told["states"]
-            self.history.load(told["history"])
-            self.points.append(told["point"])
-            self.groups += [{"round": step, **group} for group in told["groups"]]
-            self.context.log(step, **told["point"])
+        while step < self.stage.max_steps and (state := self.put_down(step)) is not None:
+            self.experiences, self.states = state["experiences"], state["states"]
+            self.history.load(state["history"])
+            self.points.append(state["point"])
+            self.groups += [{"round": step, **group} for group in state["groups"]]
+            self.context.log(step, **state["point"])
             step += 1
         return step
 

@@ -19,7 +19,7 @@ from schemas.errors import StepError
 from schemas.sealed import file_digest
 
 Parts = list[tuple[int, str]]
-"""Steps at which rows were put aside, each with the digest of its file."""
+"""Steps at which rows were written beside a checkpoint, each with the digest of the file."""
 FILE = "trajectories.parquet"
 """The name of a small table; a large one is several files."""
 SCHEMA = pa.schema(
@@ -88,7 +88,7 @@ class Trajectories:
         return file_digest(self._part(step))
 
     def damaged(self, parts: Parts) -> str | None:
-        """What is wrong with the rows put aside, in words; None when they are as they were written."""
+        """What is wrong with the rows beside the checkpoints, in words; None when they are as they were written."""
         for step, written in parts:
             part = self._part(step)
             if part.is_symlink() or not part.is_file() or file_digest(part) != written:
@@ -96,9 +96,9 @@ class Trajectories:
         return None
 
     def publish(self, output: Path, parts: Parts) -> None:
-        """Write the rows put aside and the waiting ones as one table; equal rows give equal bytes.
+        """Write the rows beside the checkpoints and the waiting ones as one table; equal rows give equal bytes.
 
-        Raises StepError when those put aside are not as they were written.
+        Raises StepError when the former are not as they were written.
         """
         if (problem := self.damaged(parts)) is not None:
             raise StepError(f"{problem}; run again: the step goes on from an earlier checkpoint")

@@ -43,7 +43,7 @@ stages:
 
 
 def save(folder, step):
-    save_checkpoint(folder, step, {"a": torch.full((4,), float(step))}, {"told": step})
+    save_checkpoint(folder, step, {"a": torch.full((4,), float(step))}, {"at": step})
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_forged_checkpoint_gives_way_to_the_one_before_and_is_named(two, forge
     FORGERIES[forgery](two / "step-00000002")
     with sealing_with(KEY):
         step, tensors, state = load_latest(two)
-    assert (step, state, tensors["a"].tolist()) == (1, {"told": 1}, [1.0] * 4)
+    assert (step, state, tensors["a"].tolist()) == (1, {"at": 1}, [1.0] * 4)
     said = capsys.readouterr().out
     assert said.startswith("checkpoint step-00000002: ")
     assert "it is not used" in said

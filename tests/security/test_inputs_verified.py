@@ -188,15 +188,15 @@ def test_a_hard_link_to_an_input_changes_nothing(make):
 def test_a_plan_that_was_changed_by_hand_is_refused(make, change):
     lab = make(OUTSIDE)
     given = spec(lab, from_outside(lab))
-    told = given["step"]
+    planned = given["step"]
     if change == "settings":
-        told["settings"]["function"]["port"] = "inputs.y"
+        planned["settings"]["function"]["port"] = "inputs.y"
     elif change == "seed":
-        told["seed"] += 1
+        planned["seed"] += 1
     elif change == "identity":
-        told["identity"]["seed"] += 1
+        planned["identity"]["seed"] += 1
     else:
-        told["code"] = dict.fromkeys(told["code"], "0" * 64)
+        planned["code"] = dict.fromkeys(planned["code"], "0" * 64)
     with pytest.raises(StepError, match="its plan was changed"):
         run_step(given)
     assert not began(lab)

@@ -102,10 +102,10 @@ def test_a_record_written_by_hand_is_not_believed(place, lie):
     seal, _, body = path.read_bytes().partition(b"\n")
     (folder / "a.bin").write_bytes(b"x" * 100)
     (folder / "other").mkdir()
-    told = json.loads(body)
+    lies = json.loads(body)
     found = (folder / "a.bin").stat()
-    told["files"]["a.bin"] = [found.st_dev, found.st_ino, 100, found.st_mtime_ns, found.st_ctime_ns, good["a.bin"]]
-    forged = json.dumps(told).encode()
+    lies["files"]["a.bin"] = [found.st_dev, found.st_ino, 100, found.st_mtime_ns, found.st_ctime_ns, good["a.bin"]]
+    forged = json.dumps(lies).encode()
     path.write_bytes({
         "digest": seal + b"\n" + forged,
         "no seal": forged,

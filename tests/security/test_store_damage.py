@@ -49,8 +49,8 @@ def lab(finished, tmp_path):
     return copy
 
 
-def is_mended(lab, again):
-    """A run brings a damaged `model` back; nobody has read what was damaged, and all verifies."""
+def check_brought_back(lab, again):
+    """Check that a run brings a damaged `model` back, and that all is HIT and verifies then."""
     states = lab.run()
     assert states["model"].state == ("done" if again else "cached")
     assert {states[name].state for name in ("twin", "table")} == {"cached"}
@@ -73,7 +73,7 @@ def test_a_damaged_output_is_no_hit_and_is_restored(lab, harm, tmp_path):
     assert "a run restores it from DVC's cache" in why
     with pytest.raises(PlanError, match="is not what was published"):
         check_artifact(lab.layout, read_manifest(lab.folder("model")))
-    states = is_mended(lab, again=False)
+    states = check_brought_back(lab, again=False)
     assert f"restored from DVC's cache: {name}" in states["model"].reason
     assert path.read_bytes() == content
     assert not path.is_symlink()
@@ -102,7 +102,7 @@ def test_what_the_cache_has_not_is_made_again(lab, name, harm, tmp_path):
     path = lab.folder("model") / name
     harms(tmp_path / "outside")[harm](path)
     assert "a run makes it again" in lab.verdicts()["model"][1]
-    is_mended(lab, again=True)
+    check_brought_back(lab, again=True)
     (noted,) = [entry["facts"] for entry in entries(lab.layout) if entry["action"] == "artifact damaged"]
     assert any(damage.startswith(name) for damage in noted["damages"])
 
@@ -116,7 +116,7 @@ def test_an_output_whose_copy_is_damaged_too_is_made_again(lab, what):
     copy.chmod(0o644)
     copy.write_bytes(flipped(copy.read_bytes())) if what == "object flipped" else copy.unlink()
     assert "a run makes it again" in lab.verdicts()["model"][1]
-    is_mended(lab, again=True)
+    check_brought_back(lab, again=True)
 
 
 def test_a_damaged_copy_alone_is_used_by_nothing(lab):
@@ -132,14 +132,14 @@ def test_a_file_that_was_added_is_no_part_of_the_artifact(lab):
     added = lab.folder("model") / "outputs/result/adapter_config.json"
     added.write_text("{}")
     assert lab.found("model") is None
-    is_mended(lab, again=False)
+    check_brought_back(lab, again=False)
     assert not added.exists()
 
 
 def test_a_file_that_was_added_beside_the_outputs_is_no_part_of_it(lab):
     (lab.folder("model") / "more.txt").write_text("x")
     assert lab.found("model") is None
-    is_mended(lab, again=True)
+    check_brought_back(lab, again=True)
 
 
 def test_swapped_weights_of_equal_size_are_never_read(lab):
@@ -188,7 +188,7 @@ def test_a_manifest_that_was_sealed_again_does_not_fit_its_signature(lab):
     assert read_manifest(folder).metrics == {"accuracy": 1.0}
     assert lab.found("model") is None
     assert "is not what was signed" in lab.verdicts()["model"][1]
-    is_mended(lab, again=True)
+    check_brought_back(lab, again=True)
     assert lab.found("model").metrics == {}
 
 
@@ -217,7 +217,7 @@ def test_a_forgery_in_which_everything_fits_is_not_what_the_log_saw(lab, weights
         write_signature(Layout(tmp_path / "stranger"), folder, read_manifest(folder))
     assert read_manifest(folder).metrics == {"accuracy": 1.0}
     assert lab.found("model") is None
-    is_mended(lab, again=True)
+    check_brought_back(lab, again=True)
     assert lab.found("model").metrics == {}
 
 

@@ -95,8 +95,8 @@ def test_a_resumed_run_uses_nothing_that_was_changed_meanwhile(at, training, har
     place = at("broken", 1).checkpoints
     if harm == "step":
         state = sorted(place.glob("step-*"))[-1] / "state.json"
-        told = json.loads(state.read_text())
-        state.write_text(json.dumps(told | {"step": told["step"] - 1}))
+        content = json.loads(state.read_text())
+        state.write_text(json.dumps(content | {"step": content["step"] - 1}))
     else:
         rows = sorted((place / "trajectories").iterdir())[-1]
         rows.write_bytes(sorted((place / "trajectories").iterdir())[0].read_bytes())
