@@ -15,12 +15,18 @@ def promote(
     model: Annotated[str, typer.Argument(help="A step or key of a model that was made.")],
     gate: Annotated[str, typer.Option(help="A step or key of an evaluation whose gates the model passed.")],
     name: Annotated[str, typer.Option(help="The registered model whose champion it becomes.")],
+    approve_override: Annotated[
+        bool, typer.Option("--approve-override", help="Answer for a gate that is not that of the committed recipe.")
+    ] = False,
+    why: Annotated[str, typer.Option(help="With --approve-override: the reason, kept in the history.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who answers; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
     """Make a model champion that an earlier evaluation has proven; there is no way without one."""
     from flows.gates.promotion import promote_step
     from lineage.layout import Layout
 
-    console.print(promote_step(Layout.find(), model, gate, name), highlight=False, markup=False, soft_wrap=True)
+    said = promote_step(Layout.find(), model, gate, name, approve=approve_override, who=who, why=why)
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def rollback(
