@@ -18,7 +18,7 @@ from lineage.chain import read_chain, whole_chain
 from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.moves import OTHERS, Action, Move, moves_of, recorded_moves
-from lineage.registered import ALIAS, Compared, Registered, compare, pages, printable, read_registered
+from lineage.registered import ALIAS, Registered, compare, pages, printable, read_registered
 from lineage.registry import client, is_empty, registry_uri, shown
 from lineage.registry_writing import write_moves, write_version
 from lineage.store import Store
@@ -188,10 +188,8 @@ def disagreement(here: Standing) -> str:
 def _standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
     chain, keys = whole_chain(layout), trusted(layout)
     said, known = read_registered(mlflow, name), moves_of(chain, keys).get(name, [])
-    manifest = Store(layout).with_key(known[-1].key) if known else None
-    if manifest is not None and known[-1].output not in manifest.outputs:
-        manifest = None
-    found: Compared = compare(said, known, chain, keys, manifest)
+    store = Store(layout)
+    found = compare(said, known, chain, keys, lambda move: store.with_key(move.key))
     now = _champion(layout, name, found.moves[-1]) if found.moves else None
     return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
 

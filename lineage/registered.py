@@ -3,7 +3,7 @@
 Everything read here may have been written by anybody who reaches MLflow's server: it is compared, never believed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,13 +63,17 @@ def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
 
 
 def compare(
-    said: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey], manifest: Manifest | None
+    said: Registered,
+    known: list[Move],
+    chain: Chain,
+    keys: dict[str, Ed25519PublicKey],
+    made: Callable[[Move], Manifest | None],
 ) -> Compared:
-    """Hold a registered model against the moves that the log knows; `manifest` is that of the champion, if here."""
+    """Hold a registered model against the moves that the log knows; `made` finds a promoted artifact, if it is here."""
     moves, others, alarms = _with_others(said, known, chain, keys)
     tip = moves[-1] if moves else None
     tags = list(_tag_alarms(said, moves))
-    content = list(_content_alarms(said, moves, manifest))
+    content = list(_content_alarms(said, moves, made(tip) if tip else None))
     place = _alias_alarm(said, tip)
     own_tag_only = tags == [] or (tip is not None and tags == [_tag_gone(said, tip)])
     was_there = tip is not None and said.alias in (tip.before, tip.version)
@@ -175,7 +179,8 @@ def _content_alarms(said: Registered, moves: list[Move], manifest: Manifest | No
             if version.tags.get(tag) != wanted:
                 found = str(version.tags.get(tag))[:16]
                 yield f"mlflow:{said.name}@{number}: tag {tag} is {found!r}; by the audit log it is {wanted[:16]!r}"
-        if move is moves[-1] and manifest is not None and version.source != source_of(manifest, move.output):
+        is_here = manifest is not None and move.output in manifest.outputs
+        if move is moves[-1] and is_here and version.source != source_of(manifest, move.output):
             yield f"mlflow:{said.name}@{number}: its source is {version.source[:80]!r}, not that of {move.key[:12]}"
 
 
