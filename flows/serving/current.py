@@ -71,7 +71,7 @@ class Current:
         self.served.worker.close()
 
     def _watch(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
-        told: str | None = None
+        last: str | None = None
         while not self.ending.wait(LOOK):
             try:
                 new, alarm = self._newer(layout)
@@ -81,9 +81,9 @@ class Current:
                     say(f"now serving {new.said}")
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old one goes on
                 alarm = f"still serving {self.served.chosen.said}: {error}"
-            if alarm not in (None, told):
+            if alarm not in (None, last):
                 say(str(alarm))
-            told = alarm
+            last = alarm
 
     def _newer(self, layout: Layout) -> tuple[Chosen | None, str | None]:
         """The champion of the audit log, where it is another than the one that is served, and an alarm, if any."""

@@ -19,6 +19,7 @@ from lineage.champions import champion
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError
+from tests.registries import lay_empty_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 BASE = """\
@@ -107,6 +108,7 @@ def lab(tmp_path_factory):
             patch.delenv(name, raising=False)
         patch.chdir(folder)
         lab = Lab(folder)
+        lay_empty_registry(lab.layout)
         lab.write("base.yaml", BASE)
         lab.write("small.yaml", STRICT)
         git(folder, "init", "-q")
@@ -228,7 +230,7 @@ def test_the_story_of_an_override(lab):
     }  # fmt: skip
     assert entry["facts"]["evidence"]["set"] == ["stages.exam.gate.min=0.0"]
     assert "Grace" in lab("champions", "chat")
-    # Committed, the same gate needs nobody; what was set beside it is kept with the promotion.
+    # Committed, the same gate needs no answer; what was set beside it is kept with the promotion.
     lab.write("small.yaml", RECIPE)
     lab.commit()
     assert "champion of chat unchanged" not in lab.run("--set", "stages.two.seed=6", "--no-promote")
