@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lineage.auditclaims import AuditCheck, claim_problems, unexplained
-from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed
-from lineage.keys import Ed25519PublicKey, is_valid, trusted
+from lineage.auditlog import FIRST, Entry, head_file, is_cut_off, log_file, parsed
+from lineage.chain import signature_problem
+from lineage.champions import registry_problems
+from lineage.keys import Ed25519PublicKey, trusted
 from lineage.layout import Layout
 from lineage.records import read_lines
 from lineage.signature import SIGNATURE, signed_statement
@@ -20,6 +22,7 @@ def check(layout: Layout) -> AuditCheck:
     _read(layout, trusted(layout), found)
     found.problems += _anchor_problems(layout, found)
     found.problems += claim_problems(layout, found)
+    found.problems += registry_problems(layout)
     found.notes += unexplained(layout, found)
     return found
 
@@ -63,19 +66,8 @@ def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) 
 
 def _own_problems(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
     """What an entry says of itself."""
-    number = entry["number"]
-    if hash_of(entry) != entry["hash"]:
-        yield f"entry {number} ({entry['action']}) was altered"
-        return
-    try:
-        key, signature = entry["signature"]["keyid"], bytes.fromhex(entry["signature"]["sig"])
-    except (KeyError, TypeError, ValueError):
-        yield f"entry {number} ({entry['action']}) is not signed"
-        return
-    if key not in keys:
-        yield f"entry {number} ({entry['action']}) is signed by a key that is not trusted here, {str(key)[:16]}"
-    elif not is_valid(keys[key], signature, entry["hash"].encode()):
-        yield f"entry {number} ({entry['action']}): the signature does not fit"
+    if problem := signature_problem(entry, keys):
+        yield f"entry {entry['number']} ({entry['action']}) {problem}"
 
 
 def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
@@ -131,7 +123,7 @@ def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
