@@ -89,7 +89,7 @@ class Server:
                 self.begin(self.waiting.popleft())
 
     def step(self) -> bool:
-        """Wait for requests and for children; False: nobody is there to ask."""
+        """Wait for requests and for children; False: the other side is gone."""
         first = min((one.ends for one in self.running.values() if not one.late), default=None)
         left = None if first is None else max(0.0, first - time.monotonic())
         ready, _, _ = select.select([self.link, *self.running], [], [], left)
@@ -99,7 +99,7 @@ class Server:
                 os.kill(one.process, signal.SIGKILL)
         for pipe in ready:
             if pipe is not self.link:
-                self.hear(self.running[pipe])
+                self.collect(self.running[pipe])
         return self.receive() if self.link in ready else True
 
     def receive(self) -> bool:
@@ -148,7 +148,7 @@ class Server:
         finally:
             os._exit(code)
 
-    def hear(self, one: Running) -> None:
+    def collect(self, one: Running) -> None:
         """Read what a child says; at its end, answer."""
         most = LONGEST_LINE * len(one.request.sizes)
         chunk = os.read(one.pipe, most + 1)

@@ -22,14 +22,14 @@ from schemas.errors import StepError
 
 MOST_TEXT = 2**20
 """Characters of a text; a longer one is not scored."""
-UNTIL_HEARD = 300.0
+UNTIL_ANSWERED = 300.0
 """Seconds without any answer after which the server counts as lost; a child has 20, making a problem has no bound."""
 TOGETHER = 8
 """Texts of one row that a process may read; alone are read those at which such a process came to its end."""
 STARTS = 3
 """Servers in a row that may end without an answer."""
 ROW = ("id", "answer", "metadata")
-"""What the server is told of a row."""
+"""What the server needs of a row."""
 COMMAND = ("-m", "learning.sandbox.verifier_server")
 
 ENVIRONMENT = {
@@ -79,9 +79,9 @@ class Connection:
         with selectors.DefaultSelector() as selector:
             selector.register(self.link, selectors.EVENT_READ | selectors.EVENT_WRITE)
             while len(found) < expected:
-                ready = selector.select(UNTIL_HEARD)
+                ready = selector.select(UNTIL_ANSWERED)
                 if not ready:
-                    raise ConnectionError(f"no answer for {UNTIL_HEARD:g} seconds")
+                    raise ConnectionError(f"no answer for {UNTIL_ANSWERED:g} seconds")
                 if ready[0][1] & selectors.EVENT_WRITE:
                     unsent = unsent[self.link.send(unsent[: 1 << 18]) :]
                     if not unsent:
@@ -131,7 +131,7 @@ def judge(rows: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[Verdict]
 
 
 def request(rows: Sequence[dict[str, Any]], texts: Sequence[str], places: list[int]) -> tuple[dict[str, Any], bytes]:
-    """What the server is told of texts of one row."""
+    """The header and the bytes of a request: texts of one row."""
     sent = [texts[i].encode("utf-8", "surrogatepass") for i in places]
     return {"row": {name: rows[places[0]][name] for name in ROW}, "sizes": [len(text) for text in sent]}, b"".join(sent)
 
@@ -212,7 +212,7 @@ def launched() -> Connection:
     """
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
-    paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path)]  # noqa: PTH100, PTH112
+    paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")]  # noqa: PTH100, PTH112
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-P", "-s", "-B", "-X", "utf8", *COMMAND, str(theirs.fileno()), str(os.getpid())],

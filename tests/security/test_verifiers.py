@@ -69,7 +69,7 @@ def test_no_answer_is_evaluated_and_the_run_goes_on(family, tmp_path):
 
 
 def test_where_something_is_evaluated_after_all_the_sandbox_holds_it(monkeypatch, fresh, tmp_path):
-    """With the grammar off, as for a verifier that nobody has read."""
+    """With the grammar off, as for a verifier of a release that was not read."""
     changed(monkeypatch, "gym_grammar.replace_evaluators = lambda: None")
     secret = tmp_path / "secret"
     secret.write_text("x")
@@ -192,7 +192,7 @@ def test_time_is_bounded_and_its_neighbours_are_scored(monkeypatch, fresh):
 
 
 def test_memory_is_bounded(monkeypatch, fresh):
-    """The verifier repeats a move as often as it is told; a list of 10¹⁰ moves does not come to be."""
+    """The verifier repeats a move as often as the answer says; a list of 10¹⁰ moves does not come to be."""
     assert verifiers.judge([one("rubiks_cube")], ["R9999999999"])[0].score == 0.01
     server = psutil.Process(verifiers.current[0].process.pid)
     assert server.memory_info().rss < 600 * 2**20
@@ -261,7 +261,7 @@ def test_rows_that_the_library_did_not_make_are_refused():
         scored([row | {"answer": "1 + 1"}], ["1"])
 
 
-def test_a_signal_is_heard_while_a_verifier_works(fresh):
+def test_a_signal_is_handled_while_a_verifier_works(fresh):
     """The handler of a step raises; nothing of the server stays."""
 
     class Stop(BaseException):
