@@ -35,8 +35,8 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
     Raises PlanError when there is no usable signing key.
     """
     key = signer(layout)
+    layout.make_state()
     path = log_file(layout)
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -121,7 +121,7 @@ def move(
     artifact is not here, is no model or does not verify, or MLflow cannot be asked.
     """
     manifest, output = _model(layout, key, output)
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     with FileLock(layout.state / "champions.lock"), _asked(layout) as mlflow:
         now, moves = _aliased(mlflow, name), _moves(mlflow, name)
         if now and _is(now, manifest, output) and moves and moves[-1].version == int(now.version):

@@ -29,7 +29,7 @@ def unpin(layout: Layout, keys: tuple[str, ...]) -> None:
 
 
 def _change(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     file = layout.state / f"{FILE}.json"
     with FileLock(layout.state / f"{FILE}.lock"):
         kept = {key: said for key, said in (keepsakes(layout) | more).items() if key not in less}

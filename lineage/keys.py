@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,8 @@ from lineage.layout import Layout
 from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_SIGNING_KEY"
+OTHERS = 0o077
+"""Bits of a mode that let others than the owner in."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _own(layout: Layout) -> Path:
     """The key of this checkout; of several processes that make it at once, one wins."""
     path = layout.state / "keys" / "signing.pem"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys_folder(layout)
         key = Ed25519PrivateKey.generate()
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         _place(path, private, 0o600)
@@ -112,6 +115,15 @@ def _own(layout: Layout) -> Path:
         key_here = _read(path, path.stat().st_mtime_ns).private.public_key()
         _place(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return path
+
+
+def keys_folder(layout: Layout) -> Path:
+    """The folder of keys, made where it is missing, which only its owner can enter; git passes it over."""
+    folder = layout.make_state() / "keys"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # made by something that did not know what will lie in it
+        folder.chmod(0o700)
+    return folder
 
 
 def _place(path: Path, content: bytes, mode: int) -> None:
