@@ -131,7 +131,7 @@ def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -100,15 +100,20 @@ def parsed(line: bytes) -> Entry | None:
     """The entry in a line; None when it is none."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = isinstance(entry, dict) and {"action", "at", "facts", "number", "previous", "who", "hash"} <= entry.keys()
-    return entry if known and isinstance(entry["number"], int) and isinstance(entry["hash"], str) else None
+    if not known or type(entry["number"]) is not int:
+        return None
+    return entry if all(isinstance(entry[name], str) for name in ("action", "at", "hash", "who")) else None
 
 
 def hash_of(entry: Entry) -> str:
-    """The hash that an entry should have."""
-    return hashlib.sha256(_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
+    """The hash that an entry should have; empty for one that JSON cannot say, which was not written here."""
+    try:
+        return hashlib.sha256(_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
+    except (ValueError, RecursionError):
+        return ""
 
 
 def is_cut_off(rest: bytes) -> bool:
@@ -149,6 +154,11 @@ def _plain(value: Any) -> Any:
 
 def _canonical(value: Entry) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def written(entry: Entry) -> str:
+    """An entry as its line in the log says it, without the line's end."""
+    return _canonical(entry).decode()
 
 
 def _line(entry: Entry) -> bytes:
