@@ -39,10 +39,11 @@ def trace(layout: Layout, word: str) -> Lineage:
 
     A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
     """
-    return ask(layout, lambda index: _traced(index, word))
+    return ask(layout, lambda index: traced(index, word))
 
 
-def _traced(index: Index, word: str) -> Lineage:
+def traced(index: Index, word: str) -> Lineage:
+    """The lineage of a target in an index; raises UnknownTarget."""
     target = find_target(index, word)
     holders = set(target.keys)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from lineage.keys import Signer, signer
 from lineage.layout import Layout
+from lineage.state_files import read_json
 from schemas.whole_files import write_whole
 
 Entry = dict[str, Any]
@@ -26,6 +27,8 @@ FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
 BLOCK = 1 << 16
 UNHASHED = frozenset({"hash", "signature"})
+FIELDS = {"action": str, "at": str, "facts": dict, "number": int, "previous": str, "who": str, "hash": str}
+"""What an entry holds besides its signature, each of exactly that type."""
 
 
 def append(layout: Layout, action: str, **facts: Any) -> Entry:
@@ -99,13 +102,11 @@ def entries(layout: Layout) -> Iterator[Entry]:
 def parsed(line: bytes) -> Entry | None:
     """The entry in a line; None when it is none."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = read_json(line)
+    except ValueError:
         return None
-    known = isinstance(entry, dict) and {"action", "at", "facts", "number", "previous", "who", "hash"} <= entry.keys()
-    if not known or type(entry["number"]) is not int:
-        return None
-    return entry if all(isinstance(entry[name], str) for name in ("action", "at", "hash", "who")) else None
+    known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
+    return entry if known else None
 
 
 def hash_of(entry: Entry) -> str:

@@ -47,18 +47,18 @@ class Signer:
 
 def signer(layout: Layout) -> Signer:
     """The key that signs here, made when there is none. Raises PlanError when the file named is no such key."""
-    given = os.environ.get(VARIABLE)
-    path = Path(given) if given else _own(layout)
-    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+    if (given := signer_given()) is not None:
+        return given
+    path = _own(layout)
+    return _read(path, path.stat().st_mtime_ns)
 
 
 def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
     """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
     folder = layout.state / "keys"
     found = [public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
-    given = os.environ.get(VARIABLE)
-    if given:
-        found.append(signer(layout).private.public_key())
+    if (given := signer_given()) is not None:
+        found.append(given.private.public_key())
     return {name_of(key): key for key in found}
 
 
@@ -80,21 +80,40 @@ def _absent(path: Path) -> Signer:
     raise PlanError(f"{VARIABLE}={path}: no such file; name an Ed25519 key in PEM, or unset it for a key of one's own")
 
 
+def signer_given() -> Signer | None:
+    """The key that POSTTRAIN_SIGNING_KEY names; None where it names none. Raises PlanError when that is no key."""
+    if not (given := os.environ.get(VARIABLE)):
+        return None
+    path = Path(given)
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+
+
 @lru_cache
 def _read(path: Path, changed: int) -> Signer:
+    key = own_private_key(path, path.read_bytes())
+    return Signer(name_of(key.public_key()), key)
+
+
+def own_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
+    """The private key in the content of a file. Raises PlanError when there is none in it."""
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise PlanError(f"{path}: not a private key in PEM without a password: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise PlanError(f"{path}: a signing key must be Ed25519; make one: openssl genpkey -algorithm ed25519")
-    return Signer(name_of(key.public_key()), key)
+    return key
 
 
 def public_key(path: Path) -> Ed25519PublicKey:
     """The Ed25519 key in a file. Raises PlanError when there is none in it."""
+    return public_key_of(path, path.read_bytes())
+
+
+def public_key_of(path: Path, content: bytes) -> Ed25519PublicKey:
+    """The public key in the content of a file. Raises PlanError when there is none in it."""
     try:
-        key = load_pem_public_key(path.read_bytes())
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise PlanError(f"{path}: not a public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):

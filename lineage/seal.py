@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from lineage.digests import digest_file
+from lineage.state_files import Unreadable, read_json, read_regular, sha256_of
 
 SEAL = "seal.json"
 BESIDE = frozenset({SEAL, "signature.json"})
@@ -24,20 +25,22 @@ def write_seal(folder: Path) -> Path:
 def manifest_is_sealed(folder: Path) -> bool:
     """Whether the manifest is the one that was published; one small file is hashed."""
     try:
-        recorded = json.loads((folder / SEAL).read_bytes())["manifest.json"]
-        return bool(recorded == digest_file(folder / "manifest.json", "").sha256)
-    except (OSError, ValueError, KeyError, TypeError):
+        recorded = read_json(read_regular(folder / SEAL))["manifest.json"]
+        return bool(recorded == sha256_of(read_regular(folder / "manifest.json")))
+    except (Unreadable, ValueError, KeyError, TypeError):
         return False
 
 
 def seal_problems(folder: Path) -> list[str]:
     """What differs from the seal, one line per file: `path: what`."""
     path = folder / SEAL
-    if not path.is_file():
-        return [f"{path}: missing"]
-    content, now = path.read_bytes(), _digests(folder)
     try:
-        before = json.loads(content)
+        content = read_regular(path)
+    except Unreadable as error:
+        return [f"{path}: {error}"]
+    now = _digests(folder)
+    try:
+        before = read_json(content)
     except ValueError:
         before = None
     if not isinstance(before, dict) or content != _text(before):

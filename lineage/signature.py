@@ -14,6 +14,7 @@ from typing import Any
 from lineage.auditlog import head
 from lineage.keys import Ed25519PublicKey, is_valid, signer
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_json, read_regular
 from schemas.manifest import Manifest
 
 SIGNATURE = "signature.json"
@@ -89,8 +90,8 @@ def signature_problems(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[
 def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
     """Envelope, statement and the statement's bytes; only what is spelt exactly as it was written counts."""
     try:
-        content = (folder / SIGNATURE).read_bytes()
-        envelope = json.loads(content)
+        content = read_regular(folder / SIGNATURE)
+        envelope = read_json(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
         spelt = {
@@ -99,9 +100,11 @@ def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | No
                 {"keyid": signature["keyid"], "sig": _base64(base64.b64decode(signature["sig"], validate=True))}
             ],
         }  # fmt: skip
-        statement = json.loads(body)
-        _ = statement["subject"], statement["predicate"]["audit"]
-    except (OSError, ValueError, KeyError, TypeError, IndexError, binascii.Error):
+        statement = read_json(body)
+        _ = statement["predicate"]["audit"], [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
+        if not isinstance(signature["keyid"], str) or not isinstance(statement["predicate"], dict):
+            return None
+    except (Unreadable, ValueError, KeyError, TypeError, IndexError, binascii.Error):
         return None
     return (envelope, statement, body) if content == _text(spelt) else None
 

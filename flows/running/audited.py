@@ -1,13 +1,12 @@
 """What the audit log hears of runs and their steps."""
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 from flows.running.states import FINISHED, StepState
 from lineage.auditlog import Entry, append
 from lineage.digests import digest_of
 from lineage.layout import Layout
+from lineage.runclaims import EVENTS, PLAN, REPORT, seen, seen_records
 from lineage.signature import signed_by
 from lineage.store import Store
 from schemas.manifest import Manifest
@@ -18,19 +17,29 @@ def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
     return append(
         layout, "run started", run=run, recipe=plan.recipe, file=plan.file, profile=plan.profile,
-        plan=_seen(layout.run(run) / "plan.json")["sha256"], recipe_digest=digest_of(plan.resolved),
+        plan=seen(layout.run(run) / PLAN)["sha256"], recipe_digest=digest_of(plan.resolved),
         steps=len(plan.steps), hits=hits,
     )  # fmt: skip
 
 
 def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
-    """Note how a run and its steps ended, and the digest of its events so far."""
+    """Note how a run and its steps ended, and digests of its events so far and of what it cost."""
     steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
     for name, state in states.items():
         if state.manifest is not None and state.state in FINISHED:
             steps[name]["key"] = state.manifest.key
-    events = _seen(layout.run(run) / "events.jsonl")
-    return append(layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=events)
+    folder = layout.run(run)
+    return append(
+        layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=seen(folder / EVENTS),
+        records=seen_records(folder),
+    )  # fmt: skip
+
+
+def report_written(layout: Layout, run: str) -> Entry:
+    """Note the report of a run as it was just written, and the run's events until then."""
+    folder = layout.run(run)
+    events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
+    return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)
 
 
 def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
@@ -40,8 +49,3 @@ def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
         digests={name: output.digest for name, output in manifest.outputs.items()},
         signed_by=signed_by(Store(layout).folder(manifest)),
     )  # fmt: skip
-
-
-def _seen(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
