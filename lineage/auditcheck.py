@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lineage.auditclaims import AuditCheck, claim_problems, unexplained
-from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed
+from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed, read_head
 from lineage.keycheck import readable_keys
 from lineage.keys import Ed25519PublicKey, is_valid
 from lineage.layout import Layout
 from lineage.runclaims import run_problems
 from lineage.signature import SIGNATURE, signed_statement
-from lineage.state_files import Unreadable, is_folder, read_json, read_regular, records_of
+from lineage.state_files import Unreadable, is_folder, read_regular, records_of
 
 
 def check(layout: Layout) -> AuditCheck:
@@ -120,6 +120,8 @@ def _end(where: str, rest: bytes, found: AuditCheck) -> None:
 def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
     """Entries that others saw and that are not there, each once."""
     wrong: dict[str, str] = {}
+    if os.path.lexists(head_file(layout)) and read_head(layout) is None:
+        wrong["head"] = f"{head_file(layout)}: does not say which entry is the latest"
     latest = max(found.hashes, default=0)
     for source, number, digest in sorted(_anchors(layout, found), key=lambda a: (-a[1], a[0])):
         if number > latest:
@@ -132,7 +134,7 @@ def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
 
 def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
     """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
-    yield from _anchor(head_file(layout), _json(head_file(layout)))
+    yield from _anchor(head_file(layout), read_head(layout))
     for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
         for event in records_of(path):
             yield from _anchor(path, event.get("audit"))
@@ -146,13 +148,6 @@ def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool
     """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
     run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
     return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return read_json(read_regular(path))
-    except (Unreadable, ValueError):
-        return None
 
 
 def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:

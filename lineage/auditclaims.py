@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from lineage.auditlog import Entry
+from lineage.chain import MOVES
 from lineage.layout import Layout
+from lineage.moves import OTHERS
 from lineage.state_files import Unreadable, is_folder, json_lines, read_regular, records_of
 
 DECISIONS = frozenset({"approve", "reject"})
+MOVING = MOVES | {OTHERS}
 OF_RUNS = frozenset({"run started", "run ended", "report written"})
 
 
@@ -31,6 +34,8 @@ class AuditCheck:
     """The latest start, end and report of each run: {run: {action: entry}}."""
     decisions: dict[int, Entry] = field(default_factory=dict)
     """What people decided about gates, by number."""
+    moves: list[Entry] = field(default_factory=list)
+    """Entries that move a champion, oldest first."""
 
     def remember(self, entry: Entry, *, believed: bool = True) -> None:
         """Take in an entry that stands in its place; what it says only when it is `believed`."""
@@ -42,6 +47,8 @@ class AuditCheck:
             self.published[str(facts.get("key"))] = entry
         elif action in OF_RUNS:
             self.runs.setdefault(str(facts.get("run")), {})[action] = entry
+        elif action in MOVING:
+            self.moves.append(entry)
         elif action in DECISIONS:
             self.decisions[entry["number"]] = entry
         elif action == "gc" and isinstance(facts.get("artifacts"), list):
@@ -64,8 +71,9 @@ def claim_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
     there = {_number(line) for _, line in decided}
     for number, entry in found.decisions.items():  # also after a kill between the entry and the record
         if number not in there:
+            file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
             yield (
-                f"{layout.state / 'approvals'}: the decision of entry {number} ({entry['action']}) is not there; "
+                f"{file}: the decision of entry {number} ({entry['action']}) is not there; "
                 "write it again from the log: posttrain lineage --verify --rebuild"
             )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from lineage.keys import Signer, signer
 from lineage.layout import Layout
-from lineage.state_files import read_json
+from lineage.state_files import Unreadable, read_json, read_regular
 from schemas.whole_files import write_whole
 
 Entry = dict[str, Any]
@@ -64,7 +64,19 @@ def head_file(layout: Layout) -> Path:
 
 
 def _remember(layout: Layout, entry: Entry) -> None:
-    write_whole(head_file(layout), _line(anchor(entry)).decode())
+    """Keep the anchor of an entry, unless a later one is kept: then the log was cut off, and that must stay known."""
+    if (seen := read_head(layout)) is None or seen["number"] < entry["number"]:
+        write_whole(head_file(layout), _line(anchor(entry)).decode())
+
+
+def read_head(layout: Layout) -> dict[str, Any] | None:
+    """The anchor that is kept of the latest entry; None when there is none or it is none any more."""
+    try:
+        seen = read_json(read_regular(head_file(layout)))
+    except (Unreadable, ValueError):
+        return None
+    known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
+    return seen if known else None
 
 
 def log_file(layout: Layout) -> Path:

@@ -3,21 +3,20 @@
 from collections.abc import Iterator
 
 from lineage.auditclaims import AuditCheck
+from lineage.chain import Chain
+from lineage.keys import Ed25519PublicKey
 from lineage.layout import Layout
-from lineage.moves import Move, recorded_moves
+from lineage.moves import Move, moves_of
 from lineage.state_files import is_folder
-from schemas.errors import PlanError
 
 
-def champion_problems(layout: Layout, found: AuditCheck) -> list[str]:
+def champion_problems(layout: Layout, found: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
     """One line per artifact that a champion, now or before, needs and that is gone.
 
-    Of earlier champions those count that no entry of the log removed; of the current ones all.
+    Of earlier champions those count that no entry of the log removed; of the current ones all. What the log says is
+    believed entry by entry, also where others of its entries do not hold.
     """
-    try:
-        moves = recorded_moves(layout)
-    except PlanError as error:
-        return [] if found.problems else [str(error)]
+    moves = moves_of(Chain(tuple(found.moves), None, frozenset(), None), keys)
     return [line for name in sorted(moves) for line in dict.fromkeys(_missing(layout, found, name, moves[name]))]
 
 

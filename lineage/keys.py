@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_regular
 from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_SIGNING_KEY"
@@ -50,7 +51,7 @@ def signer(layout: Layout) -> Signer:
     if (given := signer_given()) is not None:
         return given
     path = _own(layout)
-    return _read(path, path.stat().st_mtime_ns)
+    return _read(path, path.lstat().st_mtime_ns)
 
 
 def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
@@ -80,6 +81,13 @@ def _absent(path: Path) -> Signer:
     raise PlanError(f"{VARIABLE}={path}: no such file; name an Ed25519 key in PEM, or unset it for a key of one's own")
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except Unreadable as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
 def signer_given() -> Signer | None:
     """The key that POSTTRAIN_SIGNING_KEY names; None where it names none. Raises PlanError when that is no key."""
     if not (given := os.environ.get(VARIABLE)):
@@ -90,7 +98,7 @@ def signer_given() -> Signer | None:
 
 @lru_cache
 def _read(path: Path, changed: int) -> Signer:
-    key = own_private_key(path, path.read_bytes())
+    key = own_private_key(path, _content(path))
     return Signer(name_of(key.public_key()), key)
 
 
@@ -107,7 +115,7 @@ def own_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
 
 def public_key(path: Path) -> Ed25519PublicKey:
     """The Ed25519 key in a file. Raises PlanError when there is none in it."""
-    return public_key_of(path, path.read_bytes())
+    return public_key_of(path, _content(path))
 
 
 def public_key_of(path: Path, content: bytes) -> Ed25519PublicKey:
@@ -131,7 +139,7 @@ def _own(layout: Layout) -> Path:
         _place(path, private, 0o600)
     public = path.with_suffix(".pub")
     if not public.is_file():
-        key_here = _read(path, path.stat().st_mtime_ns).private.public_key()
+        key_here = _read(path, path.lstat().st_mtime_ns).private.public_key()
         _place(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return path
 

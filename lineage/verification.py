@@ -55,7 +55,7 @@ def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False,
     named signing key is none.
     """
     log, (keys, _) = check(layout), readable_keys(layout)
-    problems = [*log.problems, *champion_problems(layout, log), *(wrong := index_problems(layout))]
+    problems = [*log.problems, *champion_problems(layout, log, keys), *(wrong := index_problems(layout))]
     rebuilt = [*restore_decisions(layout, log), *(rebuild_index(layout) if wrong else ())] if rebuild else []
     folders, count = _folders(layout, word), _Count()
     for folder in folders:

@@ -60,7 +60,7 @@ def test_a_decision_that_nobody_made_one_that_was_changed_and_one_that_is_gone_a
     assert check(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
     path.unlink()
     found = check(claimed.layout)
-    gone = f"{path.parent}: the decision of entry 3 (approve) is not there; write it again from the log: "
+    gone = f"{path}: the decision of entry 3 (approve) is not there; write it again from the log: "
     assert (found.problems, found.notes) == ([f"{gone}posttrain lineage --verify --rebuild"], [])
 
 
