@@ -64,8 +64,9 @@ def head_file(layout: Layout) -> Path:
 
 
 def _remember(layout: Layout, entry: Entry) -> None:
-    """Keep the anchor of an entry, unless a later one is kept: then the log was cut off, and that must stay known."""
-    if (seen := read_head(layout)) is None or seen["number"] < entry["number"]:
+    """Keep the anchor of an entry, unless the one that is kept is of an entry that the log lacks."""
+    seen = read_head(layout)
+    if seen is None or seen["hash"] == entry["previous"] or any(e["hash"] == seen["hash"] for e in entries(layout)):
         write_whole(head_file(layout), _line(anchor(entry)).decode())
 
 
