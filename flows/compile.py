@@ -21,6 +21,8 @@ from schemas.plan import Input, Plan, Step
 from schemas.recipe import Recipe
 
 IDENTITY_FORMAT = 1
+FRESH = "fresh"
+"""In the identity of a step that is done again: {"run": which time, "of": the key that it has otherwise}."""
 
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
@@ -71,20 +73,38 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
         settings, inputs = with_champions(recipe, settings, inputs, layout)
     slots = [module for use in uses(stage) for module in closure.modules_of(use)]
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
-    identity = {
-        "format": IDENTITY_FORMAT,
-        "kind": kind,
-        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
-        "seed": recipe.seed(name),
-        "inputs": {i.port: identity_of(i, steps) for i in inputs},
-        "code": code,
-    }
+    identity = _identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name, stage=recipe.origin(name), kind=kind, settings=settings, seed=recipe.seed(name), inputs=inputs,
         after=recipe.after(name), unless=recipe.unless(name), branch_of=recipe.branch_of(name),
         outputs=recipe.outputs(name), code=code, key=digest_of(identity), identity=identity,
         resources=stage.resources, retries=stage.retries, timeout=stage.timeout,
     )  # fmt: skip
+
+
+def _identity(
+    kind: str, settings: dict[str, Any], seed: int, inputs: tuple[Input, ...], code: dict[str, str],
+    steps: dict[str, Step],
+) -> dict[str, Any]:  # fmt: skip
+    """What the key of a step is the hash of."""
+    return {
+        "format": IDENTITY_FORMAT,
+        "kind": kind,
+        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
+        "seed": seed,
+        "inputs": {i.port: identity_of(i, steps) for i in inputs},
+        "code": code,
+    }
+
+
+def has_own_key(step: Step, plan: Plan) -> bool:
+    """Whether the key of a planned step is that of what it does and reads; a plan in a file may have been edited."""
+    steps = {other.name: other for other in plan.steps}
+    if any(name not in steps for name in step.needs):
+        return False
+    fresh = {name: said for name, said in step.identity.items() if name == FRESH}
+    whole = _identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
+    return step.key == digest_of(whole)
 
 
 def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:

@@ -15,7 +15,7 @@ from rich.text import Text
 from flows.gates.promotion import promote_after
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.planning.selection import repeated
-from flows.running.audited import report_written
+from flows.running.audited import planned, report_written
 from flows.running.budget import spending_lines, with_budget
 from flows.running.runlog import append, events, read_plan, runs
 from flows.running.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
@@ -149,7 +149,7 @@ def resume_run(
     `budget` changes what the run may cost, as `core_seconds=600`.
     """
     name = chosen_run(run, layout)
-    return start(with_budget(read_plan(layout, name), budget), layout, executor, console, name)
+    return start(with_budget(planned(layout, name), budget), layout, executor, console, name)
 
 
 def status_table(run: str | None, layout: Layout) -> Table:

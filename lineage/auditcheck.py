@@ -7,23 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from lineage.auditclaims import AuditCheck, claim_problems, unexplained
-from lineage.auditlog import FIRST, Entry, hash_of, head_file, is_cut_off, log_file, parsed, read_head
+from lineage.auditlog import FIRST, Entry, head_file, is_cut_off, log_file, parsed, read_head
+from lineage.chain import signature_problem
+from lineage.champions import registry_problems
 from lineage.keycheck import readable_keys
-from lineage.keys import Ed25519PublicKey, is_valid
+from lineage.keys import Ed25519PublicKey
 from lineage.layout import Layout
 from lineage.runclaims import run_problems
 from lineage.signature import SIGNATURE, signed_statement
 from lineage.state_files import Unreadable, is_folder, read_regular, records_of
+from schemas.errors import PlanError
 
 
 def check(layout: Layout) -> AuditCheck:
     """Read the whole log and everything that it speaks of; raises PlanError where the named signing key is none."""
     found = check_log(layout)
+    found.problems += readable_keys(layout)[1]
     found.problems += claim_problems(layout, found)
     for run, said in sorted(found.runs.items()):
         problems, notes = run_problems(layout, run, said)
         found.problems += problems
         found.notes += notes
+    try:
+        found.problems += registry_problems(layout)
+    except PlanError as error:
+        found.problems.append(f"what MLflow says cannot be compared with the log: {error}")
     found.notes += unexplained(layout, found)
     return found
 
@@ -31,8 +39,7 @@ def check(layout: Layout) -> AuditCheck:
 def check_log(layout: Layout) -> AuditCheck:
     """Read the log alone, and what others remember of it: whether it is the one that was written, and whole."""
     found = AuditCheck()
-    keys, wrong = readable_keys(layout)
-    found.problems += wrong
+    keys, _ = readable_keys(layout)
     _read(layout, keys, found)
     found.problems += _anchor_problems(layout, found)
     return found
@@ -83,19 +90,8 @@ def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) 
 
 def _own_problems(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
     """What an entry says of itself."""
-    number = entry["number"]
-    if hash_of(entry) != entry["hash"]:
-        yield f"entry {number} ({entry['action']}) was altered"
-        return
-    try:
-        key, signature = entry["signature"]["keyid"], bytes.fromhex(entry["signature"]["sig"])
-    except (KeyError, TypeError, ValueError):
-        yield f"entry {number} ({entry['action']}) is not signed"
-        return
-    if not isinstance(key, str) or key not in keys:
-        yield f"entry {number} ({entry['action']}) is signed by a key that is not trusted here, {str(key)[:16]}"
-    elif not is_valid(keys[key], signature, entry["hash"].encode()):
-        yield f"entry {number} ({entry['action']}): the signature does not fit"
+    if problem := signature_problem(entry, keys):
+        yield f"entry {entry['number']} ({entry['action']}) {problem}"
 
 
 def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:

@@ -30,6 +30,8 @@ class AuditCheck:
     """The latest entry of each published artifact by its key."""
     removed: dict[str, int] = field(default_factory=dict)
     """Number of the latest entry that removed an artifact, by its key."""
+    busy: set[str] = field(default_factory=set)
+    """Runs that began with a step to do: not everything was there already."""
     runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
     """The latest start, end and report of each run: {run: {action: entry}}."""
     decisions: dict[int, Entry] = field(default_factory=dict)
@@ -47,6 +49,8 @@ class AuditCheck:
             self.published[str(facts.get("key"))] = entry
         elif action in OF_RUNS:
             self.runs.setdefault(str(facts.get("run")), {})[action] = entry
+            if action == "run started" and facts.get("hits") != facts.get("steps"):
+                self.busy.add(str(facts.get("run")))
         elif action in MOVING:
             self.moves.append(entry)
         elif action in DECISIONS:

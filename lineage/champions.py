@@ -1,65 +1,39 @@
-"""Champions: the alias `champion` of a registered model in MLflow, how it moved, and moving it.
+"""Champions: what the signed moves of a registered model say, MLflow's alias `champion` that follows, and moving both.
 
 A version of the registered model NAME is a reference to an artifact, by its tags `key`, `digest` and `output`. Every
-move is a tag `posttrain.move.<number>` of the version that the alias went to, and an entry of the audit log.
+move is an entry of the audit log, which is the truth. MLflow has a copy: a tag of the version that the alias went to.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from lineage import auditlog
+from lineage.artifactcheck import check_artifact
+from lineage.chain import read_chain, whole_chain
 from lineage.keys import trusted
 from lineage.layout import Layout
-from lineage.registry import client, dvc_uri, is_empty, registry_uri, shown
-from lineage.signature import SIGNATURE, signature_problems
+from lineage.moves import OTHERS, Action, Move, moves_of, recorded_moves
+from lineage.registered import ALIAS, Registered, compare, pages, printable, read_registered
+from lineage.registry import client, is_empty, registry_uri, shown
+from lineage.registry_writing import write_moves, write_version
 from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
 
-ALIAS = "champion"
-MOVE = "posttrain.move."
 MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
-Action = Literal["promote", "rollback"]
-
-
-@dataclass(frozen=True)
-class Move:
-    """One move of the alias."""
-
-    number: int
-    """Counts from 1 over all versions of the registered model."""
-    action: Action
-    version: int
-    """Where the alias went."""
-    before: int | None
-    """Where it was."""
-    key: str
-    """Key of the step that made the model."""
-    digest: str
-    """Content digest of the model."""
-    output: str
-    """Named output of that step."""
-    when: str
-    """UTC, ISO 8601."""
-    who: str
-    evidence: dict[str, Any]
-    """For a promotion the gate that passed: its step, key and run, and what it said."""
 
 
 @dataclass(frozen=True)
 class Champion:
-    """Where the alias stands."""
+    """The model that the latest move promoted."""
 
     name: str
     version: int
@@ -68,41 +42,83 @@ class Champion:
     output: str
     """Named output of the step."""
     folder: Path | None
-    """The model's folder; None where the artifact is not in this checkout."""
-    since: str | None
-    """UTC, ISO 8601; None when the alias was set by something else than a move."""
-    by: Move | None
-    """The move that set it; None likewise."""
+    """The model's folder; None where the artifact is not in this checkout, or has another digest."""
+    since: str
+    """UTC, ISO 8601."""
+    by: Move
+    """The move that made it champion."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How things stand with a registered model."""
+
+    name: str
+    champion: Champion | None
+    """What the known moves say; None while there is none."""
+    moves: list[Move]
+    """Of the log, and those that other checkouts signed, oldest first."""
+    alarms: list[str]
+    """One line per thing that MLflow says otherwise."""
+    is_unfinished: bool
+    """Whether all that differs is a latest move that a kill cut off."""
+    others: list[Move]
+    """Moves of other checkouts that the log does not hold yet."""
+    registered: Registered
 
 
 class Moved(PlanError):
-    """The alias stands elsewhere than whoever wants to move it thought."""
+    """The champion is another than the one that a move was meant to replace."""
+
+
+def standing(layout: Layout, name: str) -> Standing:
+    """Champion, moves and alarms of a registered model.
+
+    Raises PlanError when the audit log does not hold or MLflow cannot be asked.
+    """
+    if is_empty(layout) and name not in recorded_moves(layout):
+        return Standing(name, None, [], [], False, [], Registered(name, None, {}))
+    with asked(layout) as mlflow:
+        return _standing(layout, mlflow, name)
 
 
 def champion(layout: Layout, name: str) -> Champion | None:
-    """The champion of a registered model; None while there is none. Raises PlanError when MLflow cannot be asked."""
-    if is_empty(layout):
-        return None
-    with _asked(layout) as mlflow:
-        version = _aliased(mlflow, name)
-        return _champion(layout, version, _moves(mlflow, name)) if version else None
+    """The champion of a registered model; None while there is none. Raises PlanError as `standing` does."""
+    return standing(layout, name).champion
+
+
+def standings(layout: Layout) -> list[Standing]:
+    """Everything that has a champion, or an alias in MLflow that says so, by name. Raises PlanError as `standing`."""
+    known = recorded_moves(layout)
+    if is_empty(layout) and not known:
+        return []
+    with asked(layout) as mlflow:
+        aliased = {model.name for model in pages(mlflow.search_registered_models) if ALIAS in model.aliases}
+        return [_standing_or_alarm(layout, mlflow, name, name in known) for name in sorted({*known, *aliased})]
 
 
 def champions(layout: Layout) -> list[Champion]:
-    """All champions, by name. Raises PlanError when MLflow cannot be asked."""
-    if is_empty(layout):
-        return []
-    with _asked(layout) as mlflow:
-        names = sorted(model.name for model in _pages(mlflow.search_registered_models) if ALIAS in model.aliases)
-    return [found for name in names if (found := champion(layout, name))]
+    """All champions, by name. Raises PlanError as `standing` does."""
+    return [found.champion for found in standings(layout) if found.champion]
 
 
 def history(layout: Layout, name: str) -> list[Move]:
-    """Every move of the alias, oldest first. Raises PlanError when MLflow cannot be asked."""
-    if is_empty(layout):
+    """Every known move of a champion, oldest first. Raises PlanError as `standing` does."""
+    return standing(layout, name).moves
+
+
+def registry_problems(layout: Layout) -> list[str]:
+    """One line per thing in which MLflow's registry differs from what the log promoted.
+
+    A log that does not hold is no matter of the registry: nothing is compared with it.
+    """
+    if read_chain(layout).problem:
         return []
-    with _asked(layout) as mlflow:
-        return _moves(mlflow, name)
+    try:
+        found = standings(layout)
+    except PlanError as error:
+        return [str(error)]
+    return [alarm for each in found for alarm in each.alarms]
 
 
 def move(
@@ -114,156 +130,123 @@ def move(
     output: str | None = None,
     expected: Champion | None,
     action: Action = "promote",
+    digest: str | None = None,
 ) -> Champion:
-    """Move the alias to the artifact of a key, unless it is there; of two moves at once from `expected`, one wins.
+    """Make the artifact of a key champion, unless it is; of two moves at once from `expected`, one wins.
 
     `evidence` is kept with the move. Raises Moved when the champion is not `expected` any more, and PlanError when the
-    artifact is not here, is no model or does not verify, or MLflow cannot be asked.
+    artifact is not here, is no model, does not verify or is not of `digest`, MLflow cannot be asked, or it differs from
+    the log: only `rollback` and `restore` go on then, and put it right.
     """
-    manifest, output = _model(layout, key, output)
-    layout.make_state()
-    with FileLock(layout.state / "champions.lock"), _asked(layout) as mlflow:
-        now, moves = _aliased(mlflow, name), _moves(mlflow, name)
-        if now and _is(now, manifest, output) and moves and moves[-1].version == int(now.version):
-            return _champion(layout, now, moves)
-        if not (now and _is(now, manifest, output)) and (expected.version if expected else None) != _number(now):
-            raise Moved(_conflict(name, expected, now, moves))
-        version = _version(mlflow, name, manifest, output)
+    manifest, output = _model(layout, key, output, digest)
+    with moving(layout) as mlflow:
+        here = _standing(layout, mlflow, name)
+        now = here.champion
+        if here.is_unfinished:
+            write_moves(mlflow, here.registered, here.moves, manifest if now and now.key == key else None)
+            here = _standing(layout, mlflow, name)
+        if here.alarms and action == "promote":
+            raise PlanError(disagreement(here))
         digest = manifest.outputs[output].digest
-        told = Move(
-            number=moves[-1].number + 1 if moves else 1, action=action, version=int(version.version),
-            before=_number(now), key=key, digest=digest, output=output,
-            when=datetime.now(UTC).isoformat(timespec="seconds"), who=auditlog.who(), evidence=evidence,
+        if now and (now.key, now.digest, now.output) == (key, digest, output) and action == "promote":
+            return now
+        if (now.by.entry["hash"] if now else None) != (expected.by.entry["hash"] if expected else None):
+            raise Moved(_conflict(name, expected, now))
+        for other in here.others:
+            auditlog.append(layout, OTHERS, model=name, entry=auditlog.written(other.entry))
+        version = write_version(mlflow, here.registered, here.moves, manifest, output)
+        repaired = {"alarms": here.alarms} if here.alarms else {}
+        # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
+        # is finished by the next move.
+        auditlog.append(
+            layout, action, model=name, number=here.moves[-1].number + 1 if here.moves else 1, version=version,
+            before=now.version if now else None, key=key, digest=digest, output=output, evidence=evidence | repaired,
+            after=here.moves[-1].entry["hash"] if here.moves else None, log=whole_chain(layout).name,
         )  # fmt: skip
-        # The log first: there is never a champion that it does not know. A move that was cut off before its tag is
-        # made again by the next run with the same evidence.
-        facts = {k: v for k, v in asdict(told).items() if k not in ("action", "when", "who")}
-        auditlog.append(layout, action, model=name, **facts)
-        mlflow.set_registered_model_alias(name, ALIAS, version.version)
-        mlflow.set_model_version_tag(name, version.version, f"{MOVE}{told.number:06d}", json.dumps(asdict(told)))
-        mlflow.update_model_version(name, version.version, f"{_origin(manifest, output)}\n\n{_sentence(told)}")
-        return _champion(layout, version, [*moves, told])
+        told = recorded_moves(layout)[name]
+        write_moves(mlflow, read_registered(mlflow, name), told, manifest)
+        return _champion(layout, name, told[-1])
 
 
-def _model(layout: Layout, key: str, output: str | None) -> tuple[Manifest, str]:
-    """The artifact of a key, verified, and which of its outputs is the model."""
+@contextmanager
+def moving(layout: Layout) -> "Iterator[MlflowClient]":
+    """MLflow, while no other process of this checkout moves a champion."""
+    layout.make_state()
+    with FileLock(layout.state / "champions.lock"), asked(layout) as mlflow:
+        yield mlflow
+
+
+def disagreement(here: Standing) -> str:
+    """In what MLflow and the log differ, and what to do."""
+    more = f" and {len(here.alarms) - 1} more" if len(here.alarms) > 1 else ""
+    return (
+        f"MLflow's registry is not what the audit log made it: {here.alarms[0]}{more}. See: posttrain champions "
+        f"{here.name}; write MLflow again from the log: posttrain champions {here.name} --restore"
+    )
+
+
+def _standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
+    chain, keys = whole_chain(layout), trusted(layout)
+    said, known = read_registered(mlflow, name), moves_of(chain, keys).get(name, [])
     store = Store(layout)
-    manifest = store.with_key(key)
+    found = compare(said, known, chain, keys, lambda move: store.with_key(move.key))
+    now = _champion(layout, name, found.moves[-1]) if found.moves else None
+    return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
+
+
+def _standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
+    """The same; a name that the log does not know and that MLflow cannot search for is an alarm of its own."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _standing(layout, mlflow, name)
+    except MlflowException as error:
+        if is_known:
+            raise
+        alarm = printable(f"{name!r} has an alias {ALIAS} that no known move explains, and cannot be read: {error}")
+        return Standing(name, None, [], [alarm], False, [], Registered(name, None, {}))
+
+
+def _champion(layout: Layout, name: str, by: Move) -> Champion:
+    manifest = Store(layout).with_key(by.key)
+    is_here = manifest is not None and by.output in manifest.outputs
+    folder = None
+    if manifest is not None and is_here and manifest.outputs[by.output].digest == by.digest:
+        folder = Store(layout).output_folder(manifest.kind, by.key, by.output)
+    return Champion(name, by.version, by.key, by.digest, by.output, folder, by.when, by)
+
+
+def promoted_artifact(layout: Layout, by: Move) -> Manifest:
+    """The artifact that a move made champion, every byte compared with what was promoted.
+
+    Raises PlanError when it is not in this checkout, or not what was promoted.
+    """
+    return _model(layout, by.key, by.output, by.digest)[0]
+
+
+def _model(layout: Layout, key: str, output: str | None, digest: str | None) -> tuple[Manifest, str]:
+    """The artifact of a key, verified, and which of its outputs is the model."""
+    manifest = Store(layout).with_key(key)
     if manifest is None:
         raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
     output = output or next((n for n, o in manifest.outputs.items() if o.type in MODELS), None)
     if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODELS:
         raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODELS)}")
+    if digest is not None and manifest.outputs[output].digest != digest:
+        found = manifest.outputs[output].digest[:16]
+        raise PlanError(f"{manifest.step} ({key[:16]}) has digest {found}, and not {digest[:16]}, which was promoted")
     check_artifact(layout, manifest)
     return manifest, output
 
 
-def check_artifact(layout: Layout, manifest: Manifest) -> None:
-    """Hash an artifact again and check its signature, where it has one; raises PlanError when it is another."""
-    store = Store(layout)
-    folder = store.folder(manifest)
-    problems = store.verify(manifest)
-    if (folder / SIGNATURE).is_file():
-        problems += signature_problems(folder, trusted(layout))
-    if problems:
-        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-        raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
-
-
-def _champion(layout: Layout, version: "ModelVersion", moves: list[Move]) -> Champion:
-    key, output = version.tags.get("key", ""), version.tags.get("output", "")
-    manifest = Store(layout).with_key(key)
-    folder = Store(layout).output_folder(manifest.kind, key, output) if manifest else None
-    by = moves[-1] if moves and moves[-1].version == int(version.version) else None
-    digest = version.tags.get("digest", "")
-    return Champion(version.name, int(version.version), key, digest, output, folder, by and by.when, by)
-
-
-def _version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: str) -> "ModelVersion":
-    """The version that refers to an output, made where there is none."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        mlflow.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    found = [v for v in _versions(mlflow, name) if _is(v, manifest, output)]
-    if found:
-        return found[0]
-    experiments = [e.experiment_id for e in _pages(mlflow.search_experiments)]
-    made_in = mlflow.search_runs(experiments, f"tags.`posttrain.key` = '{manifest.key}'", max_results=1,
-                                 order_by=["attributes.start_time"])  # fmt: skip
-    run = made_in[0].info.run_id if made_in else None
-    return mlflow.create_model_version(
-        name, dvc_uri(manifest.outputs[output].dvc), run_id=run, tags=tags_of(manifest, output),
-        description=_origin(manifest, output),
-    )  # fmt: skip
-
-
-def _origin(manifest: Manifest, output: str) -> str:
-    return f"{manifest.recipe}.{manifest.step}, output {output}"
-
-
-def _sentence(told: Move) -> str:
-    """A move for the page of its version."""
-    said = told.evidence
-    why = f"{said['recipe']}.{said['gate']}: {'; '.join(said['gates'])}" if "gate" in said else said.get("why", "")
-    how = "champion" if told.action == "promote" else "champion again"
-    return f"{how} since {told.when} by {told.who}{f' ({why})' if why else ''}"
-
-
-def tags_of(manifest: Manifest, output: str) -> dict[str, str]:
-    """What a version says of the artifact that it refers to."""
-    return {"key": manifest.key, "digest": manifest.outputs[output].digest, "output": output, "step": manifest.step}
-
-
-def _is(version: "ModelVersion", manifest: Manifest, output: str) -> bool:
-    return (version.tags.get("key"), version.tags.get("output")) == (manifest.key, output)
-
-
-def _aliased(mlflow: "MlflowClient", name: str) -> "ModelVersion | None":
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return mlflow.get_model_version_by_alias(name, ALIAS)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):  # the second: no such alias
-            return None
-        raise
-
-
-def _number(version: "ModelVersion | None") -> int | None:
-    return int(version.version) if version else None
-
-
-def _moves(mlflow: "MlflowClient", name: str) -> list[Move]:
-    told = [Move(**json.loads(text)) for v in _versions(mlflow, name) for tag, text in v.tags.items()
-            if tag.startswith(MOVE)]  # fmt: skip
-    return sorted(told, key=lambda each: each.number)
-
-
-def _versions(mlflow: "MlflowClient", name: str) -> "list[ModelVersion]":
-    return _pages(mlflow.search_model_versions, f"name = '{name}'")
-
-
-def _pages(search: Any, *condition: str) -> list[Any]:
-    found = list(page := search(*condition))
-    while page.token:
-        page = search(*condition, page_token=page.token)
-        found += page
-    return found
-
-
-def _conflict(name: str, expected: Champion | None, now: "ModelVersion | None", moves: list[Move]) -> str:
+def _conflict(name: str, expected: Champion | None, now: Champion | None) -> str:
     was = f"version {expected.version}" if expected else "none"
-    last = moves[-1] if moves and moves[-1].version == _number(now) else None
-    by = f", since {last.when} by {last.who}" if last else ""
+    by = f", since {now.since} by {now.by.who}" if now else ""
     return f"the champion of {name} was {was} and is now {f'version {now.version}' if now else 'none'}{by}"
 
 
 @contextmanager
-def _asked(layout: Layout) -> "Iterator[MlflowClient]":
+def asked(layout: Layout) -> "Iterator[MlflowClient]":
     """MLflow, whose refusals become a PlanError that names the address and no password."""
     mlflow = client(layout)
     try:

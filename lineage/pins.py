@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from lineage.layout import Layout
-from lineage.sources import registered_version
+from lineage.sources import registered_model
 
 CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
 """What the digest of a source is, by its scheme."""
@@ -21,7 +21,7 @@ def pin(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) 
     if scheme == "path" and (tracked := _tracked(rest, folders)):
         found["dvc"] = tracked
     if scheme == "mlflow":
-        found["version"] = str(registered_version(rest, layout).version)
+        found["version"] = str(registered_model(rest, layout).version)
     return found
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
+from lineage.registry import dvc_uri
 from lineage.store import Store
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    from lineage.moves import Move
 
+ALIAS = "champion"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -64,11 +66,52 @@ def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     )
 
 
-def registered_version(rest: str, layout: Layout) -> "ModelVersion":
-    """The version that `name@alias` or `name@number` means (default: the champion). Raises PlanError."""
-    from lineage.registry import client, is_empty  # mlflow takes seconds to import, and few need it
+@dataclass(frozen=True)
+class Registered:
+    """What a version of a registered model stands for."""
+
+    name: str
+    version: int
+    key: str
+    digest: str
+    output: str
+    source: str | None = None
+    """What MLflow has for the source of a version that was never champion: it is set once, and tags can be changed."""
+    alarms: tuple[str, ...] = ()
+    """In what MLflow differs from the log, where the champion is meant."""
+
+
+def registered_model(rest: str, layout: Layout) -> Registered:
+    """What `name@alias` or `name@number` means (default: the champion). Raises PlanError.
+
+    A champion, and a version that was one, are what the log says. Other versions are read from MLflow; what uses them
+    compares them with the artifact that they name.
+    """
+    from lineage.champions import standing  # mlflow takes seconds to import, and few need it
+    from lineage.moves import recorded_moves
 
     name, _, version = rest.partition("@")
+    promoted = recorded_moves(layout).get(name, [])
+    if version in ("", ALIAS) or not promoted:
+        here = standing(layout, name)
+        promoted = here.moves
+        if version in ("", ALIAS):
+            if here.champion is None:
+                why = here.alarms[0] if here.alarms else "there is no champion yet; see: posttrain champions"
+                raise PlanError(f"mlflow:{rest}: no such model version: {why}")
+            return _as_moved(name, here.moves[-1], tuple(here.alarms))
+    was = next((move for move in reversed(promoted) if str(move.version) == version), None)
+    return _as_moved(name, was) if was else _as_registered(name, version, rest, layout)
+
+
+def _as_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
+    return Registered(name, by.version, by.key, by.digest, by.output, alarms=alarms)
+
+
+def _as_registered(name: str, version: str, rest: str, layout: Layout) -> Registered:
+    """A version that was never champion, as MLflow has it."""
+    from lineage.registry import client, is_empty
+
     if is_empty(layout):
         raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
     mlflow = client(layout)
@@ -76,18 +119,31 @@ def registered_version(rest: str, layout: Layout) -> "ModelVersion":
 
     try:
         find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
-        return find(name, version or "champion")
+        found = find(name, version)
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
+    said = [str(found.tags.get(tag, "")) for tag in ("key", "digest", "output")]
+    return Registered(name, int(found.version), *said, source=str(found.source))
 
 
 def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A registered version, by alias or number, back to the artifact that its tag `key` names."""
-    found = registered_version(rest, layout)
-    store = Store(layout)
-    key = found.tags.get("key", "")
-    if manifest := store.with_key(key):
-        output = next((o for o in manifest.outputs if o == found.tags.get("output")), next(iter(manifest.outputs)))
-        folder = store.folder(manifest) / "outputs" / output
-        return Source(folder, manifest.outputs[output].digest, manifest.step, key, output)
-    raise PlanError(f"mlflow:{rest}: its artifact {key[:16] or '?'} is not in this checkout; run `dvc pull`")
+    """A registered version, by alias or number, back to the artifact that was promoted or that its tags name."""
+    found = registered_model(rest, layout)
+    if found.alarms:
+        more = f" and {len(found.alarms) - 1} more" if len(found.alarms) > 1 else ""
+        raise PlanError(
+            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {found.alarms[0]}{more}. See: "
+            f"posttrain champions {found.name}; put it right: posttrain champions {found.name} --restore"
+        )
+    manifest = Store(layout).with_key(found.key)
+    if manifest is None:
+        raise PlanError(f"mlflow:{rest}: its artifact {found.key[:16] or '?'} is not in this checkout; run `dvc pull`")
+    output = manifest.outputs.get(found.output)
+    is_of_source = output is not None and found.source in (None, dvc_uri(output.dvc))
+    if output is None or output.digest != found.digest or not is_of_source:
+        raise PlanError(
+            f"mlflow:{rest} stands for {found.digest[:16]!r}, output {found.output!r} of {manifest.step} "
+            f"({found.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
+        )
+    folder = Store(layout).output_folder(manifest.kind, manifest.key, found.output)
+    return Source(folder, output.digest, manifest.step, found.key, found.output)

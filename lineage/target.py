@@ -8,7 +8,7 @@ from pathlib import Path
 from lineage.index import PREFIX, Index, output_digests
 from lineage.records import Record
 from lineage.row_index import find_row
-from lineage.sources import registered_version
+from lineage.sources import registered_model
 from schemas.errors import PlanError, PosttrainError
 
 SHORTEST_PREFIX = 6
@@ -78,11 +78,11 @@ def _registered(index: Index, word: str) -> Target | None:
     if not word.startswith("mlflow:"):
         return None
     try:
-        version = registered_version(word.removeprefix("mlflow:"), index.layout)
+        found = registered_model(word.removeprefix("mlflow:"), index.layout)
     except PlanError:
         return None
-    keys = index.keys("key = ?", version.tags.get("key", ""))
-    return Target(word, f"version {version.version} of {version.name}", keys) if keys else None
+    keys = index.keys("key = ?", found.key)
+    return Target(word, f"version {found.version} of {found.name}", keys) if keys else None
 
 
 def _source(index: Index, word: str) -> Target | None:

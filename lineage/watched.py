@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lineage.champions import champion
 from lineage.digests import content_digest, digest_file, digest_of, folder_digests
 from lineage.layout import Layout
+from lineage.registered import ALIAS
 from lineage.registry import client, is_empty, registry_uri, tracking_uri
 
 SQLITE = "sqlite:///"
@@ -111,11 +113,14 @@ def _dataset_digest(name: str, layout: Layout) -> str | None:
 
 
 def _version(rest: str, layout: Layout) -> str | None:
-    """Number and key of the version that an alias names."""
+    """Number and key of the version that an alias names; of the champion as the audit log has it."""
+    name, _, alias = rest.partition("@")
+    if alias == ALIAS:
+        now = champion(layout, name)
+        return f"version {now.version} {now.key[:16]}" if now else None
     mlflow = client(layout)
     from mlflow.exceptions import MlflowException
 
-    name, _, alias = rest.partition("@")
     try:
         found = mlflow.get_model_version_by_alias(name, alias)
     except MlflowException:

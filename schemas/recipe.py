@@ -136,18 +136,27 @@ class Recipe:
         return Problem(mark.file, mark.line, mark.column, f"{info.path}.{port}".strip("."), message, advice)
 
 
-def load_recipe(path: Path | str, *, profile: str | None = None, overrides: tuple[str, ...] | list[str] = ()) -> Recipe:
-    """Read, expand and check a recipe. Raises RecipeError with every problem found."""
+def load_recipe(
+    path: Path | str,
+    *,
+    profile: str | None = None,
+    overrides: tuple[str, ...] | list[str] = (),
+    home: Path | None = None,
+) -> Recipe:
+    """Read, expand and check a recipe. Raises RecipeError with every problem found.
+
+    `home` is the folder of the user's own code and data where the file is a copy that lies elsewhere.
+    """
     path = Path(path)
     try:
-        return _load(path, profile, tuple(overrides))
+        return _load(path, profile, tuple(overrides), home or path.resolve().parent)
     except RecursionError:
         raise RecipeError(
             [Problem(str(path), 1, 1, "", "nested too deeply", "vars and extends pile up here")]
         ) from None
 
 
-def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe:
+def _load(path: Path, profile: str | None, overrides: tuple[str, ...], home: Path) -> Recipe:
     root = read_recipe(path, profile, overrides)
     root = root.without(*(k for k in root.value if k.startswith("x-")))
     head, problems = _head(root, path)
@@ -159,7 +168,7 @@ def _load(path: Path, profile: str | None, overrides: tuple[str, ...]) -> Recipe
     said = root.get("endpoints")
     servers = declared_endpoints(said and substitute(said, {"vars": variables}, "endpoints"))
     units = [replace(unit, node=with_endpoints(unit.node, servers, unit.path)) for unit in units]
-    folders = tuple(dict.fromkeys((path.resolve().parent, Path.cwd())))
+    folders = tuple(dict.fromkeys((home, Path.cwd())))
     infos = _infos(units, folders, problems)
     _refuse(problems)
     if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):

@@ -24,8 +24,9 @@ from flows.deployments.catch_up import pass_on, skip_reason
 from flows.deployments.flow_runs import remember, run_of
 from flows.launch import Outcome, plan_recipe, run_plan
 from flows.pipeline import THREADS, carry_out, flow_state
+from flows.running.audited import planned
 from flows.running.reader import outlive_reader
-from flows.running.runlog import new_run, read_plan
+from flows.running.runlog import new_run
 from flows.running.states import EXIT_CANCELLED
 from flows.runs import project
 from lineage.auditlog import append
@@ -124,7 +125,7 @@ def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, P
     """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
     shown, logger = FlowRunContext.get().flow_run, get_run_logger()
     if run := run_of(layout, str(shown.id), shown.name):
-        plan = read_plan(layout, run)
+        plan = planned(layout, run)
         logger.info("going on with run %s of %s as it was planned", run, plan.file)
         append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
         return run, plan

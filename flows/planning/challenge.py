@@ -4,6 +4,7 @@ from typing import Any
 
 from lineage.layout import Layout
 from lineage.sources import find_source
+from schemas.errors import PlanError
 from schemas.plan import Input
 from schemas.recipe import Recipe
 
@@ -13,16 +14,19 @@ def with_champions(
 ) -> tuple[dict[str, Any], tuple[Input, ...]]:
     """Settings and inputs of an evaluation with the champions that its gates ask for.
 
-    Where there is none yet they stay as they are, and the gate says so. Raises PlanError when MLflow cannot be asked
-    or the champion is not in this checkout.
+    Where there is none yet they stay as they are, and the gate says so. Raises PlanError when the audit log does not
+    hold, MLflow cannot be asked or names a champion that no known move made, or the champion is not in this checkout.
     """
-    from lineage.champions import champion
+    from lineage.champions import standing
 
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue
         model = registered_name(recipe, gate)
-        found = champion(layout, model)
+        here = standing(layout, model)
+        found = here.champion
+        if found is None and here.alarms:
+            raise PlanError(f"a gate compares with the champion of {model}, and {here.alarms[0]}")
         if found is None:
             continue
         source, word = f"mlflow:{found.name}@{found.version}", "champion"

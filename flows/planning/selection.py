@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from flows.compile import identity_of, only
+from flows.compile import FRESH, identity_of, only
 from flows.running.runlog import new_run
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -10,9 +10,6 @@ from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.nearest import suggest
 from schemas.plan import Plan, Step
-
-FRESH = "fresh"
-"""In the identity of a step that is done again: {"run": which time, "of": the key that it has otherwise}."""
 
 
 def selected(

@@ -2,15 +2,36 @@
 
 from typing import Any
 
+from flows.compile import has_own_key
+from flows.running.runlog import read_plan
 from flows.running.states import FINISHED, StepState
 from lineage.auditlog import Entry, append
+from lineage.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.runclaims import EVENTS, PLAN, REPORT, seen, seen_records
 from lineage.signature import signed_by
 from lineage.store import Store
+from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.plan import Plan
+
+
+def planned(layout: Layout, run: str) -> Plan:
+    """The plan of a run, as the audit log saw it and with keys that fit what its steps do.
+
+    Raises PlanError when there is no such run, or its plan is another than the one it began with.
+    """
+    plan = read_plan(layout, run)
+    known = [e["facts"].get("plan") for e in read_chain(layout).entries
+            if e["action"] == "run started" and e["facts"].get("run") == run]  # fmt: skip
+    file = layout.run(run) / PLAN
+    if known and known[-1] != seen(file)["sha256"]:
+        raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
+    wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
+    if wrong:
+        raise PlanError(f"{file}: what {wrong[0]} does is not what its key says; run the recipe again")
+    return plan
 
 
 def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:

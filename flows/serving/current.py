@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.serving.models import Chosen, choose
+from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
 from learning.models.policy import load_policy
-from lineage.champions import ALIAS, champion
+from lineage.champions import standing
 from lineage.layout import Layout
-from schemas.errors import PosttrainError, StepError
+from lineage.registered import ALIAS
+from schemas.errors import PlanError, PosttrainError, StepError
 
 LOOK = 5.0
 """Seconds between looks at the alias."""
@@ -70,30 +71,36 @@ class Current:
         self.served.worker.close()
 
     def _watch(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
-        told = ""
+        told: str | None = None
         while not self.ending.wait(LOOK):
             try:
-                if (new := self._newer(layout)) is not None:
+                new, alarm = self._newer(layout)
+                if new is not None:
                     before, self.served = self.served, load(new, limits, device, dtype)
                     before.worker.close()
                     say(f"now serving {new.said}")
-                told = ""
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old one goes on
-                if str(error) != told:
-                    told = str(error)
-                    say(f"still serving {self.served.chosen.said}: {told}")
+                alarm = f"still serving {self.served.chosen.said}: {error}"
+            if alarm not in (None, told):
+                say(str(alarm))
+            told = alarm
 
-    def _newer(self, layout: Layout) -> Chosen | None:
-        """The champion, where it is another than the one that is served."""
-        now = champion(layout, str(self.served.chosen.alias))
-        if now is None or now.digest == self.served.chosen.digest:
-            return None
-        return choose(f"mlflow:{now.name}@{ALIAS}", layout, self.served.name)
+    def _newer(self, layout: Layout) -> tuple[Chosen | None, str | None]:
+        """The champion of the audit log, where it is another than the one that is served, and an alarm, if any."""
+        here = standing(layout, str(self.served.chosen.alias))
+        if here.champion is None:
+            raise PlanError(f"the audit log knows no champion of {here.name} any more; see: posttrain champions")
+        alarm = f"ALARM {'; '.join(here.alarms)}; see: posttrain champions {here.name}" if here.alarms else None
+        if here.champion.digest == self.served.chosen.digest:
+            return None, alarm
+        return choose(f"mlflow:{here.name}@{ALIAS}", layout, self.served.name), alarm
 
 
 def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
-    """Load a model and start its engine. Raises StepError when it cannot be loaded."""
+    """Load a model and start its engine. Raises StepError when it cannot be loaded, or its files changed meanwhile."""
     policy = load_policy(chosen.folder, device=device, dtype=dtype)
+    if chosen.files and files_of(chosen.folder) != chosen.files:
+        raise StepError(f"{chosen.said}: its files changed after they were verified; start again")
     if limits.max_length is not None and limits.max_length > policy.max_length:
         raise StepError(f"--max-length {limits.max_length}: {chosen.name} was made for {policy.max_length} tokens")
     longest = limits.max_length or min(policy.max_length, 4096)

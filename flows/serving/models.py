@@ -1,11 +1,14 @@
 """Which model is meant: a champion, a step, a key, a folder, a source from outside."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.gates.promotion import artifact
-from lineage.champions import ALIAS, champion, check_artifact
+from lineage.artifactcheck import check_artifact
+from lineage.champions import promoted_artifact, standing
 from lineage.layout import Layout
+from lineage.moves import Move
+from lineage.registered import ALIAS
 from lineage.sources import find_source
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -27,6 +30,16 @@ class Chosen:
     """What it is, for people."""
     alias: str | None = None
     """Registered model whose champion it is."""
+    alarms: tuple[str, ...] = ()
+    """What MLflow says of that registered model otherwise."""
+    files: tuple[tuple[str, ...], ...] = ()
+    """How the files lay when their content was verified; empty where nothing says what it should be."""
+
+
+def files_of(folder: Path) -> tuple[tuple[str, ...], ...]:
+    """Path, inode, size and both times of every file: a file that is written again differs in one of them."""
+    found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    return tuple((str(p), f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}") for p, s in found)
 
 
 def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
@@ -42,24 +55,36 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
         found = Chosen(folder.resolve().name, folder.resolve(), "", str(folder))
     else:
         found = _made(word, layout)
-    return found if name is None else Chosen(name, found.folder, found.digest, found.said, found.alias)
+    return found if name is None else replace(found, name=name)
 
 
 def _registered(rest: str, layout: Layout) -> Chosen:
-    """A version of a registered model, by default its champion."""
+    """A version of a registered model that the audit log promoted, by default the champion; MLflow is only compared."""
     name, _, version = rest.partition("@")
-    if version not in ("", ALIAS):
-        source = find_source(f"mlflow:{rest}", layout, ())
-        return Chosen(name, source.folder, source.digest, f"mlflow:{rest}")
-    found = champion(layout, name)
-    if found is None:
-        raise PlanError(f"mlflow:{name}@{ALIAS}: there is no champion yet; see: posttrain champions")
-    manifest = Store(layout).with_key(found.key)
-    if manifest is None or found.folder is None:
-        raise PlanError(f"mlflow:{name}@{ALIAS}: version {found.version} ({found.key[:16]}) is not in this checkout")
-    check_artifact(layout, manifest)
-    said = f"mlflow:{name}@{ALIAS}, version {found.version}: {manifest.recipe}.{manifest.step} ({found.key[:12]})"
-    return Chosen(name, found.folder, found.digest, said, alias=name)
+    here = standing(layout, name)
+    if version in ("", ALIAS):
+        if here.champion is None:
+            why = f"the audit log knows none: {here.alarms[0]}" if here.alarms else "there is no champion yet"
+            raise PlanError(f"mlflow:{name}@{ALIAS}: {why}; see: posttrain champions")
+        return _promoted(layout, name, here.champion.by, ALIAS, tuple(here.alarms))
+    was = next((move for move in reversed(here.moves) if str(move.version) == version), None)
+    if was is None:
+        raise PlanError(f"mlflow:{rest} was never champion, so nothing says what it should be; serve a step or a key")
+    return _promoted(layout, name, was, version, ())
+
+
+def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str, ...]) -> Chosen:
+    """The artifact that a move made champion, verified to the byte."""
+    store = Store(layout)
+    manifest = store.with_key(by.key)
+    if manifest is None:
+        raise PlanError(f"mlflow:{name}@{asked}: version {by.version} ({by.key[:16]}) is not in this checkout")
+    folder = store.output_folder(manifest.kind, by.key, by.output)
+    files = files_of(folder)
+    promoted_artifact(layout, by)
+    number = f", version {by.version}" if asked == ALIAS else ""
+    said = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
+    return Chosen(name, folder, by.digest, said, name if asked == ALIAS else None, alarms, files)
 
 
 def _made(word: str, layout: Layout) -> Chosen:
@@ -69,7 +94,8 @@ def _made(word: str, layout: Layout) -> Chosen:
     if output is None:
         kinds = ", ".join(output.type for output in manifest.outputs.values())
         raise PlanError(f"{manifest.step} ({manifest.key[:12]}) makes {kinds}; a policy or an adapter can be served")
-    check_artifact(layout, manifest)
     folder = Store(layout).output_folder(manifest.kind, manifest.key, output)
+    files = files_of(folder)
+    check_artifact(layout, manifest)
     said = f"{manifest.recipe}.{manifest.step} ({manifest.key[:12]})"
-    return Chosen(manifest.step, folder, manifest.outputs[output].digest, said)
+    return Chosen(manifest.step, folder, manifest.outputs[output].digest, said, files=files)

@@ -15,12 +15,18 @@ def promote(
     model: Annotated[str, typer.Argument(help="A step or key of a model that was made.")],
     gate: Annotated[str, typer.Option(help="A step or key of an evaluation whose gates the model passed.")],
     name: Annotated[str, typer.Option(help="The registered model whose champion it becomes.")],
+    approve_override: Annotated[
+        bool, typer.Option("--approve-override", help="Answer for a gate that is not that of the committed recipe.")
+    ] = False,
+    why: Annotated[str, typer.Option(help="With --approve-override: the reason, kept in the history.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who answers; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
     """Make a model champion that an earlier evaluation has proven; there is no way without one."""
     from flows.gates.promotion import promote_step
     from lineage.layout import Layout
 
-    console.print(promote_step(Layout.find(), model, gate, name), highlight=False, markup=False, soft_wrap=True)
+    said = promote_step(Layout.find(), model, gate, name, approve=approve_override, who=who, why=why)
+    console.print(said, highlight=False, markup=False, soft_wrap=True)
 
 
 def rollback(
@@ -40,16 +46,23 @@ def rollback(
 def champions(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show how its champion moved.")] = None,
     as_json: AsJson = False,
+    restore: Annotated[bool, typer.Option("--restore", help="Write MLflow again as the audit log has it.")] = False,
 ) -> None:
-    """Show every champion, since when and by which gate, or the history of one."""
+    """Show every champion, since when and by which gate, or the history of one; exit code 1 with an alarm."""
     from flows.gates.champion_tables import show_champions, show_history
     from lineage.layout import Layout
 
     layout = Layout.find()
-    if name is None:
-        show_champions(layout, console, as_json)
-    else:
-        show_history(layout, name, console, as_json)
+    if restore:
+        from lineage.rollback import restore as write_again
+
+        if name is None:
+            raise PlanError("--restore wants a name: posttrain champions NAME --restore")
+        for line in write_again(layout, name):
+            console.print(f"put right: {line}", highlight=False, markup=False, soft_wrap=True)
+    code = show_champions(layout, console, as_json) if name is None else show_history(layout, name, console, as_json)
+    if code:
+        raise typer.Exit(code)
 
 
 class EngineChoice(enum.StrEnum):
@@ -85,6 +98,8 @@ def serve(
 
     layout = Layout.find()
     chosen = choose(model, layout, name)
+    for alarm in chosen.alarms:
+        console.print(f"ALARM {alarm}", highlight=False, markup=False, soft_wrap=True)
     if follow and (chosen.alias is None or engine is EngineChoice.vllm):
         raise PlanError("--follow is for mlflow:NAME@champion with the torch engine: nothing else moves")
     limits = {"max_slots": max_slots, "max_length": max_length}

@@ -27,6 +27,9 @@ def run(
     start: Start = [],  # noqa: B006
     fresh: Fresh = False,
     locked: Locked = False,
+    promote: Annotated[
+        bool, typer.Option("--promote/--no-promote", help="Do what `promote` of the recipe says.")
+    ] = True,
     executor: Executor = ExecutorChoice.ray,
 ) -> None:
     """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
@@ -38,6 +41,12 @@ def run(
     made = plan_recipe(
         recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
     )
+    if promote:
+        from flows.gates.committed import warn_of_changes
+
+        warn_of_changes(made, layout, warn)
+    else:
+        made = made.model_copy(update={"promotion": None})
     raise typer.Exit(runs.start(made, layout, executor.value, console))
 
 

@@ -119,24 +119,6 @@ def test_the_best_by_a_metric_brings_its_run_and_what_is_pinned_all_above_it(che
     assert list(checkout.dvc_cache.glob("*/*")) == []
 
 
-def test_an_ancestor_of_what_is_promoted_stays_and_what_rollback_needs(checkout, monkeypatch):
-    import lineage.retention
-    from lineage.champions import Move
-
-    keys = {value: run(checkout, value) for value in (1, 2, 3, 4)}
-    move = {"action": "promote", "digest": "", "output": "result", "when": "", "who": ""}
-    moves = [
-        Move(number=1, version=7, before=None, key=keys[1]["second"], evidence={}, **move),
-        Move(number=2, version=8, before=7, key=keys[2]["second"], evidence={"key": keys[3]["first"]}, **move),
-    ]
-    monkeypatch.setattr(lineage.retention, "is_empty", lambda layout: False)
-    monkeypatch.setattr(lineage.retention, "client", lambda layout: None)
-    monkeypatch.setattr(lineage.retention, "_aliases", lambda mlflow: [("m", "champion", keys[2]["second"])])
-    monkeypatch.setattr(lineage.retention, "history", lambda layout, name: moves)
-    gc("--last", "0", "--yes")
-    assert here(checkout) == {*keys[1].values(), *keys[2].values(), keys[3]["first"]}
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypatch):

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app, main
@@ -12,6 +13,7 @@ from flows.launch import plan_recipe
 from lineage import auditlog
 from lineage.approvals import decide
 from lineage.champions import champion, history
+from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.store import Store
 
@@ -85,8 +87,20 @@ class Lab:
         return done.output
 
     def run(self, *changes, code=0):
-        options = [word for change in changes for word in ("--set", change)]
-        return self("run", "small.yaml", "--executor", "inprocess", *options, code=code)
+        """What a run of the recipe with these changes in its file prints."""
+        file = self.layout.root / "small.yaml"
+        recipe = yaml.safe_load(RECIPE)
+        for path, _, value in (change.partition("=") for change in changes):
+            place = recipe
+            *above, last = path.split(".")
+            for key in above:
+                place = place[key]
+            place[last] = yaml.safe_load(value)
+        file.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        try:
+            return self("run", "small.yaml", "--executor", "inprocess", code=code)
+        finally:
+            file.write_text(RECIPE)
 
     def made(self, step):
         return [m for m in Store(self.layout).manifests() if m.step == step]
@@ -100,11 +114,12 @@ def test_the_story_of_a_champion(lab):
     """One test, for its steps follow from one another."""
     (two,), (exam,) = lab.made("two"), lab.made("exam")
     assert f"champion of chat: none → version 1, two ({two.key[:12]}), by exam" in lab.first
-    now = champion(lab.layout, "chat")
+    now, plan = champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
     assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
     assert now.by.evidence == {
         "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
         "gates": [exam.details["gates"][0]["text"]],
+        "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
     }  # fmt: skip
     assert now.by.who == "ada"
     said = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
@@ -120,7 +135,7 @@ def test_the_story_of_a_champion(lab):
     part = lab("run", "small.yaml", "--executor", "inprocess", "--to", "two")
     assert "champion of chat unchanged: exam is not part of this run" in part
     waits = (*strict, "stages.exam.gate.on_fail=approve")
-    lab("run", "small.yaml", "--executor", "inprocess", *(w for c in waits for w in ("--set", c)), code=2)
+    lab.run(*waits, code=2)
     assert lab.version == 1
 
     # A person who approves lets it through, and the history says who and why.

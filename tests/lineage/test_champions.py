@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lineage import auditlog
-from lineage.champions import Moved, champion, champions, history, move
+from lineage.champions import Moved, champion, champions, history, move, standing
 from lineage.rollback import rollback
 from lineage.sources import find_source
 from schemas.errors import PlanError
@@ -90,21 +90,28 @@ def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
     assert champion(layout, "chat").version == 3
 
 
-def test_an_alias_set_by_hand_is_read_and_has_no_evidence_and_a_cut_off_move_is_made_whole(small_run):
+def test_an_alias_set_by_hand_is_an_alarm_and_a_cut_off_move_is_made_whole(small_run):
     from lineage.registry import client
 
     layout, made = small_run.layout, small_run.made
     first = move(layout, "chat", made["tuned"].key, evidence=GATE, expected=None)
     second = move(layout, "chat", made["raw"].key, evidence=GATE, expected=first)
     client(layout).set_registered_model_alias("chat", "champion", "1")
-    by_hand = champion(layout, "chat")
-    assert (by_hand.version, by_hand.since, by_hand.by) == (1, None, None)
-    # As a kill between the alias and its tag leaves it.
-    client(layout).set_registered_model_alias("chat", "champion", "2")
-    client(layout).delete_model_version_tag("chat", "2", "posttrain.move.000002")
-    assert champion(layout, "chat").by is None
-    whole = move(layout, "chat", made["raw"].key, evidence=GATE, expected=first)
-    assert (whole.version, whole.by.number, whole.by.evidence) == (second.version, 2, GATE)
+    assert champion(layout, "chat") == second
+    assert standing(layout, "chat").alarms == [
+        f"mlflow:chat@champion stands at version 1; by the audit log version 2 ({second.key[:12]}) is champion"
+    ]
+    with pytest.raises(PlanError, match="--restore"):
+        move(layout, "chat", made["base"].key, evidence=GATE, expected=second)
+    # As a kill between the log and the alias leaves it, or one between the alias and its tag.
+    for alias in ("1", "2"):
+        client(layout).set_registered_model_alias("chat", "champion", alias)
+        client(layout).delete_model_version_tag("chat", "2", "posttrain.move.000002")
+        assert standing(layout, "chat").is_unfinished
+        whole = move(layout, "chat", made["raw"].key, evidence=GATE, expected=first)
+        assert (whole.version, whole.by.number, whole.by.evidence) == (second.version, 2, GATE)
+        assert standing(layout, "chat").alarms == []
+        assert int(client(layout).get_model_version_by_alias("chat", "champion").version) == 2
 
 
 def test_of_two_promotions_at_once_one_wins_and_the_other_sees_it(small_run):

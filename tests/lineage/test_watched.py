@@ -71,7 +71,7 @@ def test_a_dataset_is_its_latest_digest_and_an_alias_its_version(tmp_path, mlflo
 
     client, layout = mlflow
     experiment = client.create_experiment("e", (tmp_path / "a").as_uri())
-    source, alias = "mlflow-dataset:lessons", "mlflow:tutor@champion"
+    source, alias = "mlflow-dataset:lessons", "mlflow:tutor@canary"
     assert (content(source, layout, []), content(alias, layout, [])) == (None, None)
     seen = []
     for digest in ("d1", "d2"):
@@ -85,5 +85,7 @@ def test_a_dataset_is_its_latest_digest_and_an_alias_its_version(tmp_path, mlflo
     for key in ("1" * 64, "2" * 64):
         version = client.create_model_version("tutor", "dvc:///files/x", tags={"key": key})
         assert content(alias, layout, []) == (None if int(version.version) == 1 else "version 1 1111111111111111")
-        client.set_registered_model_alias("tutor", "champion", version.version)
+        client.set_registered_model_alias("tutor", "canary", version.version)
         assert content(alias, layout, []) == f"version {version.version} {key[:16]}"
+    client.set_registered_model_alias("tutor", "champion", "1")
+    assert content("mlflow:tutor@champion", layout, []) is None  # an alias set by hand makes no champion

@@ -13,6 +13,7 @@ from flows.cli import app
 from flows.runs import rebuild_report
 from lineage.approvals import decide, file_of
 from lineage.auditlog import append, log_file
+from lineage.champions import move
 from lineage.index import FILE, ask
 from lineage.layout import Layout
 from lineage.row_index import read_new_tables
@@ -23,7 +24,7 @@ RECIPE = """
 name: small
 stages:
   words: {kind: python, function: "LAB:words", produces: {data: prompts}}
-  model: {kind: python, function: "LAB:model", inputs: {x: words}, produces: {model: directory}}
+  model: {kind: python, function: "LAB:model", inputs: {x: words}, produces: {model: policy}}
   exam: {kind: python, function: "LAB:exam", inputs: {x: model}}
 """
 LAB = """
@@ -36,6 +37,7 @@ def words(context):
 
 def model(context):
     (context.output("model") / "model.safetensors").write_bytes(b"weights")
+    (context.output("model") / "config.json").write_text("{}")
 
 def exam(context):
     (context.output("result") / "n.txt").write_text("1")
@@ -68,10 +70,7 @@ def template(tmp_path_factory):
     layout = Layout(root)
     made = {manifest.step: manifest for manifest in Store(layout).manifests()}
     decide(layout, made["exam"].key, 0, "approve", name="ada", reason="good enough", step="exam")
-    append(
-        layout, "promote", model="adder", number=1, version=1, before=None, key=made["model"].key,
-        digest=made["model"].outputs["model"].digest, output="model", evidence={"key": made["exam"].key}, after=None,
-    )  # fmt: skip
+    move(layout, "adder", made["model"].key, evidence={"key": made["exam"].key}, expected=None)
     (layout.state / FILE).unlink()
     return root, made
 
@@ -181,7 +180,7 @@ EVERY = [
     "audit.jsonl", "audit.head.json", "runs/RUN/events.jsonl", "runs/RUN/plan.json", "runs/RUN/cost.json",
     "runs/RUN/report.html", "approvals/EXAM.jsonl", "artifacts/MODEL/manifest.json", "artifacts/MODEL/seal.json",
     "artifacts/MODEL/signature.json", "artifacts/WORDS/outputs/data/rows.parquet", "keys/signing.pub",
-    "keys/signing.pem", "keys/trusted/eve.pub", "index.db",
+    "keys/signing.pem", "keys/trusted/eve.pub", "index.db", "mlflow.db",
 ]  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""`serve --follow` while the registry, the log and the files are attacked: it keeps what it serves, and says so."""
+
+import pytest
+
+from flows.serving import current
+from flows.serving.current import Current, Limits, Served, load
+from flows.serving.models import choose, files_of
+from lineage import auditlog
+from lineage.champions import move, standing
+from lineage.rollback import rollback
+from schemas.errors import StepError
+from tests.security.test_registry_attacks import (
+    IN_MLFLOW,
+    IN_THE_LOG,
+    IN_THE_STORE,
+    artifact_gone,
+    lab,
+    registry_lost,
+    template,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
+__all__ = ["lab", "template"]
+LIMITS = Limits(max_slots=1, max_length=None)
+
+
+class Worker:
+    """Stands in for an engine."""
+
+    max_length = 8
+
+    def close(self):
+        """Nothing to end."""
+
+
+class Looks:
+    """Lets a server look at the champion so often, and then ends it; notes what it said and loaded."""
+
+    def __init__(self, lab, monkeypatch):
+        self.layout, self.said, self.loaded = lab.layout, [], []
+        monkeypatch.setattr(current, "load", self.load)
+        self.current = Current(Served(choose("mlflow:chat@champion", lab.layout), Worker()))
+
+    def load(self, chosen, limits, device, dtype):
+        self.loaded.append((chosen.folder / "model.safetensors").read_bytes())
+        return Served(chosen, Worker())
+
+    def look(self, times=2):
+        ending = iter([*[False] * times, True])
+        self.current.ending = type("Ending", (), {"wait": lambda _, seconds: next(ending)})()
+        self.current._watch(self.layout, LIMITS, "cpu", "float32", self.said.append)
+        return self.current.served.chosen.digest
+
+
+@pytest.fixture
+def server(lab, monkeypatch):
+    return Looks(lab, monkeypatch)
+
+
+@pytest.mark.parametrize("attack", [a for a in IN_MLFLOW if a is not registry_lost], ids=lambda a: a.__name__)
+def test_a_move_by_hand_is_not_followed_and_said_once(lab, server, attack):
+    attack(lab)
+    assert server.look(3) == lab.digest("third")
+    assert server.loaded == []
+    (said,) = server.said
+    assert said.startswith("ALARM mlflow:chat@")
+    rollback(lab.layout, "chat")
+    assert server.look() == lab.digest("second")
+    assert server.loaded == [b"second"]
+
+
+@pytest.mark.parametrize("attack", IN_THE_LOG, ids=lambda a: a.__name__)
+def test_with_a_log_that_does_not_hold_the_server_keeps_its_model(lab, server, attack):
+    attack(lab)
+    assert (server.look(3), server.loaded) == (lab.digest("third"), [])
+    (said,) = server.said
+    assert said.startswith("still serving mlflow:chat@champion, version 3")
+    assert "the audit log does not hold" in said
+
+
+@pytest.mark.parametrize("attack", [a for a in IN_THE_STORE if a is not artifact_gone], ids=lambda a: a.__name__)
+def test_a_champion_whose_bytes_are_others_is_not_changed_to(lab, server, attack):
+    rollback(lab.layout, "chat")
+    assert server.look() == lab.digest("second")
+    attack(lab)
+    now = standing(lab.layout, "chat").champion
+    auditlog.append(  # the log's own word, while the files are swapped
+        lab.layout, "rollback", model="chat", number=5, version=3, before=2, key=lab.made["third"].key,
+        digest=lab.digest("third"), output="policy", evidence={}, after=now.by.entry["hash"], log=None,
+    )  # fmt: skip
+    assert server.look(3) == lab.digest("second")
+    assert server.loaded == [b"second"]
+    refusals = ("is not what was published", "which was promoted", "is not in this checkout")
+    assert any(refusal in said for said in server.said for refusal in refusals)
+
+
+def test_files_that_change_between_verifying_and_loading_are_not_served(lab, monkeypatch):
+    chosen = choose("mlflow:chat@champion", lab.layout)
+    assert chosen.files == files_of(chosen.folder)
+
+    def swapped(folder, **options):
+        lab.weights("third").write_bytes(b"evil!")
+        return object()
+
+    monkeypatch.setattr(current, "load_policy", swapped)
+    with pytest.raises(StepError, match="its files changed after they were verified"):
+        load(chosen, LIMITS, "cpu", "float32")
+
+
+def test_a_promotion_is_followed_and_the_alias_alone_is_not(lab, server):
+    lab.alias(1)
+    assert server.look() == lab.digest("third")
+    lab.alias(3)
+    move(lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=standing(lab.layout, "chat").champion)
+    assert server.look() == lab.digest("evil")
+    assert server.loaded == [b"evil"]
