@@ -3,7 +3,8 @@
 Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pyarrow.parquet as pq
 
 from learning.loop.batch import Batch
 from learning.loop.trials import Trial
+from learning.texts.rows_used import Used, summed
 from learning.texts.shards import ShardWriter, scan
+from schemas.whole_files import write_whole
 
 FILE = "trajectories.parquet"
 """The name of a small table; a large one is several files."""
@@ -65,6 +68,8 @@ class Trajectories:
         self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
         self.schema = SCHEMA if decode is None else EPISODES
         self.waiting: list[dict[str, Any]] = []
+        self.tally: dict[str, tuple[int, int]] = {}
+        """Of each prompt since rows were last put aside: completions sampled, and those with an advantage."""
 
     def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
         """Add the trials of a step; the advantage of each, None where it was not trained on."""
@@ -72,6 +77,8 @@ class Trajectories:
         seen: dict[int, int] = {}
         for trial, advantage in zip(trials, advantages, strict=True):
             sample = seen[trial.group] = seen.get(trial.group, -1) + 1
+            sampled, trained = self.tally.get(trial.row["id"], (0, 0))
+            self.tally[trial.row["id"]] = (sampled + 1, trained + bool(advantage))
             if trial.group in kept:
                 place = {"step": step, "group": trial.group, "sample": sample}
                 self.waiting.append({**place, **self._row(trial, advantage)})
@@ -80,7 +87,12 @@ class Trajectories:
         """Write the waiting rows beside the checkpoint of `step`, before it is written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
-        self.waiting = []
+        write_whole(self._tally(step), json.dumps(self.tally))
+        self.waiting, self.tally = [], {}
+
+    def used(self, parts: list[int]) -> Iterator[Used]:
+        """How often each prompt was sampled and trained on, whatever share of the trajectories is kept."""
+        return summed([*(json.loads(self._tally(step).read_text()) for step in parts), self.tally])
 
     def publish(self, output: Path, parts: list[int]) -> None:
         """Write the rows put aside at `parts` and the waiting ones as one table; equal rows give equal bytes."""
@@ -104,6 +116,9 @@ class Trajectories:
 
     def _part(self, step: int) -> Path:
         return self.folder / f"rows-{step:08d}.parquet"
+
+    def _tally(self, step: int) -> Path:
+        return self.folder / f"used-{step:08d}.json"
 
     def _keeps(self, step: int, group: int) -> bool:
         return self.share >= 1 or np.random.default_rng([self.seed, step, group]).random() < self.share
