@@ -15,7 +15,7 @@ from rich.text import Text
 from flows.gates.promotion import promote_after
 from flows.launch import ExecutorName, Outcome, run_plan
 from flows.planning.selection import repeated
-from flows.running.audited import planned
+from flows.running.audited import planned, report_written
 from flows.running.budget import spending_lines, with_budget
 from flows.running.runlog import append, events, read_plan, runs
 from flows.running.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
@@ -87,6 +87,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
         append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})
         _say(console, "", verdict.text)
     report = write_report(plan, states, manifests, layout, outcome.run)
+    report_written(layout, outcome.run)
     _projected("MLflow", lambda: add_report(layout, outcome.run, report), console)
     _projected("OpenLineage", lambda: send_run(layout, outcome.run), console)
     return report
@@ -202,4 +203,6 @@ def rebuild_report(run: str | None, layout: Layout) -> Path:
         found = store.find(step.kind, step.key)
         if found is not None and states.get(step.name, {}).get("state") in FINISHED:
             manifests[step.name] = found
-    return write_report(plan, states, manifests, layout, name)
+    report = write_report(plan, states, manifests, layout, name)
+    report_written(layout, name)
+    return report

@@ -1,6 +1,8 @@
 """Lineage in both directions: up to the rows of data, down to every model that some data touched."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from rich.console import Group
@@ -12,6 +14,7 @@ from lineage.graph import Node, ancestors, descendants
 from lineage.index import Index, ask
 from lineage.layout import Layout
 from lineage.records import Record
+from lineage.relations import RANK, Relation, is_model, relations
 from lineage.target import Target, find_target
 
 
@@ -30,8 +33,18 @@ class Lineage:
             "what": self.target.what,
             "dropped": [dict(zip(("key", "reason", "detail"), d, strict=True)) for d in self.target.dropped],
             "up": [_node_json(node) for node in self.up],
-            "down": [_node_json(node) for node in self.down],
+            "down": [self._down_json(node) for node in self.down],
         }
+
+    def _down_json(self, node: Node) -> dict[str, Any]:
+        how = self.relations.get(node.record["key"])
+        return _node_json(node) | ({"relation": asdict(how)} if how else {})
+
+    @cached_property
+    def relations(self) -> dict[str, Relation]:
+        """For a row of data, by the key of each model after it, how the row came into it."""
+        row = self.target.row
+        return {} if row is None else relations(row, self.target.keys, self.down)
 
 
 def trace(layout: Layout, word: str) -> Lineage:
@@ -39,10 +52,11 @@ def trace(layout: Layout, word: str) -> Lineage:
 
     A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
     """
-    return ask(layout, lambda index: _traced(index, word))
+    return ask(layout, lambda index: traced(index, word))
 
 
-def _traced(index: Index, word: str) -> Lineage:
+def traced(index: Index, word: str) -> Lineage:
+    """The lineage of a target in an index; raises UnknownTarget."""
     target = find_target(index, word)
     holders = set(target.keys)
 
@@ -84,12 +98,22 @@ def render(lineage: Lineage) -> Group:
         for key, reason, detail in target.dropped
     ]
     up = _tree("made from", lineage.up, _facts)
-    models = sum(1 for n in lineage.down for o in n.record["outputs"].values() if o["type"] in MODELS)
-    down = _tree(f"went into ({models} models)", lineage.down, _decided)
+    down = _tree(f"went into ({_count(lineage)})", lineage.down, lambda record: _related(lineage, record))
     return Group(head, *lost, up, down)
 
 
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+def _count(lineage: Lineage) -> str:
+    """How many models there are after a target; for a row, how many of them in which way."""
+    models = sum(is_model(node.record) for node in lineage.down)
+    ways = Counter(relation.how for relation in lineage.relations.values())
+    each = ", ".join(f"{ways[how]} {how}" for how in reversed(RANK) if ways[how])
+    return f"{models} models{f': {each}' if each else ''}"
+
+
+def _related(lineage: Lineage, record: Record) -> list[str]:
+    """How a row came into a model, and what people decided about an evaluation."""
+    relation = lineage.relations.get(record["key"])
+    return [*([relation.sentence()] if relation else []), *_decided(record)]
 
 
 def _step_of(lineage: Lineage, key: str) -> str:

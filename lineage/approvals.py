@@ -6,7 +6,7 @@ again, and no key is made of decisions. The latest one counts.
 
 import json
 import os
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,16 +26,28 @@ def decide(layout: Layout, key: str, gate: int, decision: Decision, *, name: str
     """
     told = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
     entry = auditlog.append(layout, decision, key=key, **told)
-    record = told | {"at": datetime.now(UTC).isoformat(timespec="seconds"), "audit": auditlog.anchor(entry)}
+    record = record_of(entry)
     path = file_of(layout, key)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        os.write(handle, json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        os.write(handle, text_of(record))
         os.fsync(handle)
     finally:
         os.close(handle)
     return record
+
+
+def record_of(entry: auditlog.Entry) -> Record:
+    """The line that belongs to a decision's entry of the audit log."""
+    told = {name: value for name, value in entry["facts"].items() if name != "key"}
+    at = datetime.fromisoformat(entry["at"]).isoformat(timespec="seconds")
+    return told | {"at": at, "audit": auditlog.anchor(entry)}
+
+
+def text_of(record: Record) -> bytes:
+    """A decision as its line."""
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def decisions(layout: Layout, key: str) -> list[Record]:

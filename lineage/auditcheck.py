@@ -1,35 +1,58 @@
 """Whether the audit log is the one that was written, and whether what it says of runs and artifacts still holds."""
 
 import hashlib
-import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lineage.auditclaims import AuditCheck, claim_problems, unexplained
-from lineage.auditlog import FIRST, Entry, head_file, is_cut_off, log_file, parsed
+from lineage.auditlog import FIRST, Entry, head_file, is_cut_off, log_file, parsed, read_head
 from lineage.chain import signature_problem
 from lineage.champions import registry_problems
-from lineage.keys import Ed25519PublicKey, trusted
+from lineage.keycheck import readable_keys
+from lineage.keys import Ed25519PublicKey
 from lineage.layout import Layout
-from lineage.records import read_lines
+from lineage.runclaims import run_problems
 from lineage.signature import SIGNATURE, signed_statement
+from lineage.state_files import Unreadable, is_folder, read_regular, records_of
+from schemas.errors import PlanError
 
 
 def check(layout: Layout) -> AuditCheck:
-    """Read the whole log and everything that remembers a part of it; raises PlanError for a key that is none."""
-    found = AuditCheck()
-    _read(layout, trusted(layout), found)
-    found.problems += _anchor_problems(layout, found)
+    """Read the whole log and everything that it speaks of; raises PlanError where the named signing key is none."""
+    found = check_log(layout)
+    found.problems += readable_keys(layout)[1]
     found.problems += claim_problems(layout, found)
-    found.problems += registry_problems(layout)
+    for run, said in sorted(found.runs.items()):
+        problems, notes = run_problems(layout, run, said)
+        found.problems += problems
+        found.notes += notes
+    try:
+        found.problems += registry_problems(layout)
+    except PlanError as error:
+        found.problems.append(f"what MLflow says cannot be compared with the log: {error}")
     found.notes += unexplained(layout, found)
+    return found
+
+
+def check_log(layout: Layout) -> AuditCheck:
+    """Read the log alone, and what others remember of it: whether it is the one that was written, and whole."""
+    found = AuditCheck()
+    keys, _ = readable_keys(layout)
+    _read(layout, keys, found)
+    found.problems += _anchor_problems(layout, found)
     return found
 
 
 def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
     path = log_file(layout)
-    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    try:
+        lines = read_regular(path).split(b"\n")
+    except Unreadable as error:
+        lines = [b""]
+        if os.path.lexists(path):
+            found.problems.append(f"{path}: {error}")
     last: Entry | None = None
     strange: list[bytes] = []
     for number, line in enumerate(lines, 1):
@@ -39,12 +62,13 @@ def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) 
             continue
         where = f"{path}:{number}"
         told = _strangers(f"{path}:{number - len(strange)}", strange, entry, found)
-        wrong = list(_own_problems(entry, keys)) or ([] if told else list(_place_problems(entry, last)))
+        own = list(_own_problems(entry, keys))
+        wrong = own or ([] if told else list(_place_problems(entry, last)))
         found.problems += [f"{where}: {what}" for what in wrong]
         strange = []
         if last is None or entry["number"] > last["number"]:
             last = entry
-            found.remember(entry)
+            found.remember(entry, believed=not own)
     _end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
 
 
@@ -92,6 +116,8 @@ def _end(where: str, rest: bytes, found: AuditCheck) -> None:
 def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
     """Entries that others saw and that are not there, each once."""
     wrong: dict[str, str] = {}
+    if os.path.lexists(head_file(layout)) and read_head(layout) is None:
+        wrong["head"] = f"{head_file(layout)}: does not say which entry is the latest"
     latest = max(found.hashes, default=0)
     for source, number, digest in sorted(_anchors(layout, found), key=lambda a: (-a[1], a[0])):
         if number > latest:
@@ -104,10 +130,10 @@ def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
 
 def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
     """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
-    yield from _anchor(head_file(layout), _json(head_file(layout)))
+    yield from _anchor(head_file(layout), read_head(layout))
     for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
-        for event in read_lines(path):
-            yield from _anchor(path, event.get("audit") if isinstance(event, dict) else None)
+        for event in records_of(path):
+            yield from _anchor(path, event.get("audit"))
     for folder in layout.state.glob("artifacts/*"):
         statement = signed_statement(folder)
         if statement and _is_of_here(layout, statement["predicate"], found):
@@ -117,16 +143,9 @@ def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]
 def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
     """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
     run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
-    return layout.run(run).is_dir() or (entry is not None and entry["facts"].get("run") == run)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
+    return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)
 
 
 def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
-    if isinstance(seen, dict) and isinstance(seen.get("number"), int) and isinstance(seen.get("hash"), str):
+    if isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str):
         yield str(source), seen["number"], seen["hash"]

@@ -1,16 +1,19 @@
-"""What the audit log says of runs, artifacts and decisions, held against what lies there now."""
+"""What the audit log says of artifacts and decisions, held against what lies there now."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lineage.auditlog import Entry
+from lineage.chain import MOVES
 from lineage.layout import Layout
-from lineage.records import read_lines
+from lineage.moves import OTHERS
+from lineage.state_files import Unreadable, is_folder, json_lines, read_regular, records_of
 
 DECISIONS = frozenset({"approve", "reject"})
+MOVING = MOVES | {OTHERS}
+OF_RUNS = frozenset({"run started", "run ended", "report written"})
 
 
 @dataclass
@@ -20,79 +23,101 @@ class AuditCheck:
     problems: list[str] = field(default_factory=list)
     """One line per thing that is not as it was written: `path:line: what`."""
     notes: list[str] = field(default_factory=list)
-    """What is no tampering: writes that were cut off, artifacts that somebody removed."""
+    """What is no tampering: writes that were cut off, artifacts that were removed by hand."""
     hashes: dict[int, str] = field(default_factory=dict)
     """Hash of each entry by its number."""
     published: dict[str, Entry] = field(default_factory=dict)
     """The latest entry of each published artifact by its key."""
     removed: dict[str, int] = field(default_factory=dict)
     """Number of the latest entry that removed an artifact, by its key."""
+    busy: set[str] = field(default_factory=set)
+    """Runs that began with a step to do: not everything was there already."""
     runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    """The latest start and end of each run: {run: {action: entry}}."""
+    """The latest start, end and report of each run: {run: {action: entry}}."""
     decisions: dict[int, Entry] = field(default_factory=dict)
     """What people decided about gates, by number."""
+    moves: list[Entry] = field(default_factory=list)
+    """Entries that move a champion, oldest first."""
 
-    def remember(self, entry: Entry) -> None:
-        """Take in an entry that stands in its place."""
+    def remember(self, entry: Entry, *, believed: bool = True) -> None:
+        """Take in an entry that stands in its place; what it says only when it is `believed`."""
         self.hashes[entry["number"]] = entry["hash"]
-        facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-        if entry["action"] == "artifact published":
+        facts, action = entry["facts"], entry["action"]
+        if not believed:
+            return
+        if action == "artifact published":
             self.published[str(facts.get("key"))] = entry
-        elif entry["action"] in ("run started", "run ended"):
-            self.runs.setdefault(str(facts.get("run")), {})[entry["action"]] = entry
-        elif entry["action"] in DECISIONS:
+        elif action in OF_RUNS:
+            self.runs.setdefault(str(facts.get("run")), {})[action] = entry
+            if action == "run started" and facts.get("hits") != facts.get("steps"):
+                self.busy.add(str(facts.get("run")))
+        elif action in MOVING:
+            self.moves.append(entry)
+        elif action in DECISIONS:
             self.decisions[entry["number"]] = entry
-        elif entry["action"] == "gc":
-            self.removed |= dict.fromkeys(facts.get("artifacts", []), entry["number"])
+        elif action == "gc" and isinstance(facts.get("artifacts"), list):
+            self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
 
 
 def claim_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Plans, events and decisions that are not those that the log saw."""
-    for run, said in found.runs.items():
-        yield from _run_problems(layout, run, said)
-    yield from _decision_problems(layout, found)
+    """Decisions beside the log that it does not know or knows otherwise, and those that it knows and that are gone."""
+    decided: list[tuple[Path, dict[str, Any]]] = []
+    for path in sorted(layout.state.glob("approvals/*")):
+        if path.suffix != ".jsonl":
+            continue
+        yield from _garbage(path)
+        decided += [(path, line) for line in records_of(path)]
+    for path, line in decided:
+        entry = found.decisions.get(_number(line))
+        if entry is None or _decided(entry["facts"], entry["action"]) != _decided({**line, "key": path.stem}):
+            yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
+    yield from _order_problems(decided)
+    there = {_number(line) for _, line in decided}
+    for number, entry in found.decisions.items():  # also after a kill between the entry and the record
+        if number not in there:
+            file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
+            yield (
+                f"{file}: the decision of entry {number} ({entry['action']}) is not there; "
+                "write it again from the log: posttrain lineage --verify --rebuild"
+            )
+
+
+def _order_problems(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
+    """Files whose decisions about a gate do not stand in the order of the log: the last one counts."""
+    orders: dict[Path, dict[str, list[int]]] = {}
+    for path, line in decided:
+        orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_number(line))
+    for path, gates in orders.items():
+        if any(numbers != sorted(set(numbers)) for numbers in gates.values()):
+            yield f"{path}: its decisions are not in the order of the audit log"
 
 
 def unexplained(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Artifacts and decisions that the log knows, that are gone, and that no entry removed."""
+    """Artifacts that the log knows, that are gone, and that no entry removed."""
     for key, entry in found.published.items():
         folder = layout.artifact(str(entry["facts"].get("kind")), key)
-        if found.removed.get(key, 0) < entry["number"] and not folder.exists():
+        if found.removed.get(key, 0) < entry["number"] and not is_folder(folder):
             yield f"{folder}: published by entry {entry['number']} of the audit log; gone, and no entry removed it"
-    there = {(line.get("audit") or {}).get("number") for _, line in _decided_here(layout)}
-    for number, entry in found.decisions.items():  # also after a kill between the entry and the record
-        if number not in there:
-            yield f"{layout.state / 'approvals'}: the decision of entry {number} ({entry['action']}) is not there"
 
 
-def _run_problems(layout: Layout, run: str, said: dict[str, Entry]) -> Iterator[str]:
-    plan, events = layout.run(run) / "plan.json", layout.run(run) / "events.jsonl"
-    started, ended = said.get("run started"), said.get("run ended")
-    if started and plan.is_file() and started["facts"].get("plan") not in (None, _sha256(plan.read_bytes())):
-        yield f"{plan}: is not the plan that entry {started['number']} of the audit log saw"
-    seen = ended["facts"].get("events") if ended else None
-    if ended and seen and events.is_file():
-        text = events.read_bytes()[: seen["bytes"]]
-        if (len(text), _sha256(text)) != (seen["bytes"], seen["sha256"]):
-            yield f"{events}: is not the record of events that entry {ended['number']} of the audit log saw"
+def _garbage(path: Path) -> Iterator[str]:
+    try:
+        lines = json_lines(read_regular(path))
+    except Unreadable as error:
+        yield f"{path}: {error}"
+        return
+    if lines.garbage or lines.cut_off:
+        at = f":{lines.garbage[0][0]}" if lines.garbage else ""
+        yield f"{path}{at}: no decision"
 
 
-def _decision_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Decisions beside the log that it does not know, or knows otherwise."""
-    for path, line in _decided_here(layout):
-        entry = found.decisions.get((line.get("audit") or {}).get("number"))
-        if entry is None or _decided(entry["facts"], entry["action"]) != _decided({**line, "key": path.stem}):
-            yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
-
-
-def _decided_here(layout: Layout) -> list[tuple[Path, dict[str, Any]]]:
-    return [(path, line) for path in sorted(layout.state.glob("approvals/*.jsonl")) for line in read_lines(path)]
+def _number(line: dict[str, Any]) -> int:
+    """Number of the log's entry that a decision names; 0 where it names none."""
+    audit = line.get("audit")
+    number = audit.get("number") if isinstance(audit, dict) else None
+    return number if type(number) is int else 0
 
 
 def _decided(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
     names = ("key", "gate", "name", "reason")
     return (decision or facts.get("decision"), *(facts.get(name) for name in names))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -19,6 +19,7 @@ from typing import Any
 
 from lineage.keys import Signer, signer
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_json, read_regular
 from schemas.whole_files import write_whole
 
 Entry = dict[str, Any]
@@ -26,6 +27,8 @@ FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
 BLOCK = 1 << 16
 UNHASHED = frozenset({"hash", "signature"})
+FIELDS = {"action": str, "at": str, "facts": dict, "number": int, "previous": str, "who": str, "hash": str}
+"""What an entry holds besides its signature, each of exactly that type."""
 
 
 def append(layout: Layout, action: str, **facts: Any) -> Entry:
@@ -35,8 +38,8 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
     Raises PlanError when there is no usable signing key.
     """
     key = signer(layout)
+    layout.make_state()
     path = log_file(layout)
-    path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -61,7 +64,20 @@ def head_file(layout: Layout) -> Path:
 
 
 def _remember(layout: Layout, entry: Entry) -> None:
-    write_whole(head_file(layout), _line(anchor(entry)).decode())
+    """Keep the anchor of an entry, unless the one that is kept is of an entry that the log lacks."""
+    seen = read_head(layout)
+    if seen is None or seen["hash"] == entry["previous"] or any(e["hash"] == seen["hash"] for e in entries(layout)):
+        write_whole(head_file(layout), _line(anchor(entry)).decode())
+
+
+def read_head(layout: Layout) -> dict[str, Any] | None:
+    """The anchor that is kept of the latest entry; None when there is none or it is none any more."""
+    try:
+        seen = read_json(read_regular(head_file(layout)))
+    except (Unreadable, ValueError):
+        return None
+    known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
+    return seen if known else None
 
 
 def log_file(layout: Layout) -> Path:
@@ -99,13 +115,11 @@ def entries(layout: Layout) -> Iterator[Entry]:
 def parsed(line: bytes) -> Entry | None:
     """The entry in a line; None when it is none."""
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
+        entry = read_json(line)
+    except ValueError:
         return None
-    known = isinstance(entry, dict) and {"action", "at", "facts", "number", "previous", "who", "hash"} <= entry.keys()
-    if not known or type(entry["number"]) is not int:
-        return None
-    return entry if all(isinstance(entry[name], str) for name in ("action", "at", "hash", "who")) else None
+    known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
+    return entry if known else None
 
 
 def hash_of(entry: Entry) -> str:

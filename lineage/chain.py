@@ -12,6 +12,7 @@ from pathlib import Path
 from lineage.auditlog import FIRST, Entry, hash_of, head_file, log_file, parsed
 from lineage.keys import Ed25519PublicKey, is_valid, trusted
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_regular
 from schemas.errors import PlanError
 
 MOVES = frozenset({"promote", "rollback", "restore"})
@@ -117,9 +118,9 @@ def _break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicKey]) 
 def _head_seen(head: Path) -> tuple[int, str] | None:
     """Number and hash of the latest entry, as the log's own head has them."""
     try:
-        seen = json.loads(head.read_bytes())
+        seen = json.loads(read_regular(head))
         return int(seen["number"]), str(seen["hash"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (Unreadable, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -171,7 +171,7 @@ def move(
 @contextmanager
 def moving(layout: Layout) -> "Iterator[MlflowClient]":
     """MLflow, while no other process of this checkout moves a champion."""
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     with FileLock(layout.state / "champions.lock"), asked(layout) as mlflow:
         yield mlflow
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,11 @@ PATIENCE = 20.0
 FILE = "index.db"
 PREFIX = 16
 """Hex digits of a digest that are indexed; the rest is compared with the record."""
+UNFIT = (
+    AttributeError, KeyError, TypeError, UnicodeError, OverflowError, RecursionError, sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+)  # fmt: skip
+"""What a manifest raises that does not have the shape of one, down to values that SQLite does not take."""
 TABLES = {"rows.parquet": "rows", "dropped.parquet": "dropped"}
 SCHEMA = """
 create table artifacts(id integer primary key, name text unique, stamp text, key text, started text, kind text,
@@ -107,19 +113,25 @@ def ask(layout: Layout, question: Callable[[Index], T]) -> T:
     file = layout.state / FILE
     for place in (str(file), str(file)) if (layout.state / "artifacts").is_dir() else ():
         try:
-            with _opened(layout, place) as index:
+            with opened(layout, place) as index:
                 return question(index)
         except sqlite3.OperationalError:  # held by another process, or not to be written
             break
         except sqlite3.DatabaseError:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
-    with _opened(layout, ":memory:") as index:
+    return from_manifests(layout, question)
+
+
+def from_manifests(layout: Layout, question: Callable[[Index], T]) -> T:
+    """The answer from the manifests alone: nothing that was kept of them is believed."""
+    with opened(layout, ":memory:") as index:
         return question(index)
 
 
 @contextlib.contextmanager
-def _opened(layout: Layout, place: str) -> Iterator[Index]:
+def opened(layout: Layout, place: str) -> Iterator[Index]:
+    """The index in a file of SQLite, brought up to date. Raises sqlite3.Error."""
     with contextlib.closing(sqlite3.connect(place, timeout=PATIENCE, isolation_level=None)) as connection:
         connection.execute("pragma foreign_keys = on")
         connection.execute("pragma synchronous = normal")
@@ -177,20 +189,29 @@ def _stamps(artifacts: Path) -> dict[str, str]:
             status = os.stat(f"{entry.path}/manifest.json")  # noqa: PTH116 — thousands of these, as in records
         except OSError:
             continue
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
+            continue
         found[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
     return found
 
 
 def _add(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
     """One artifact; a damaged manifest is noted, so that it is not read again, and is part of no answer."""
+    connection.execute("savepoint one")
     try:
-        facts = [record[fact] for fact in ("key", "started", "kind", "step", "recipe", "run")]
-        given = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]
-        starts, tables = sorted({d[:PREFIX] for d in output_digests(record)}), list(_tables(record))
-        text = json.dumps(slim(record), separators=(",", ":"))
-    except (AttributeError, KeyError, TypeError):
+        _add_whole(connection, name, stamp, record)
+    except UNFIT:
+        connection.execute("rollback to one")
         connection.execute("insert into artifacts(name, stamp) values(?, ?)", (name, stamp))
-        return
+    connection.execute("release one")
+
+
+def _add_whole(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
+    """One artifact with its inputs, digests and tables; raises one of UNFIT when its manifest is not of that shape."""
+    facts = [record[fact] for fact in ("key", "started", "kind", "step", "recipe", "run")]
+    given = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]
+    starts, tables = sorted({d[:PREFIX] for d in output_digests(record)}), list(_tables(record))
+    text = json.dumps(slim(record), separators=(",", ":"))
     sql = "insert into artifacts(name, stamp, key, started, kind, step, recipe, run, record) values(?,?,?,?,?,?,?,?,?)"
     artifact = connection.execute(sql, (name, stamp, *facts, text)).lastrowid
     connection.executemany("insert into inputs values(?,?,?,?,?,?)", [(artifact, *values) for values in given])

@@ -1,4 +1,4 @@
-"""Artifacts that somebody wants to keep, by key, in `.posttrain/keepsakes.json`."""
+"""Artifacts that were pinned, by key, in `.posttrain/keepsakes.json`."""
 
 import json
 from datetime import UTC, datetime
@@ -6,15 +6,28 @@ from datetime import UTC, datetime
 from filelock import FileLock
 
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_json, read_regular
+from schemas.errors import PlanError
 from schemas.whole_files import write_whole
 
 FILE = "keepsakes"
 
 
 def keepsakes(layout: Layout) -> dict[str, dict[str, str]]:
-    """Key to what was pinned: the `word` it was called by, and `since` when (UTC, ISO 8601)."""
+    """Key to what was pinned: the `word` it was called by, and `since` when (UTC, ISO 8601).
+
+    Raises PlanError when the file is none of pins any more: what it kept cannot be known.
+    """
     file = layout.state / f"{FILE}.json"
-    return dict(json.loads(file.read_text())) if file.is_file() else {}
+    try:
+        kept = read_json(read_regular(file))
+        return {str(key): {"word": str(said["word"]), "since": str(said["since"])} for key, said in kept.items()}
+    except Unreadable as error:
+        if str(error) == "missing":
+            return {}
+        raise PlanError(f"{file}: {error}") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise PlanError(f"{file}: holds no pins any more; delete it, and pin again what is to stay") from error
 
 
 def pin(layout: Layout, keys: tuple[str, ...], word: str) -> None:
@@ -29,7 +42,7 @@ def unpin(layout: Layout, keys: tuple[str, ...]) -> None:
 
 
 def _change(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     file = layout.state / f"{FILE}.json"
     with FileLock(layout.state / f"{FILE}.lock"):
         kept = {key: said for key, said in (keepsakes(layout) | more).items() if key not in less}

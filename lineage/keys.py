@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,9 +27,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_regular
 from schemas.errors import PlanError
 
 VARIABLE = "POSTTRAIN_SIGNING_KEY"
+OTHERS = 0o077
+"""Bits of a mode that let others than the owner in."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,10 @@ class Signer:
 
 def signer(layout: Layout) -> Signer:
     """The key that signs here, made when there is none. Raises PlanError when the file named is no such key."""
-    given = os.environ.get(VARIABLE)
-    path = Path(given) if given else _own(layout)
-    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+    if (given := signer_given()) is not None:
+        return given
+    path = _own(layout)
+    return _read(path, path.lstat().st_mtime_ns)
 
 
 def derived_key(layout: Layout, purpose: str) -> bytes | None:
@@ -67,9 +72,8 @@ def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
     """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
     folder = layout.state / "keys"
     found = [public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
-    given = os.environ.get(VARIABLE)
-    if given:
-        found.append(signer(layout).private.public_key())
+    if (given := signer_given()) is not None:
+        found.append(given.private.public_key())
     return {name_of(key): key for key in found}
 
 
@@ -91,21 +95,47 @@ def _absent(path: Path) -> Signer:
     raise PlanError(f"{VARIABLE}={path}: no such file; name an Ed25519 key in PEM, or unset it for a key of one's own")
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except Unreadable as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def signer_given() -> Signer | None:
+    """The key that POSTTRAIN_SIGNING_KEY names; None where it names none. Raises PlanError when that is no key."""
+    if not (given := os.environ.get(VARIABLE)):
+        return None
+    path = Path(given)
+    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+
+
 @lru_cache
 def _read(path: Path, changed: int) -> Signer:
+    key = own_private_key(path, _content(path))
+    return Signer(name_of(key.public_key()), key)
+
+
+def own_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
+    """The private key in the content of a file. Raises PlanError when there is none in it."""
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise PlanError(f"{path}: not a private key in PEM without a password: {error}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise PlanError(f"{path}: a signing key must be Ed25519; make one: openssl genpkey -algorithm ed25519")
-    return Signer(name_of(key.public_key()), key)
+    return key
 
 
 def public_key(path: Path) -> Ed25519PublicKey:
     """The Ed25519 key in a file. Raises PlanError when there is none in it."""
+    return public_key_of(path, _content(path))
+
+
+def public_key_of(path: Path, content: bytes) -> Ed25519PublicKey:
+    """The public key in the content of a file. Raises PlanError when there is none in it."""
     try:
-        key = load_pem_public_key(path.read_bytes())
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise PlanError(f"{path}: not a public key in PEM: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
@@ -117,15 +147,24 @@ def _own(layout: Layout) -> Path:
     """The key of this checkout; of several processes that make it at once, one wins."""
     path = layout.state / "keys" / "signing.pem"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys_folder(layout)
         key = Ed25519PrivateKey.generate()
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         _place(path, private, 0o600)
     public = path.with_suffix(".pub")
     if not public.is_file():
-        key_here = _read(path, path.stat().st_mtime_ns).private.public_key()
+        key_here = _read(path, path.lstat().st_mtime_ns).private.public_key()
         _place(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return path
+
+
+def keys_folder(layout: Layout) -> Path:
+    """The folder of keys, made where it is missing, which only its owner can enter; git passes it over."""
+    folder = layout.make_state() / "keys"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # made by something that did not know what will lie in it
+        folder.chmod(0o700)
+    return folder
 
 
 def _place(path: Path, content: bytes, mode: int) -> None:

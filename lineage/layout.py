@@ -1,6 +1,7 @@
 """Where things lie in the state folder; nothing is written outside it.
 
 .posttrain/
+  .gitignore                  keeps everything here out of git; made before anything else
   artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
@@ -16,6 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lineage.database import chosen_database, mlflow_address
+from schemas.whole_files import write_whole
+
+IGNORED = """\
+# The state folder of posttrain: artifacts, records and the private signing key. Nothing of it belongs into git.
+*
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,16 @@ class Layout:
     def state(self) -> Path:
         """The state folder."""
         return self.root / ".posttrain"
+
+    def make_state(self) -> Path:
+        """Make the state folder and the `.gitignore` that keeps it, and the private key in it, out of git; return it.
+
+        Everything that may be the first to write into the state folder calls this before. Raises OSError.
+        """
+        self.state.mkdir(parents=True, exist_ok=True)
+        if not (self.state / ".gitignore").exists():
+            write_whole(self.state / ".gitignore", IGNORED)
+        return self.state
 
     def artifact(self, kind: str, key: str) -> Path:
         """Folder of a published artifact."""

@@ -11,10 +11,11 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from lineage.ancestry import MODELS, trace
+from lineage.ancestry import trace
 from lineage.layout import Layout
 from lineage.model_card import data_entry, model_card
 from lineage.records import Record, read_record
+from lineage.relations import MODELS
 from lineage.scope import Scope, ended_at, scope, stable_id
 from schemas.errors import PlanError
 

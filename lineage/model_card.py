@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from lineage.ancestry import MODELS
 from lineage.records import Record
+from lineage.relations import MODELS
 from lineage.scope import tables
 
 APPROACH = {

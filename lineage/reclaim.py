@@ -15,6 +15,7 @@ import yaml
 from lineage.layout import Layout
 from lineage.objects import Objects
 from lineage.records import Record
+from schemas.errors import PlanError
 from schemas.whole_files import is_fragment
 
 QUIET = 3600.0
@@ -34,7 +35,7 @@ class Garbage:
     temporaries: tuple[Path, ...]
     """What killed processes left in DVC's cache."""
     works: tuple[Path, ...]
-    """Folders of unfinished steps that no run will take up again."""
+    """Folders of unfinished steps that no run goes on with."""
 
     @property
     def paths(self) -> list[Path]:
@@ -62,11 +63,19 @@ def object_names(record: Record) -> Iterator[str]:
 def _tracked(layout: Layout) -> Iterator[str]:
     """What `*.dvc` and `dvc.lock` of the checkout name, and what lies in the folders among it."""
     objects = Objects(layout.dvc_cache)
-    for name in {name for file in _records(layout.root) for name in _digests(yaml.safe_load(file.read_bytes()))}:
+    for name in {name for file in _records(layout.root) for name in _digests(_parsed(file))}:
         yield name
         listing = objects.path(name)
         if name.endswith(".dir") and listing.is_file():
             yield from (entry["md5"] for entry in json.loads(listing.read_bytes()))
+
+
+def _parsed(file: Path) -> Any:
+    """What a record of DVC says. Raises PlanError for one that cannot be read: what it names must stay."""
+    try:
+        return yaml.safe_load(file.read_bytes())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise PlanError(f"{file} cannot be read, so what it keeps is unknown and nothing is removed") from error
 
 
 def _records(root: Path) -> Iterator[Path]:
@@ -87,7 +96,7 @@ def _digests(value: Any) -> Iterator[str]:
 
 
 def left_over(layout: Layout) -> list[Path]:
-    """Temporary files in DVC's cache that nobody has written to for an hour."""
+    """Temporary files in DVC's cache that were not written to for an hour."""
     before = time.time() - QUIET
     fragments = (p for p in layout.dvc_cache.glob("*/.*") if is_fragment(p) and p.is_file())
     return sorted(p for p in fragments if p.stat().st_mtime < before)

@@ -34,7 +34,7 @@ def client(layout: Layout) -> "MlflowClient":
 
     for name in ("mlflow", "alembic"):  # after the import, which sets them
         logging.getLogger(name).setLevel(logging.WARNING)
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     try:
         return MlflowClient(tracking_uri(layout), registry_uri=registry_uri(layout))
     except Exception as error:  # drivers of databases raise what they like, with the password in it

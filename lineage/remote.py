@@ -99,7 +99,7 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
     said = place(name)
     url = _url(layout, name)
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
     config: dict[str, Any] = {

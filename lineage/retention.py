@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.champions import history
+from lineage.auditclaims import AuditCheck
+from lineage.champions import standings
 from lineage.keepsakes import keepsakes
+from lineage.keys import trusted
 from lineage.layout import Layout
+from lineage.moves import Move, recorded_moves
 from lineage.records import Record
 from lineage.registry import client, is_empty, registry_uri, shown
+from lineage.rollback import previous
+from lineage.seal import manifest_is_sealed
+from lineage.signature import signature_problems, signed_by
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
@@ -18,28 +26,62 @@ Reasons = dict[str, str]
 """Key to why the artifact stays."""
 
 
-def promoted(layout: Layout) -> Reasons:
-    """What any alias of MLflow's registry names, what `rollback` goes back to, and the evidence for both.
+def promoted(layout: Layout, earlier: int | None = None) -> Reasons:
+    """The champions and what `rollback` may go back to, with the evaluations that proved them, and what an alias names.
 
-    Raises PlanError when the registry cannot be asked: then nothing may be removed.
+    The audit log says which these are, whatever became of MLflow's copy; `earlier` bounds how many models before each
+    champion stay (None: all), those first that `rollback` would go to. Raises PlanError when the log does not hold or
+    the registry cannot be asked: then nothing may be removed.
     """
-    if is_empty(layout):
-        return {}
-    found: Reasons = {}
-    try:
-        for name, alias, key in _aliases(client(layout)):
-            found.setdefault(key, f"{name}@{alias}")
-            moves = history(layout, name)
-            before = {m.version: m for m in moves}.get(moves[-1].before) if moves else None
-            for move in filter(None, (moves[-1] if moves else None, before)):
-                found.setdefault(move.key, f"{name}, for rollback")
-                if evidence := move.evidence.get("key"):
-                    found.setdefault(str(evidence), f"evidence for {name}")
-    except Exception as error:  # drivers of databases and servers raise what they like
-        raise PlanError(
-            f"MLflow's registry at {shown(registry_uri(layout))} cannot be asked, so nothing is removed: {error}"
-        ) from error
-    return found
+    moves = recorded_moves(layout)
+    aliases: list[tuple[str, str, str]] = []
+    if not is_empty(layout):
+        try:
+            for found in standings(layout):  # with the moves that other checkouts signed
+                moves[found.name] = found.moves or moves.get(found.name, [])
+            aliases = list(_aliases(client(layout)))
+        except Exception as error:  # drivers of databases and servers raise what they like
+            raise PlanError(
+                f"MLflow's registry at {shown(registry_uri(layout))} cannot be asked, so nothing is removed: {error}"
+            ) from error
+    found_keys: Reasons = {}
+    for name, made in sorted(moves.items()):
+        for key, why in _needed(name, made, earlier):
+            found_keys.setdefault(key, why)
+    for name, alias, key in aliases:
+        found_keys.setdefault(key, f"{name}@{alias}")
+    return found_keys
+
+
+def _needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple[str, str]]:
+    """Key and reason of each artifact that a champion, and going back from it, needs."""
+    for place, move in enumerate(standing_order(moves)):
+        if earlier is not None and place > earlier:
+            return
+        who = f"version {move.version} of {name}, for rollback" if place else f"champion of {name}"
+        yield move.key, who
+        for proof in (m.evidence.get("key") for m in moves if m.artifact == move.artifact):
+            if proof:
+                yield str(proof), f"proof of {who}"
+
+
+def standing_order(moves: list[Move]) -> list[Move]:
+    """The champion, what `rollback` goes to from it, and from there; then those that were rolled back, latest first.
+
+    Each artifact once, by its latest move.
+    """
+    order: list[Move] = []
+    going, now = list(moves), moves[-1] if moves else None
+    while now is not None:
+        order.append(now)
+        going.append(replace(now, action="rollback"))
+        now = previous(going, now)
+    known = {move.artifact for move in order}
+    for move in reversed(moves):
+        if move.artifact not in known:
+            known.add(move.artifact)
+            order.append(move)
+    return order
 
 
 def _aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
@@ -56,7 +98,7 @@ def _aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
 
 
 def pinned(layout: Layout) -> Reasons:
-    """What somebody pinned."""
+    """What was pinned."""
     return {key: f"pinned as {said['word']}" for key, said in keepsakes(layout).items()}
 
 
@@ -86,6 +128,39 @@ def with_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
             waiting += [(other, origin) for other in above if other not in reasons]
             waiting += [(other, reasons[other]) for other in above if other in reasons]
     return found
+
+
+def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:
+    """Raise PlanError when an artifact that must stay is gone: what it was made from cannot be known then.
+
+    What an entry of the log removed, or this log never saw published, is not missed.
+    """
+    known = {record["key"] for record in records}
+    for key, why in reasons.items():
+        entry = log.published.get(key)
+        if key not in known and entry is not None and log.removed.get(key, 0) < entry["number"]:
+            raise PlanError(
+                f"{entry['facts'].get('step')} ({key[:16]}; {why}) is missing or damaged, so what it was made from is "
+                "unknown and nothing is removed; fetch it (posttrain pull) or make it again"
+            )
+
+
+def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -> None:
+    """Raise PlanError when a manifest of what stays is not the published one: it may hide what it was made from."""
+    keys = trusted(layout)
+    for record in records:
+        folder = Path(record["folder"])
+        entry = log.published.get(record["key"])
+        problems = [] if manifest_is_sealed(folder) else [f"{folder}: its manifest is not the one that was sealed"]
+        if signed_by(folder) in keys:  # one of another key was pulled, and whether to believe it is asked elsewhere
+            problems += signature_problems(folder, keys)
+        elif entry is not None and entry["facts"].get("signed_by") in keys:
+            problems.append(f"{folder}: its signature is gone")
+        if problems:
+            raise PlanError(
+                f"{problems[0]}, so what it was made from is unknown and nothing is removed; see: posttrain lineage "
+                "--verify"
+            )
 
 
 def _number(value: object) -> float | None:

@@ -8,6 +8,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lineage.digests import digest_file
 from lineage.index import Index, transaction
 
 WIDTH = 16
@@ -53,12 +54,16 @@ def read_new_tables(index: Index) -> int:
 
 
 def _read(index: Index, path: Path, sha256: str, what: str, size: int) -> None:
+    import pyarrow as pa
     import pyarrow.parquet as pq  # a question about anything but rows does not need it
 
-    if not path.is_file() or path.stat().st_size != size:
-        return
-    names = [n for n in ("id", "reason", "detail") if n in pq.read_schema(path).names]
-    table = pq.read_table(path, columns=names) if "id" in names else None
+    if not path.is_file() or path.stat().st_size != size or digest_file(path, "").sha256 != sha256:
+        return  # what is kept under a digest must come from those bytes
+    try:
+        names = [n for n in ("id", "reason", "detail") if n in pq.read_schema(path).names]
+        table = pq.read_table(path, columns=names) if "id" in names else None
+    except pa.ArrowException:  # a function of one's own may call anything a table
+        table = None
     ids = map(str, table["id"].to_pylist()) if table is not None else ()
     hashes = b"".join(map(_hash, ids)) if what == "rows" else b""
     added = index.connection.execute("insert or ignore into row_ids values(?, ?, ?)", (sha256, what, hashes)).rowcount

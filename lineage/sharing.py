@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from lineage.ancestry import trace
 from lineage.digests import digest_file, digest_of
-from lineage.keys import name_of, public_key, trusted
+from lineage.keys import keys_folder, name_of, public_key, trusted
 from lineage.layout import Layout
 from lineage.objects import copy_file, sync, sync_tree
 from lineage.reclaim import object_names
@@ -192,7 +192,7 @@ def _trust(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...
     for key in sorted(keys):
         if not place.has(KEYS, f"{key}.pub"):
             continue
-        file = layout.state / "keys" / "trusted" / f"{key}.pub"
+        file = keys_folder(layout) / "trusted" / f"{key}.pub"
         with whole_file(file) as fresh:
             place.get(fresh, KEYS, file.name)
             if name_of(public_key(fresh)) != key:

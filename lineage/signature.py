@@ -15,6 +15,7 @@ from lineage.auditlog import head
 from lineage.digests import read_small
 from lineage.keys import Ed25519PublicKey, is_valid, signer
 from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_json, read_regular
 from schemas.manifest import Manifest
 
 SIGNATURE = "signature.json"
@@ -92,8 +93,8 @@ def signature_differences(folder: Path, keys: dict[str, Ed25519PublicKey]) -> li
 def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
     """Envelope, statement and the statement's bytes; only what is spelt exactly as it was written counts."""
     try:
-        content = read_small(folder / SIGNATURE) or b""
-        envelope = json.loads(content)
+        content = read_regular(folder / SIGNATURE)
+        envelope = read_json(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
         spelt = {
@@ -102,9 +103,11 @@ def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | No
                 {"keyid": signature["keyid"], "sig": _base64(base64.b64decode(signature["sig"], validate=True))}
             ],
         }  # fmt: skip
-        statement = json.loads(body)
-        _ = statement["subject"], statement["predicate"]["audit"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError, binascii.Error):
+        statement = read_json(body)
+        _ = statement["predicate"]["audit"], [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
+        if not isinstance(signature["keyid"], str) or not isinstance(statement["predicate"], dict):
+            return None
+    except (Unreadable, ValueError, KeyError, TypeError, IndexError, binascii.Error):
         return None
     return (envelope, statement, body) if content == _text(spelt) else None
 

@@ -24,7 +24,7 @@ class Tracker:
 
     def __init__(self, layout: Layout, recipe: str):
         uri = os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri
-        layout.state.mkdir(parents=True, exist_ok=True)
+        layout.make_state()
         self.client = MlflowClient(uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
         self.recipe = recipe
         found = self.client.get_experiment_by_name(recipe)

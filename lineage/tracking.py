@@ -39,7 +39,7 @@ def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | N
 @contextmanager
 def _alone(layout: Layout) -> Iterator[None]:
     """One process at a time: several that make MLflow's tables at once would leave them half made for good."""
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     with (layout.state / "mlflow.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

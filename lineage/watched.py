@@ -94,7 +94,7 @@ def _dvc_digest(place: Path, layout: Layout) -> str | None:
     from dvc.api import DVCFileSystem
 
     root = _root(place)
-    config = {"core": {"site_cache_dir": str(layout.state / "dvc")}}
+    config = {"core": {"site_cache_dir": str(layout.make_state() / "dvc")}}
     try:
         found = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
     except FileNotFoundError:

@@ -30,6 +30,7 @@ from learning.preference.loss import (
     implicit_rewards,
 )
 from learning.texts.epochs import Epochs
+from learning.texts.rows_used import batched, write_used
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result
@@ -222,4 +223,5 @@ def publish(loop: Loop) -> Result:
         "margin": last.get("eval_rewards/margins"),
     }
     save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
+    write_used(loop.context.folder, batched((pair.id for pair in loop.train.pairs), loop.order.uses(loop.steps)))
     return Result(metrics)

@@ -22,6 +22,7 @@ from learning.models.reward_modelling import bradley_terry_loss, correct, held_o
 from learning.preference.batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
 from learning.texts.epochs import Epochs
 from learning.texts.rows import count_rows, without_value
+from learning.texts.rows_used import batched, write_used
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
 from tasks.context import Context, Result
@@ -169,6 +170,7 @@ def publish(loop: Loop) -> Result:
     loop.judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
     loop.judge.save(loop.context.output("model"))
     write_report(loop, quality, rewards_P2)
+    write_used(loop.context.folder, batched((pair.id for pair in loop.train), loop.order.uses(loop.steps)))
     return Result(
         {
             "steps": loop.steps,

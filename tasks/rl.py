@@ -43,6 +43,7 @@ from learning.models.references import References
 from learning.models.trained_policy import save_trained
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.rows import read_rows
+from learning.texts.rows_used import write_used
 from learning.texts.stored import rows_at_hand
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
@@ -276,6 +277,7 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
             part.save(loop.policy, context.output(part.type))
     save_trained(loop.acting, context.output("model"), adapted=stage.use_peft)
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
+    write_used(context.folder, loop.trajectories.used(loop.parts))
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}

@@ -19,6 +19,7 @@ from learning.models.policy import Policy, load_policy, room, set_determinism
 from learning.models.trained_policy import save_trained
 from learning.texts.epochs import Epochs
 from learning.texts.examples import Example, Examples, read_examples
+from learning.texts.rows_used import write_used
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
 
@@ -175,4 +176,7 @@ def publish(loop: Loop) -> Result:
         "trained_parameters": sum(parameter.numel() for parameter in trained_weights(loop.policy.model).values()),
     }
     save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
+    kept, counts = loop.examples.kept, loop.epochs.uses(loop.total_steps)
+    used = ((e.row, count, count if e.num_learned > 0 else 0) for e, count in zip(kept, counts.tolist(), strict=True))
+    write_used(loop.context.folder, (row for row in used if row[1]))
     return Result(metrics)

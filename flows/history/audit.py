@@ -26,28 +26,39 @@ def show_lineage(target: str | None, layout: Layout, console: Console, as_json: 
 
 
 def show_verification(
-    target: str | None, layout: Layout, console: Console, as_json: bool, all_signed: bool = False
+    target: str | None,
+    layout: Layout,
+    console: Console,
+    as_json: bool,
+    all_signed: bool = False,
+    rebuild: bool = False,
 ) -> int:
     """Check everything again, print what differs, and note that in the audit log; 1 when something differs."""
     from lineage.auditlog import append
     from lineage.verification import verify
 
-    found = verify(layout, target, all_signed=all_signed)
+    found = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
     try:
         append(layout, "verified", target=target, artifacts=found.artifacts, problems=len(found.problems))
-    except OSError as error:  # one may look at what one cannot write to
-        note = f"{layout.state}: that this was checked could not be noted: {error.strerror}"
+    except (OSError, PlanError) as error:  # one may look at what one cannot write to, or not sign
+        why = getattr(error, "strerror", None) or str(error)
+        note = f"{layout.state}: that this was checked could not be noted: {why}"
         found = replace(found, notes=(*found.notes, note))
     if as_json:
         print(json.dumps(asdict(found), indent=1))
         return 1 if found.problems else 0
-    for lines, style in ((found.notes, "yellow"), (found.problems, "red")):
-        for line in lines:
+    for lines, style in ((found.notes, "yellow"), (found.problems, "red"), (found.rebuilt, "green")):
+        for line in map(_one_line, lines):
             console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
     verdict = f"{len(found.problems)} differences" if found.problems else "all as recorded"
     what = f"{found.artifacts} artifacts ({found.signed} signed), {found.files} files, {found.entries} audit entries"
     console.print(f"{what}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if found.problems else 0
+
+
+def _one_line(text: str) -> str:
+    """A line whatever names of files are in it: what does not print is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def show_query(sql: str, layout: Layout, console: Console, as_json: bool) -> None:

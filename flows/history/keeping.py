@@ -1,6 +1,5 @@
 """`posttrain gc`: what a checkout need not keep, said first and removed on request; safe beside runs under way."""
 
-import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -11,16 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.running.alive import clearing, is_alive
+from flows.history.needed import keys_of, needed_by_runs
+from flows.running.alive import clearing
 from flows.running.leftovers import unused
-from flows.running.runlog import runs
 from lineage import auditlog
 from lineage.ancestry import trace
+from lineage.auditcheck import check_log
 from lineage.keepsakes import keepsakes, pin, unpin
 from lineage.layout import Layout
 from lineage.reclaim import Garbage, freed, left_over, remove, unneeded_objects
 from lineage.records import Record, read_records
-from lineage.retention import Reasons, best, pinned, promoted, with_ancestors
+from lineage.retention import best, pinned, promoted, refuse_damaged, refuse_missing, with_ancestors
+from schemas.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Policy:
     """The best artifacts, with the runs that made them ..."""
     by: str = ""
     """... by a metric."""
+    champions: int | None = None
+    """How many models before each champion stay; None: all that `rollback` may go to."""
+    given_up: tuple[str, ...] = ()
+    """Runs that will not be resumed; `all`: every one."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +47,14 @@ class Clearance:
     kept: list[tuple[Record, str]]
     garbage: Garbage
     in_use: frozenset[Path]
-    """Work folders of steps that somebody does right now; they stay."""
+    """Work folders of steps that are being done right now; they stay."""
 
 
 def clear_away(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
     """Say what could be removed and what the disk would get back; remove it when told so.
 
-    Raises PlanError when the metric is unknown or the registry cannot be asked.
+    Raises PlanError when the metric or a run is unknown, when the audit log or a manifest of what stays does not hold,
+    or the registry cannot be asked.
     """
     with clearing(layout) if yes else nullcontext():
         found = clearance(layout, policy)
@@ -63,16 +69,22 @@ def clear_away(layout: Layout, policy: Policy, console: Console, *, yes: bool, a
 
 def clearance(layout: Layout, policy: Policy) -> Clearance:
     """What stays under a policy and what need not. Raises PlanError."""
+    log = check_log(layout)
+    if log.problems:
+        what = f"{log.problems[0]}; see: posttrain lineage --verify"
+        raise PlanError(f"the audit log does not hold, so what must stay is unknown and nothing is removed: {what}")
     records = read_records(layout)
-    reasons = promoted(layout) | pinned(layout)
-    planned = _planned(layout, policy.last)
+    reasons = promoted(layout, policy.champions) | pinned(layout)
+    refuse_missing(log, records, reasons)
+    planned = needed_by_runs(layout, log, policy.last, policy.given_up)
     if policy.keep:
         leaders = best(records, policy.by, policy.keep)
         makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
         reasons = leaders | reasons
-        planned |= {key: why for run, why in makers.items() for key in _keys(layout, run)} | planned
+        planned = {key: why for run, why in makers.items() for key in keys_of(layout, log, run)} | planned
     kept = with_ancestors(records, planned | reasons)
     stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
+    refuse_damaged(layout, log, (record for record, _ in stay))
     go = [record for record in records if record["key"] not in kept]
     works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
     in_use = frozenset(work for work in works if _is_used(work))
@@ -90,27 +102,6 @@ def pin_target(layout: Layout, target: str | None, console: Console, *, remove: 
     keys = trace(layout, target).target.keys
     unpin(layout, keys) if remove else pin(layout, keys, target)
     console.print(Text(f"{'unpinned' if remove else 'pinned'}: {', '.join(key[:16] for key in keys)}"))
-
-
-def _planned(layout: Layout, last: int) -> Reasons:
-    """Keys of the latest runs' steps, and of all runs that go on or may be resumed."""
-    found: Reasons = {}
-    for number, run in enumerate(runs(layout)):
-        if number < last:
-            why = f"run {run}"
-        elif is_alive(layout, run):
-            why = f"run {run}, which goes on"
-        else:
-            continue
-        for key in _keys(layout, run):
-            found.setdefault(key, why)
-    return found
-
-
-def _keys(layout: Layout, run: str) -> list[str]:
-    """Keys of a run's steps; none when its plan is gone."""
-    plan = layout.run(run) / "plan.json"
-    return [step["key"] for step in json.loads(plan.read_bytes())["steps"]] if plan.is_file() else []
 
 
 def _is_used(work: Path) -> bool:

@@ -16,6 +16,7 @@ LOCK = "gc.lock"
 @contextmanager
 def alive(layout: Layout, run: str) -> Iterator[None]:
     """Be a run that is under way; waits for a clearing to end before it begins."""
+    layout.make_state()
     folder = layout.run(run)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as stream:
@@ -49,7 +50,7 @@ def clearing(layout: Layout) -> Iterator[None]:
 
 @contextmanager
 def _held(layout: Layout, how: int) -> Iterator[None]:
-    layout.state.mkdir(parents=True, exist_ok=True)
+    layout.make_state()
     with (layout.state / LOCK).open("ab") as stream:
         fcntl.flock(stream, how)
         yield

@@ -1,7 +1,5 @@
 """What the audit log hears of runs and their steps."""
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 from flows.compile import has_own_key
@@ -11,6 +9,7 @@ from lineage.auditlog import Entry, append
 from lineage.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
+from lineage.runclaims import EVENTS, PLAN, REPORT, seen, seen_records
 from lineage.signature import signed_by
 from lineage.store import Store
 from schemas.errors import PlanError
@@ -27,10 +26,10 @@ def planned(layout: Layout, run: str) -> Plan:
     Raises PlanError when there is no such run, or its plan is another than the one it began with.
     """
     plan = read_plan(layout, run)
-    seen = [e["facts"].get("plan") for e in read_chain(layout).entries
+    known = [e["facts"].get("plan") for e in read_chain(layout).entries
             if e["action"] == "run started" and e["facts"].get("run") == run]  # fmt: skip
-    file = layout.run(run) / "plan.json"
-    if seen and seen[-1] != _seen(file)["sha256"]:
+    file = layout.run(run) / PLAN
+    if known and known[-1] != seen(file)["sha256"]:
         raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
     wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
     if wrong:
@@ -42,19 +41,29 @@ def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
     return append(
         layout, "run started", run=run, recipe=plan.recipe, file=plan.file, profile=plan.profile,
-        plan=_seen(layout.run(run) / "plan.json")["sha256"], recipe_digest=digest_of(plan.resolved),
+        plan=seen(layout.run(run) / PLAN)["sha256"], recipe_digest=digest_of(plan.resolved),
         steps=len(plan.steps), hits=hits,
     )  # fmt: skip
 
 
 def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
-    """Note how a run and its steps ended, and the digest of its events so far."""
+    """Note how a run and its steps ended, and digests of its events so far and of what it cost."""
     steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
     for name, state in states.items():
         if state.manifest is not None and state.state in FINISHED:
             steps[name]["key"] = state.manifest.key
-    events = _seen(layout.run(run) / "events.jsonl")
-    return append(layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=events)
+    folder = layout.run(run)
+    return append(
+        layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=seen(folder / EVENTS),
+        records=seen_records(folder),
+    )  # fmt: skip
+
+
+def report_written(layout: Layout, run: str) -> Entry:
+    """Note the report of a run as it was just written, and the run's events until then."""
+    folder = layout.run(run)
+    events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
+    return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)
 
 
 def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
@@ -74,8 +83,3 @@ def artifact_restored(layout: Layout, manifest: Manifest, files: list[str]) -> E
 def artifact_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
     """Note what is wrong with an artifact that is going to be made again."""
     return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))
-
-
-def _seen(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -54,6 +54,7 @@ def append(file: Path, event: dict[str, Any]) -> None:
 def write_plan(layout: Layout, run: str, plan: Plan) -> None:
     """Keep the plan of a run, so that it can be run again as it was planned. Raises PlanError when it cannot."""
     try:
+        layout.make_state()
         write_whole(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
     except OSError as error:
         advice = "give POSTTRAIN_ROOT a folder that can be written"

@@ -80,8 +80,8 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
     if given := os.environ.get("PREFECT_API_URL"):
         yield lambda stop: _given(given)
         return
-    home = layout.state / "prefect"
-    home.mkdir(parents=True, exist_ok=True)
+    home = layout.make_state() / "prefect"
+    home.mkdir(exist_ok=True)
     with (home / "users").open("ab") as users:
         fcntl.flock(users, fcntl.LOCK_SH)  # waits for a server that is ending
         process, before = start_server(layout), ""

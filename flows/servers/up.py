@@ -51,8 +51,8 @@ def up(
     Raises PlanError before anything starts: another `up` is here, a port is taken, a server or database that was named
     does not answer.
     """
-    folder = layout.state / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = layout.make_state() / FOLDER
+    folder.mkdir(exist_ok=True)
     with _alone(layout, folder):
         addresses = _addresses(prefect_port, mlflow_port)
         _choose_database(layout, database)

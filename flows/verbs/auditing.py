@@ -25,14 +25,17 @@ def lineage(
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check files, seals, signatures and the audit log.")] = False,
     signed: Annotated[bool, typer.Option("--signed", help="With --verify: refuse what nobody signed.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="With --verify: write an index or decisions that differ again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Where something comes from, up to the rows of data, and what it touched, down to every model."""
     from flows.history.audit import show_lineage, show_verification
     from lineage.layout import Layout
 
-    if verify or signed:
-        raise typer.Exit(show_verification(target, Layout.find(), console, as_json, signed))
+    if verify or signed or rebuild:
+        raise typer.Exit(show_verification(target, Layout.find(), console, as_json, signed, rebuild))
     raise typer.Exit(show_lineage(target, Layout.find(), console, as_json))
 
 

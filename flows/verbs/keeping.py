@@ -14,6 +14,12 @@ def gc(
         int, typer.Option(min=0, metavar="K", help="Keep the best K artifacts by a metric, with their runs.")
     ] = 0,
     by: Annotated[str, typer.Option(metavar="METRIC", help="That metric: accuracy, accuracy.MODEL, ...")] = "",
+    champions: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep N models before each champion; default: all.")
+    ] = None,
+    give_up: Annotated[
+        list[str] | None, typer.Option("--give-up", metavar="RUN", help="A run that will not be resumed; or `all`.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, it is only said.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -23,7 +29,9 @@ def gc(
     from flows.history.keeping import Policy, clear_away
     from lineage.layout import Layout
 
-    clear_away(Layout.find(), Policy(last, keep, by), console, yes=yes, as_json=as_json)
+    clear_away(
+        Layout.find(), Policy(last, keep, by, champions, tuple(give_up or ())), console, yes=yes, as_json=as_json
+    )
 
 
 def pin(

@@ -3,7 +3,7 @@
 Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 
 from learning.loop.batch import Batch
 from learning.loop.trials import Trial
+from learning.texts.rows_used import Used, summed
 from learning.texts.shards import ShardWriter, scan
 from schemas.errors import StepError
-from schemas.sealed import file_digest
+from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
 Parts = list[tuple[int, str]]
 """Steps at which rows were written beside a checkpoint, each with the digest of the file."""
@@ -69,6 +70,8 @@ class Trajectories:
         self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
         self.schema = SCHEMA if decode is None else EPISODES
         self.waiting: list[dict[str, Any]] = []
+        self.tally: dict[str, tuple[int, int]] = {}
+        """Of each prompt since rows were last put aside: completions sampled, and those with an advantage."""
 
     def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
         """Add the trials of a step; the advantage of each, None where it was not trained on."""
@@ -76,6 +79,8 @@ class Trajectories:
         seen: dict[int, int] = {}
         for trial, advantage in zip(trials, advantages, strict=True):
             sample = seen[trial.group] = seen.get(trial.group, -1) + 1
+            sampled, trained = self.tally.get(trial.row["id"], (0, 0))
+            self.tally[trial.row["id"]] = (sampled + 1, trained + bool(advantage))
             if trial.group in kept:
                 place = {"step": step, "group": trial.group, "sample": sample}
                 self.waiting.append({**place, **self._row(trial, advantage)})
@@ -84,8 +89,20 @@ class Trajectories:
         """Write the waiting rows beside the checkpoint of `step`, before it is written; returns their digest."""
         self.folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
-        self.waiting = []
+        write_sealed(self._tally(step), self._label(step), self.tally)
+        self.waiting, self.tally = [], {}
         return file_digest(self._part(step))
+
+    def used(self, parts: Parts) -> Iterator[Used]:
+        """Return how often each prompt was sampled and trained on, whatever share of the trajectories is kept.
+
+        Raises StepError when the counts beside a checkpoint are not as they were written.
+        """
+        try:
+            counts = [self._counts(step) for step, _ in parts]
+        except (NotSealed, OSError) as error:
+            raise StepError(f"{error}; run again: the step goes on from an earlier checkpoint") from error
+        return summed([*counts, self.tally])
 
     def damaged(self, parts: Parts) -> str | None:
         """What is wrong with the rows beside the checkpoints, in words; None when they are as they were written."""
@@ -93,7 +110,19 @@ class Trajectories:
             part = self._part(step)
             if part.is_symlink() or not part.is_file() or file_digest(part) != written:
                 return f"{part.name} of the trajectories is not as it was written"
+            try:
+                self._counts(step)
+            except (NotSealed, OSError) as error:
+                return str(error)
         return None
+
+    def _counts(self, step: int) -> dict[str, tuple[int, int]]:
+        """Return the counts beside a checkpoint. Raises NotSealed, and OSError where there are none."""
+        return read_sealed(self._tally(step), self._label(step))
+
+    @staticmethod
+    def _label(step: int) -> str:
+        return f"rows used until {step}"
 
     def publish(self, output: Path, parts: Parts) -> None:
         """Write the rows beside the checkpoints and the waiting ones as one table; equal rows give equal bytes.
@@ -122,6 +151,9 @@ class Trajectories:
 
     def _part(self, step: int) -> Path:
         return self.folder / f"rows-{step:08d}.parquet"
+
+    def _tally(self, step: int) -> Path:
+        return self.folder / f"used-{step:08d}.json"
 
     def _keeps(self, step: int, group: int) -> bool:
         return self.share >= 1 or np.random.default_rng([self.seed, step, group]).random() < self.share

@@ -49,6 +49,15 @@ class Epochs:
         groups = [chosen[i : i + self.per_pass] for i in range(0, len(chosen), self.per_pass)]
         return [[row for sequence in group for row in self._filled.members(rows, sequence)] for group in groups]
 
+    def uses(self, steps: int) -> np.ndarray:
+        """How often each row is among the first so many steps; whole epochs hold each row once."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        counts = np.full(len(self.lengths), epochs, np.int64)
+        for step in range(steps - rest, steps):
+            for rows in self.at(step):
+                counts[rows] += 1
+        return counts
+
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows in their order; with a budget, sorted as `Filled` wants them, and the order of the sequences."""
         source = np.random.default_rng([self.seed, epoch])

@@ -4,7 +4,7 @@ Rows that fit into memory stay there; of more, the ids are kept on disk and read
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from learning.texts.stored import Stored, one_by_one, store
 from schemas.errors import StepError
 
 SCHEMA = pa.schema(
-    [("ids", pa.list_(pa.int32())), ("num_given", pa.int32()), ("length", pa.int32()), ("unknown", pa.int32())]
+    [
+        ("ids", pa.list_(pa.int32())),
+        ("num_given", pa.int32()),
+        ("length", pa.int32()),
+        ("unknown", pa.int32()),
+        ("row", pa.string()),
+    ]
 )
 
 
@@ -28,6 +34,8 @@ class Example:
 
     ids: list[int]
     num_given: int
+    row: str = field(default="", compare=False)
+    """Id of the row."""
 
     @property
     def num_learned(self) -> int:
@@ -73,13 +81,14 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
         if length > max_length:
             return None
         unknown = _unknown(tokenizer, [example])
-        return {"ids": example.ids, "num_given": example.num_given, "length": length, "unknown": unknown}
+        same = {"ids": example.ids, "num_given": example.num_given, "row": example.row}
+        return {**same, "length": length, "unknown": unknown}
 
     def source(start: int) -> Any:
-        return one_by_one(scan_rows(data, "chat", columns=["prompt", "completion"], start=start))
+        return one_by_one(scan_rows(data, "chat", columns=["id", "prompt", "completion"], start=start))
 
     count = count_rows(data, "chat")
-    kept = store(folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"]))
+    kept = store(folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"], row["row"]))
     if not len(kept):
         raise _none_left(count, shortest, max_length)
     return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
@@ -88,7 +97,7 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> Example:
     """One chat row as ids."""
     given = encode_prompt(tokenizer, row["prompt"])
-    return Example(given + encode_completion(tokenizer, row["completion"]), len(given))
+    return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
 
 
 def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]], max_length: int) -> Examples:

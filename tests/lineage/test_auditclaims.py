@@ -60,8 +60,8 @@ def test_a_decision_that_nobody_made_one_that_was_changed_and_one_that_is_gone_a
     assert check(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
     path.unlink()
     found = check(claimed.layout)
-    expected = f"{path.parent}: the decision of entry 3 (approve) is not there"
-    assert (found.problems, found.notes) == ([], [expected])
+    gone = f"{path}: the decision of entry 3 (approve) is not there; write it again from the log: "
+    assert (found.problems, found.notes) == ([f"{gone}posttrain lineage --verify --rebuild"], [])
 
 
 def test_a_log_cut_off_before_a_decision_is_found_out_by_it(claimed):

@@ -1,0 +1,104 @@
+"""Files of the state folder read without trust: garbage, a wrong type, a pipe or a folder in a file's place.
+
+Verification reads everything through these functions: each thing that is wrong becomes one line, and it goes on.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class Unreadable(Exception):
+    """Why a file cannot be read, in words: `missing`, `a folder`, `Permission denied` ..."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a file of JSON lines holds."""
+
+    records: list[dict[str, Any]]
+    """The JSON objects, in order."""
+    garbage: list[tuple[int, int]]
+    """(line, first byte) of each line that is no JSON object; a last one without an end counts as cut off."""
+    cut_off: bool
+    """Whether the last line has no end: a kill or a full disk cut its writing off."""
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Unreadable("missing") from None
+    except (OSError, ValueError) as error:
+        raise Unreadable(getattr(error, "strerror", None) or "no path") from None
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise Unreadable("a folder is in its place" if stat.S_ISDIR(mode) else "no regular file")
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            return stream.read()
+    except OSError as error:
+        raise Unreadable(error.strerror or "cannot be read") from None
+    finally:
+        os.close(handle)
+
+
+def read_json(content: bytes) -> Any:
+    """The JSON value in a text; raises ValueError for everything else, also for what is nested too deeply."""
+    try:
+        return json.loads(content, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def json_lines(content: bytes) -> Lines:
+    """The objects of a text of JSON lines, and where something else stands."""
+    *lines, last = content.split(b"\n")
+    records, garbage, start = [], [], 0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            record = _object(line)
+            if record is None:
+                garbage.append((number, start))
+            else:
+                records.append(record)
+        start += len(line) + 1
+    return Lines(records, garbage, bool(last.strip()))
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects among the lines of a file; none where it cannot be read."""
+    try:
+        return json_lines(read_regular(path)).records
+    except Unreadable:
+        return []
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there, whatever the path is made of."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 — Path.is_dir raises for names that are too long
+    except (OSError, ValueError):
+        return False
+
+
+def sha256_of(content: bytes) -> str:
+    """sha256 in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = read_json(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
