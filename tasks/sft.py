@@ -74,7 +74,7 @@ def prepare(stage: Sft, context: Context) -> Loop:
         from learning.models.adapters import attach  # peft takes long to import, and few need it
 
         policy = replace(policy, model=attach(policy.model, stage))
-    loss = loss_for(policy.model, [examples.shortest], packing=stage.packing)
+    loss = loss_for(policy.model, packing=stage.packing)
     group = context.group or ALONE
     model = Trained(policy.model, group)
     own_randomness(group, context.seed)
