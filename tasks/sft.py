@@ -15,6 +15,7 @@ from learning.models.crossentropy import Loss, loss_for
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, room, set_determinism
 from learning.models.trained_policy import save_trained
 from learning.texts.epochs import Epochs
@@ -175,4 +176,4 @@ def publish(loop: Loop) -> Result:
         "trained_parameters": sum(parameter.numel() for parameter in trained_weights(loop.policy.model).values()),
     }
     save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
-    return Result(metrics)
+    return Result(metrics | describe_forward(loop.policy.model))

@@ -57,6 +57,9 @@ class Member:
 class InFlight(Decoding):
     """The completions in flight; a sample's number is the seat where its tokens are written down."""
 
+    mode = staticmethod(slot_mode)
+    """The state in which the model decodes."""
+
     def __init__(self, engine: Source, sampling: Sampling, eos: int, max_slots: int):
         self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
         self.requests: dict[int, Request] = {}
@@ -88,7 +91,7 @@ class InFlight(Decoding):
         """One token for all in slots; the completions that ended with it, in the order of their beginning."""
         if self.engine.syncs != self.syncs:
             self._renew()
-        with slot_mode(self.model):
+        with self.mode(self.model):
             self._widen()
             if not self.fill():
                 return []

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learning.engines.picking import pick
 from learning.engines.protocol import Generation, Request, Sampling
-from learning.engines.slots import Prefix, Slots
+from learning.engines.slots import Prefix, Slots, prefill, slot_logits
 
 PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
@@ -150,9 +150,7 @@ class Decoding:
             prompts = [self.known[r][:-1] for r in group]
             width = len(prompts[-1])
             ids = self._tensor([ids + [0] * (width - len(ids)) for ids in prompts])
-            prefix = Prefix()
-            positions = torch.arange(width, device=self.device)[None]
-            self.model.base_model(input_ids=ids, position_ids=positions, past_key_values=prefix, use_cache=True)
+            prefix = prefill(self.model, ids)
             self.prefilled.update({r: Prefilled(prefix, row) for row, r in enumerate(group)})
 
     def _place(self, chosen: list[tuple[int, int]], slots: list[int]) -> None:
@@ -183,15 +181,7 @@ class Decoding:
 
     def advance(self) -> None:
         """One token for every slot."""
-        bias = self.slots.aim(self.position_B)
-        logits_BV = self.model(
-            input_ids=self.token_B[:, None],
-            position_ids=self.position_B[:, None],
-            past_key_values=self.slots,
-            use_cache=True,
-            slot_bias=bias,
-        ).logits[:, -1]
-        self._take(logits_BV)
+        self._take(self._next_logits())
         live_B = self.sample_B < self.void
         self.count_B = self.count_B + live_B
         self.position_B = self.position_B + live_B
@@ -199,6 +189,10 @@ class Decoding:
         ended_B = stopped_B | (live_B & (self.count_B == self.limit_N[self.sample_B]))
         if ended_B.any():
             self._end(ended_B, stopped_B)
+
+    def _next_logits(self) -> Tensor:
+        """Return the logits (B, V) after the last token of every row."""
+        return slot_logits(self.model, self.slots, self.token_B, self.position_B)
 
     def _take(self, logits_BV: Tensor) -> None:
         """Sample the next tokens and write them down."""

@@ -102,6 +102,25 @@ class Slots(Cache):
         return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)
 
 
+def prefill(model: Any, ids_RT: Tensor) -> Prefix:
+    """Return keys and values of right-padded prompts (R, T)."""
+    prefix = Prefix()
+    positions = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
+    model.base_model(input_ids=ids_RT, position_ids=positions, past_key_values=prefix, use_cache=True)
+    return prefix
+
+
+def slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
+    """Give every row a token at its position; return the logits (B, V) after it."""
+    return model(
+        input_ids=token_B[:, None],
+        position_ids=position_B[:, None],
+        past_key_values=slots,
+        use_cache=True,
+        slot_bias=slots.aim(position_B),
+    ).logits[:, -1]
+
+
 def slot_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -117,10 +136,10 @@ def slot_attention(
     """Attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D) tensors.
 
     The queries that share a key-value head are put in the place of the tokens, so that keys are never repeated.
-    Raises StepError for what it would compute wrongly: a sliding window or softcapped scores.
+    Raises StepError for what it would compute wrongly: sliding windows, softcapped scores and attention sinks.
     """
-    if ignored.get("softcap") is not None or (sliding_window and key.shape[2] > sliding_window):
-        raise StepError("engine torch: sliding windows and softcapped attention are not supported")
+    if ignored.get("softcap") is not None or ignored.get("s_aux") is not None or sliding_window:
+        raise StepError("attention over slots has no sliding windows, softcapped scores or sinks")
     if slot_bias is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
@@ -135,13 +154,23 @@ AttentionInterface.register(NAME, slot_attention)
 
 
 @contextmanager
-def slot_mode(model: Any) -> Iterator[None]:
-    """Switch a model to attention over slots and to evaluation, and back."""
-    before, training = model.config._attn_implementation, model.training
-    model.config._attn_implementation = NAME
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch a model to evaluation, and back."""
+    training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.config._attn_implementation = before
         model.train(training)
+
+
+@contextmanager
+def slot_mode(model: Any) -> Iterator[None]:
+    """Switch a model to attention over slots and to evaluation, and back."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        model.config._attn_implementation = before

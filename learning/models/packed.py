@@ -250,6 +250,12 @@ def choose_forward(model: Any) -> Forward:
     return _CHOSEN[model]
 
 
+def describe_forward(model: Any) -> dict[str, str]:
+    """Return a note for a step's metrics where a model took the padded forward; empty where it took the packed one."""
+    choice = _CHOSEN.get(unwrap(model))
+    return {"forward": f"padded ({choice.reason})"} if choice and choice.body == "padded" else {}
+
+
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
     """Compare the forwards on a prefix with two completions."""
@@ -262,7 +268,9 @@ def _examine(model: Any) -> Forward:
         head = _head_of(model, probe, truth_MC)
         if reason := limited_attention(model.config) or _forest_differs(model, probe, other, truth_MC):
             return Forward("padded", head, f"{model.config.model_type}: {reason}")
-        return Forward("forest" if head == "shared" else "padded", head)
+        if head == "own":
+            return Forward("padded", head, f"{model.config.model_type}: only its own forward gives its logits")
+        return Forward("forest", head)
     finally:
         model.train(training)
 
