@@ -160,10 +160,10 @@ SCALE = {"mamba": 2, "mamba2": 2, "falcon_mamba": 2}
 """Factor of the initial weights; recurrences over a state grow faster."""
 
 
-def make_family(kind, seed=0):
+def make_family(kind, seed=0, **more):
     """Return a random model of a type, with weights large enough that attention matters."""
     torch.manual_seed(seed)
-    keys = {**COMMON, **FAMILIES[kind]}
+    keys = {**COMMON, **FAMILIES[kind], **more}
     config = AutoConfig.for_model(kind, **{key: value for key, value in keys.items() if value is not None})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
