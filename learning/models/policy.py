@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -19,6 +18,8 @@ from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+
+LARGEST_FILE = "5GB"
 
 LOADING = threading.Lock()
 """transformers changes settings of the whole process while it loads a model."""
@@ -97,14 +98,14 @@ def room(policy: Policy, max_length: int | None) -> int:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes.
+
+    Weights have the names of published checkpoints, which vLLM and llama.cpp know, and not those that transformers
+    gives them in memory. More than `LARGEST_FILE` is split over several files with an index.
+    """
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
-    policy.model.config.save_pretrained(folder)
-    if getattr(policy.model, "generation_config", None) is not None:  # classifiers have none
-        policy.model.generation_config.save_pretrained(folder)
-    save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
+    policy.model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
 

@@ -5,15 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
+from learning.models.policy import Policy, load_policy, save_policy
+from learning.tokenizers import characters
 from schemas.errors import StepError
 from tests.models.families import FAMILIES, VOCABULARY, make_family
 
 PARENTS = [-1, 0, 0, -1, 3, 3, 5]
 EOS = 2
+PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in range(2)}}
+"""Published checkpoints that hold all experts of a layer in one tensor."""
 REFUSED_BY_ENGINE = {"rwkv"}
 """Their cached decoding in the installed transformers differs from their own forward."""
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
@@ -80,6 +85,19 @@ def test_completions_are_drawn_from_the_own_forward_or_refused(kind):
     ids = torch.tensor([prompts[0]])
     told = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
     assert greedy == model.generate(ids, max_new_tokens=8, **told)[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_saved_model_loads_again_and_has_the_names_of_published_checkpoints(kind, tmp_path):
+    model, tokenizer = make_family(kind), characters()
+    tokenizer.model_max_length = 96
+    save_policy(Policy(model, tokenizer, 96), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert not any(name.endswith("mlp.experts.gate_up_proj") for name in names - PACKED_EXPERTS.get(kind, set()))
+    again, ids = load_policy(tmp_path).model, torch.arange(3, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=0)
 
 
 def test_at_least_55_families_are_compared():
