@@ -60,7 +60,7 @@ class InFlight(Decoding):
     mode = staticmethod(slot_mode)
     """The state in which the model decodes."""
 
-    def __init__(self, engine: Source, sampling: Sampling, eos: int, max_slots: int):
+    def __init__(self, engine: Source, sampling: Sampling, ends: tuple[int, ...], max_slots: int):
         self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
         self.requests: dict[int, Request] = {}
         self.known: dict[int, list[int]] = {}
@@ -71,7 +71,7 @@ class InFlight(Decoding):
         self.begun = self.named = 0
         slots = (min(FEWEST, max_slots), sampling.max_new_tokens)
         plain = replace(sampling, target=None, window=None)
-        super().__init__(engine.model, plain, eos, max_slots, slots, max_slots)
+        super().__init__(engine.model, plain, ends, max_slots, slots, max_slots)
 
     @property
     def running(self) -> int:

@@ -27,7 +27,7 @@ from schemas.errors import StepError
 
 
 def generate_with_own_cache(
-    model: Any, requests: Sequence[Request], sampling: Sampling, eos: int, max_rows: int
+    model: Any, requests: Sequence[Request], sampling: Sampling, ends: tuple[int, ...], max_rows: int
 ) -> list[list[Generation]]:
     """Return `n` generations of each request; what is left when `target` is reached is suspended without a token.
 
@@ -42,7 +42,7 @@ def generate_with_own_cache(
         length = _known(requests[wanted[0][0]])
         batch = [one for one in wanted[:max_rows] if _known(requests[one[0]]) == length]
         wanted = wanted[len(batch) :]
-        rows = [Row(requests[number], place, sampling, eos) for number, place in batch]
+        rows = [Row(requests[number], place, sampling, ends) for number, place in batch]
         _decode(model, rows, sampling)
         for (number, place), row in zip(batch, rows, strict=True):
             made[number][place] = row.generation(sampling)
@@ -57,7 +57,7 @@ def _known(request: Request) -> int:
 class Row:
     """One completion being decoded."""
 
-    def __init__(self, request: Request, place: int, sampling: Sampling, eos: int) -> None:
+    def __init__(self, request: Request, place: int, sampling: Sampling, ends: tuple[int, ...]) -> None:
         most = sampling.max_new_tokens
         limit = most if request.limit is None else min(most, request.limit)
         self.limit = limit if sampling.window is None else min(limit, len(request.begun) + sampling.window)
@@ -67,7 +67,7 @@ class Row:
         self.begun = len(request.begun)
         key = np.array((request.seed, request.first + place), dtype=np.uint64)
         self.uniform = np.random.Generator(np.random.Philox(key=key)).random(most)
-        self.ends = [(eos,), *sampling.stop]
+        self.ends = [*((token,) for token in ends), *sampling.stop]
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
         self.stopped = False
@@ -162,7 +162,7 @@ def require_exact_cache(model: Any) -> None:
         plain = Sampling(0.0, max_new_tokens=CHECKED)
         size = model.get_input_embeddings().weight.shape[0]
         prompts = [[(3 + 5 * i + 11 * row) % size for i in range(9)] for row in range(2)]
-        rows = [Row(Request(prompt, 1, seed=0), 0, plain, eos=-1) for prompt in prompts]
+        rows = [Row(Request(prompt, 1, seed=0), 0, plain, ends=()) for prompt in prompts]
         _decode(model, rows, plain)
         ids_BL = torch.tensor([row.known + row.completion for row in rows], device=model.device)
         with evaluating(model):

@@ -4,7 +4,8 @@ A prompt is computed once per request; its keys and values are copied to the slo
 has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then.
 A sample draws its numbers from Philox with the key (seed, number): nothing else in the batch matters to it.
 
-Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill.
+Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill,
+E tokens that end a completion.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -45,11 +46,18 @@ class Decoding:
     known: MutableMapping[int, list[int]] | Sequence[list[int]]
 
     def __init__(
-        self, model: torch.nn.Module, sampling: Sampling, eos: int, samples: int, slots: tuple[int, int], rows: int
+        self,
+        model: torch.nn.Module,
+        sampling: Sampling,
+        ends: tuple[int, ...],
+        samples: int,
+        slots: tuple[int, int],
+        rows: int,
     ):
-        """`slots`: how many to begin with, and their columns; `rows`: how many slots there may ever be."""
-        self.model, self.sampling, self.eos, self.void = model, sampling, eos, samples
+        """Take the tokens that end a completion, the slots to begin with and their columns, and the most slots."""
+        self.model, self.sampling, self.void = model, sampling, samples
         self.device = next(model.parameters()).device
+        self.ends_E = self._tensor(list(ends))
         self.prefilled: dict[int, Prefilled] = {}
         self.num_slots, most = slots[0], sampling.max_new_tokens
         self.slots = Slots(*slots, self.device)
@@ -215,7 +223,7 @@ class Decoding:
 
     def _stops(self) -> Tensor:
         """Rows whose last token ends them, or whose last tokens are a stop sequence (B,)."""
-        found_B = self.token_B == self.eos
+        found_B = torch.isin(self.token_B, self.ends_E)
         for sequence in self.sampling.stop:
             match_B = self.count_B >= len(sequence)
             for back, token in enumerate(reversed(sequence)):
@@ -246,7 +254,9 @@ class Decoding:
 class Running(Decoding):
     """The samples of one call, in the order of its requests."""
 
-    def __init__(self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, eos: int, max_slots: int):
+    def __init__(
+        self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
+    ):
         self.requests = requests
         self.known = [[*request.prompt_ids, *request.begun] for request in requests]
         self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
@@ -254,7 +264,7 @@ class Running(Decoding):
         total = len(self.queue)
         columns = max(len(r.prompt_ids) for r in requests) + sampling.max_new_tokens
         slots = min(max_slots, total)
-        super().__init__(model, sampling, eos, total, (slots, columns), slots)
+        super().__init__(model, sampling, ends, total, (slots, columns), slots)
 
     def _waiting(self) -> int:
         return len(self.queue) - self.next

@@ -38,11 +38,11 @@ class Engine:
         self.check(requests, sampling)
         if not any(request.n for request in requests):
             return [[] for _ in requests]
-        eos = self.policy.tokenizer.eos_token_id
+        ends = self.policy.stop_ids
         if why_not_slots(self.model):
-            return generate_with_own_cache(self.model, requests, sampling, eos, self.max_slots)
+            return generate_with_own_cache(self.model, requests, sampling, ends, self.max_slots)
         with slot_mode(self.model):
-            batch = Running(self.model, requests, sampling, eos, self.max_slots)
+            batch = Running(self.model, requests, sampling, ends, self.max_slots)
             while batch.fill():
                 batch.advance()
         return batch.results()
@@ -50,7 +50,7 @@ class Engine:
     def flight(self, sampling: Sampling) -> Flight:
         """Generation step by step, over the same slots; weights may be replaced between steps."""
         flight = UncachedFlight if why_not_slots(self.model) else InFlight
-        return flight(self, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
+        return flight(self, sampling, self.policy.stop_ids, self.max_slots)
 
     @property
     def model(self) -> torch.nn.Module:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from learning.texts.chat import turn_ends
 from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()
@@ -32,6 +33,14 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion: the template's end of a turn, and all that tokenizer and settings name."""
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        listed = named if isinstance(named, list) else [named]
+        ids = (*turn_ends(self.tokenizer), *listed)
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:

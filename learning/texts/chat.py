@@ -27,7 +27,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "user") -> list[int]:
-    """Ids between the end of an assistant's turn (its end-of-sequence token) and the beginning of its next one.
+    """Ids between the token that ends an assistant's turn and the beginning of its next one.
 
     They are what the chat template puts there, with `text` as the message in between: what a rendering of the whole
     conversation has more than one up to that end. Text that looks like a special token stays text. Raises StepError
@@ -35,11 +35,42 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     """
     reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
     after = _after_assistant(tokenizer, reply, generate=True)
-    eos = str(tokenizer.eos_token)
+    end_id = turn_end(tokenizer)
+    end = tokenizer.convert_ids_to_tokens(end_id)
     # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
-    closed = eos in _after_assistant(tokenizer, [], generate=False)
-    ids = _encoded(tokenizer, eos + (after.partition(eos)[2] if closed else after), marked)
-    return ids[1:] if ids[:1] == [tokenizer.eos_token_id] else ids
+    closed = end in _after_assistant(tokenizer, [], generate=False)
+    ids = _encoded(tokenizer, end + (after.partition(end)[2] if closed else after), marked)
+    return ids[1:] if ids[:1] == [end_id] else ids
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the token that ends an assistant's turn.
+
+    It is the first special token that the chat template writes after what the assistant said (`<end_of_turn>` for
+    Gemma, `<|im_end|>` for ChatML), and the end-of-sequence token where the template writes none. Raises StepError for
+    a tokenizer with neither.
+    """
+    return _turn_end(tokenizer, len(tokenizer), tokenizer.chat_template)
+
+
+def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a turn: the one that the chat template writes, and the end-of-sequence token."""
+    ids = (turn_end(tokenizer), tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+@lru_cache(maxsize=16)
+def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | None) -> int:
+    special = _special_of(tokenizer, size)
+    try:
+        found = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
+    except StepError:  # a template that takes no such conversation does not say how turns end
+        found = None
+    if found:
+        return tokenizer.convert_tokens_to_ids(found[0])
+    if tokenizer.eos_token_id is None:
+        raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
+    return tokenizer.eos_token_id
 
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
@@ -109,16 +140,14 @@ def _special_of(tokenizer: PreTrainedTokenizerBase, size: int) -> re.Pattern[str
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
-    """Ids of the assistant's turn, closed by one end-of-sequence token; raises StepError for other shapes.
+    """Return the ids of the assistant's turn, closed by the token that ends it (`turn_end`).
 
-    Text that looks like a special token stays text, so that the end of the turn is its only end-of-sequence token.
+    Text that looks like a special token stays text. Raises StepError for anything but one assistant message.
     """
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
-    if tokenizer.eos_token_id is None:
-        raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
     text = messages[0]["content"]
-    return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), tokenizer.eos_token_id]
+    return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), turn_end(tokenizer)]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -61,9 +61,7 @@ def test_logprobs_and_gradients_are_those_of_the_own_forward(kind):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_completions_are_drawn_from_the_own_forward_or_refused(kind):
     model, prompts = make_family(kind), [segment[:12] for segment in ragged_forest()[:5]]
-    engine = Engine(
-        SimpleNamespace(model=model, tokenizer=SimpleNamespace(eos_token_id=EOS), max_length=256), max_slots=5
-    )
+    engine = Engine(SimpleNamespace(model=model, stop_ids=(EOS,), max_length=256), max_slots=5)
     requests, sampling = [Request(prompt, 2, seed=5) for prompt in prompts], Sampling(1.0, max_new_tokens=12)
     if kind in REFUSED_BY_ENGINE:
         with pytest.raises(StepError, match=f"decoding a {kind} model with its cache gives other numbers"):
