@@ -1,6 +1,7 @@
 """Messages to token ids and back. Ids of a prompt and of a completion are made once and only ever concatenated."""
 
 import re
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,8 @@ MARK = "\uf8ff"
 """Stands around the number of a piece of text while a template is filled in: a character of private use."""
 PLACE = "\uf8fe"
 """Stands where an earlier turn of the assistant is."""
+PINNED_DATE = date(2024, 7, 26)
+"""What a template that asks for today's date is told, so that the same data give the same tokens on any day."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
@@ -86,8 +89,10 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-    except TemplateError as error:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate, strftime_now=PINNED_DATE.strftime
+        )
+    except (TemplateError, TypeError) as error:  # TypeError: a template adds to a content that is null
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
 
 
@@ -147,6 +152,8 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
     text = messages[0]["content"]
+    if not isinstance(text, str):
+        raise StepError(f"the content of a completion must be text, not {type(text).__name__}; drop the row or fill it")
     return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), turn_end(tokenizer)]
 
 

@@ -9,6 +9,7 @@ from learning.models.policy import Policy
 from learning.texts.chat import encode_completion, encode_prompt, encode_reply, turn_end
 from learning.texts.examples import encode_row
 from learning.tokenizers import characters
+from schemas.errors import StepError
 from tests.conftest import small_policy
 
 ROLES = "{% for m in messages %}"
@@ -117,3 +118,18 @@ def test_sampling_stops_at_every_token_that_ends_a_turn(named):
     assert len({ids[-1] for ids in stopped}) > 1
     assert not any(set(ids[:-1]) & set(policy.stop_ids) for ids in stopped)
     assert all(not set(one.token_ids) & set(policy.stop_ids) for one in generations if one.finish == "length")
+
+
+def test_a_template_that_writes_the_date_gives_the_same_tokens_on_any_day():
+    tokenizer = characters(chat_template="{{ strftime_now('%d %B %Y') }}" + CHATML)
+    ids = encode_prompt(tokenizer, PROMPT)
+    assert tokenizer.decode(ids).startswith("26 July 2024")
+
+
+@pytest.mark.parametrize("content", [None, 7, ["a"]])
+def test_a_message_without_text_is_refused_by_name(content):
+    tokenizer, _ = tokenizer_of("chatml")
+    with pytest.raises(StepError, match="must be text, not"):
+        encode_completion(tokenizer, [{"role": "assistant", "content": content}])
+    with pytest.raises(StepError, match="the chat template refuses a prompt"):
+        encode_prompt(characters(), [{"role": "user", "content": content}])
