@@ -59,10 +59,11 @@ class Slots(Cache):
         if len(self.slabs) <= layer_idx:
             self.slabs.append((self._slab(key_states), self._slab(value_states)))
         held = []
-        rows, heads, _, width = key_states.shape
+        rows, heads = key_states.shape[:2]
         head_H = torch.arange(heads, device=key_states.device)
         at_X = ((self.row_B[:, None] * heads + head_H) * self.num_columns + self.position_B[:, None]).flatten()
         for slab_SHLD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
+            width = new_BHTD.shape[-1]  # of values it may differ from that of keys
             slab_SHLD.view(-1, width).index_copy_(0, at_X, new_BHTD.reshape(-1, width))
             held.append(slab_SHLD[:rows, :, : self.columns])
         return held[0], held[1]
@@ -144,8 +145,8 @@ def slot_attention(
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
-    rows, heads, _, width = query.shape
-    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+    rows, heads = query.shape[:2]
+    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], -1)
     out_BHGD = scaled_dot_product_attention(query_BHGD, key, value, attn_mask=slot_bias.to(query.dtype), scale=scaling)
     return out_BHGD.reshape(rows, 1, heads, -1), None
 

@@ -18,7 +18,7 @@ from learning.models.policy import Policy
 class Engine:
     """Continuous batching over a decoder-only model of transformers.
 
-    `max_slots` is how many samples run at once. A model whose attention does not fit slots (windows, sinks, MLA,
+    `max_slots` is how many samples run at once. A model whose attention does not fit slots (windows, sinks,
     hybrids, state spaces: found on its own weights) is decoded with its own cache instead. Nothing computed from
     weights outlives a call of `generate`; a flight computes it again after a sync.
     """
