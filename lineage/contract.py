@@ -24,7 +24,7 @@ def fingerprint(folder: Path) -> Contract | None:
     named = {k: _content(settings.get(k)) for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
     limits = [settings.get("model_max_length"), _json(folder / "config.json").get("max_position_embeddings")]
     return Contract(
-        tokenizer=_digest(machine),
+        tokenizer=_digest(_canonical(machine)),
         chat_template=_digest(template),
         special_tokens=_digest([sorted(special), named]),
         max_length=int(min([n for n in limits if n], default=UNBOUNDED)),
@@ -47,6 +47,18 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _content(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
+
+
+def _canonical(value: Any) -> Any:
+    """Return a tokenizer's parts in one form: merges are `"a b"` or `["a", "b"]`, defaults written or left out."""
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _canonical(item) for key, item in value.items() if item is not None and item is not False}
+    if isinstance(merges := found.get("merges"), list):
+        found["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+    return found
 
 
 def _digest(value: Any) -> str:

@@ -16,6 +16,7 @@ from learning.models.checkpoint import load_training, save_training, trained_wei
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, room, set_determinism
 from learning.models.trained_policy import save_trained
 from learning.preference.batches import read_pairs, sizes_of, split_by_prompt
@@ -224,4 +225,4 @@ def publish(loop: Loop) -> Result:
     }
     save_trained(loop.policy, folder, adapted=loop.stage.use_peft)
     write_used(loop.context.folder, batched((pair.id for pair in loop.train.pairs), loop.order.uses(loop.steps)))
-    return Result(metrics)
+    return Result(metrics | describe_forward(loop.policy.model))

@@ -16,6 +16,7 @@ from learning.models.checkpoint import load_training, save_training
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.packed import describe_forward
 from learning.models.policy import load_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
 from learning.models.reward_modelling import bradley_terry_loss, correct, held_out_quality
@@ -181,6 +182,7 @@ def publish(loop: Loop) -> Result:
             "accuracy": quality["accuracy"]["value"],
             "length_correlation": quality["length_bias"]["correlation"],
             "expected_calibration_error": quality["calibration"]["expected_calibration_error"],
+            **describe_forward(loop.judge.policy.model),
         },
         quality,
     )

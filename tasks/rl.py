@@ -38,6 +38,7 @@ from learning.models.auxiliaries import Auxiliaries
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
+from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, set_determinism
 from learning.models.references import References
 from learning.models.trained_policy import save_trained
@@ -282,4 +283,5 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}
     told = {"stopped": loop.stopped} if loop.stopped else {}
+    final |= describe_forward(loop.trained.model)
     return Result({"steps": int(last["step"]), "tokens": loop.sampled, **final}, {"samples": loop.samples, **told})

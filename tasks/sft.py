@@ -15,6 +15,7 @@ from learning.models.crossentropy import Loss, loss_for
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, room, set_determinism
 from learning.models.trained_policy import save_trained
 from learning.texts.epochs import Epochs
@@ -75,7 +76,7 @@ def prepare(stage: Sft, context: Context) -> Loop:
         from learning.models.adapters import attach  # peft takes long to import, and few need it
 
         policy = replace(policy, model=attach(policy.model, stage))
-    loss = loss_for(policy.model, [examples.shortest], packing=stage.packing)
+    loss = loss_for(policy.model, packing=stage.packing)
     group = context.group or ALONE
     model = Trained(policy.model, group)
     own_randomness(group, context.seed)
@@ -179,4 +180,4 @@ def publish(loop: Loop) -> Result:
     kept, counts = loop.examples.kept, loop.epochs.uses(loop.total_steps)
     used = ((e.row, count, count if e.num_learned > 0 else 0) for e, count in zip(kept, counts.tolist(), strict=True))
     write_used(loop.context.folder, (row for row in used if row[1]))
-    return Result(metrics)
+    return Result(metrics | describe_forward(loop.policy.model))

@@ -57,7 +57,10 @@ class Member:
 class InFlight(Decoding):
     """The completions in flight; a sample's number is the seat where its tokens are written down."""
 
-    def __init__(self, engine: Source, sampling: Sampling, eos: int, max_slots: int):
+    mode = staticmethod(slot_mode)
+    """The state in which the model decodes."""
+
+    def __init__(self, engine: Source, sampling: Sampling, ends: tuple[int, ...], max_slots: int):
         self.engine, self.version, self.syncs, self.max_slots = engine, engine.version, engine.syncs, max_slots
         self.requests: dict[int, Request] = {}
         self.known: dict[int, list[int]] = {}
@@ -68,7 +71,7 @@ class InFlight(Decoding):
         self.begun = self.named = 0
         slots = (min(FEWEST, max_slots), sampling.max_new_tokens)
         plain = replace(sampling, target=None, window=None)
-        super().__init__(engine.model, plain, eos, max_slots, slots, max_slots)
+        super().__init__(engine.model, plain, ends, max_slots, slots, max_slots)
 
     @property
     def running(self) -> int:
@@ -88,7 +91,7 @@ class InFlight(Decoding):
         """One token for all in slots; the completions that ended with it, in the order of their beginning."""
         if self.engine.syncs != self.syncs:
             self._renew()
-        with slot_mode(self.model):
+        with self.mode(self.model):
             self._widen()
             if not self.fill():
                 return []

@@ -14,6 +14,7 @@ from learning.models.policy import Policy
 from learning.remote.client import ask
 from learning.remote.desk import Desk
 from learning.remote.question import COMPLETIONS, Answer, Failed, Question
+from learning.texts.chat import turn_end
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -73,7 +74,7 @@ class Engine:
             known = answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
             return Generation(list(answer.token_ids), list(answer.logprobs or []) if known else [], finish)
         ids = self.policy.tokenizer.encode(answer.text, add_special_tokens=False)
-        return Generation(ids + [self.policy.tokenizer.eos_token_id] * (finish == "stop"), [], finish)
+        return Generation(ids + [turn_end(self.policy.tokenizer)] * (finish == "stop"), [], finish)
 
 
 def check(requests: list[Request], sampling: Sampling) -> None:

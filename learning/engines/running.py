@@ -4,7 +4,8 @@ A prompt is computed once per request; its keys and values are copied to the slo
 has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then.
 A sample draws its numbers from Philox with the key (seed, number): nothing else in the batch matters to it.
 
-Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill.
+Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill,
+E tokens that end a completion.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from learning.engines.picking import pick
 from learning.engines.protocol import Generation, Request, Sampling
-from learning.engines.slots import Prefix, Slots
+from learning.engines.slots import Prefix, Slots, prefill, slot_logits
 
 PREFILL_TOKENS = 16384
 """Tokens of right-padded prompts in one forward pass."""
@@ -45,11 +46,18 @@ class Decoding:
     known: MutableMapping[int, list[int]] | Sequence[list[int]]
 
     def __init__(
-        self, model: torch.nn.Module, sampling: Sampling, eos: int, samples: int, slots: tuple[int, int], rows: int
+        self,
+        model: torch.nn.Module,
+        sampling: Sampling,
+        ends: tuple[int, ...],
+        samples: int,
+        slots: tuple[int, int],
+        rows: int,
     ):
-        """`slots`: how many to begin with, and their columns; `rows`: how many slots there may ever be."""
-        self.model, self.sampling, self.eos, self.void = model, sampling, eos, samples
+        """Take the tokens that end a completion, the slots to begin with and their columns, and the most slots."""
+        self.model, self.sampling, self.void = model, sampling, samples
         self.device = next(model.parameters()).device
+        self.ends_E = self._tensor(list(ends))
         self.prefilled: dict[int, Prefilled] = {}
         self.num_slots, most = slots[0], sampling.max_new_tokens
         self.slots = Slots(*slots, self.device)
@@ -150,9 +158,7 @@ class Decoding:
             prompts = [self.known[r][:-1] for r in group]
             width = len(prompts[-1])
             ids = self._tensor([ids + [0] * (width - len(ids)) for ids in prompts])
-            prefix = Prefix()
-            positions = torch.arange(width, device=self.device)[None]
-            self.model.base_model(input_ids=ids, position_ids=positions, past_key_values=prefix, use_cache=True)
+            prefix = prefill(self.model, ids)
             self.prefilled.update({r: Prefilled(prefix, row) for row, r in enumerate(group)})
 
     def _place(self, chosen: list[tuple[int, int]], slots: list[int]) -> None:
@@ -183,15 +189,7 @@ class Decoding:
 
     def advance(self) -> None:
         """One token for every slot."""
-        bias = self.slots.aim(self.position_B)
-        logits_BV = self.model(
-            input_ids=self.token_B[:, None],
-            position_ids=self.position_B[:, None],
-            past_key_values=self.slots,
-            use_cache=True,
-            slot_bias=bias,
-        ).logits[:, -1]
-        self._take(logits_BV)
+        self._take(self._next_logits())
         live_B = self.sample_B < self.void
         self.count_B = self.count_B + live_B
         self.position_B = self.position_B + live_B
@@ -199,6 +197,10 @@ class Decoding:
         ended_B = stopped_B | (live_B & (self.count_B == self.limit_N[self.sample_B]))
         if ended_B.any():
             self._end(ended_B, stopped_B)
+
+    def _next_logits(self) -> Tensor:
+        """Return the logits (B, V) after the last token of every row."""
+        return slot_logits(self.model, self.slots, self.token_B, self.position_B)
 
     def _take(self, logits_BV: Tensor) -> None:
         """Sample the next tokens and write them down."""
@@ -221,7 +223,7 @@ class Decoding:
 
     def _stops(self) -> Tensor:
         """Rows whose last token ends them, or whose last tokens are a stop sequence (B,)."""
-        found_B = self.token_B == self.eos
+        found_B = torch.isin(self.token_B, self.ends_E)
         for sequence in self.sampling.stop:
             match_B = self.count_B >= len(sequence)
             for back, token in enumerate(reversed(sequence)):
@@ -252,7 +254,9 @@ class Decoding:
 class Running(Decoding):
     """The samples of one call, in the order of its requests."""
 
-    def __init__(self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, eos: int, max_slots: int):
+    def __init__(
+        self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
+    ):
         self.requests = requests
         self.known = [[*request.prompt_ids, *request.begun] for request in requests]
         self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
@@ -260,7 +264,7 @@ class Running(Decoding):
         total = len(self.queue)
         columns = max(len(r.prompt_ids) for r in requests) + sampling.max_new_tokens
         slots = min(max_slots, total)
-        super().__init__(model, sampling, eos, total, (slots, columns), slots)
+        super().__init__(model, sampling, ends, total, (slots, columns), slots)
 
     def _waiting(self) -> int:
         return len(self.queue) - self.next

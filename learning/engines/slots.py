@@ -59,10 +59,11 @@ class Slots(Cache):
         if len(self.slabs) <= layer_idx:
             self.slabs.append((self._slab(key_states), self._slab(value_states)))
         held = []
-        rows, heads, _, width = key_states.shape
+        rows, heads = key_states.shape[:2]
         head_H = torch.arange(heads, device=key_states.device)
         at_X = ((self.row_B[:, None] * heads + head_H) * self.num_columns + self.position_B[:, None]).flatten()
         for slab_SHLD, new_BHTD in zip(self.slabs[layer_idx], (key_states, value_states), strict=True):
+            width = new_BHTD.shape[-1]  # of values it may differ from that of keys
             slab_SHLD.view(-1, width).index_copy_(0, at_X, new_BHTD.reshape(-1, width))
             held.append(slab_SHLD[:rows, :, : self.columns])
         return held[0], held[1]
@@ -102,6 +103,25 @@ class Slots(Cache):
         return like_BHTD.new_zeros(len(self.bias_SL), heads, self.num_columns, width)
 
 
+def prefill(model: Any, ids_RT: Tensor) -> Prefix:
+    """Return keys and values of right-padded prompts (R, T)."""
+    prefix = Prefix()
+    positions = torch.arange(ids_RT.shape[1], device=ids_RT.device)[None]
+    model.base_model(input_ids=ids_RT, position_ids=positions, past_key_values=prefix, use_cache=True)
+    return prefix
+
+
+def slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
+    """Give every row a token at its position; return the logits (B, V) after it."""
+    return model(
+        input_ids=token_B[:, None],
+        position_ids=position_B[:, None],
+        past_key_values=slots,
+        use_cache=True,
+        slot_bias=slots.aim(position_B),
+    ).logits[:, -1]
+
+
 def slot_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -117,16 +137,16 @@ def slot_attention(
     """Attention of prompts (causal, `slot_bias` None) or of one new token per slot, over (B, heads, T, D) tensors.
 
     The queries that share a key-value head are put in the place of the tokens, so that keys are never repeated.
-    Raises StepError for what it would compute wrongly: a sliding window or softcapped scores.
+    Raises StepError for what it would compute wrongly: sliding windows, softcapped scores and attention sinks.
     """
-    if ignored.get("softcap") is not None or (sliding_window and key.shape[2] > sliding_window):
-        raise StepError("engine torch: sliding windows and softcapped attention are not supported")
+    if ignored.get("softcap") is not None or ignored.get("s_aux") is not None or sliding_window:
+        raise StepError("attention over slots has no sliding windows, softcapped scores or sinks")
     if slot_bias is None:
         grouped = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
-    rows, heads, _, width = query.shape
-    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], width)
+    rows, heads = query.shape[:2]
+    query_BHGD = query.reshape(rows, key.shape[1], heads // key.shape[1], -1)
     out_BHGD = scaled_dot_product_attention(query_BHGD, key, value, attn_mask=slot_bias.to(query.dtype), scale=scaling)
     return out_BHGD.reshape(rows, 1, heads, -1), None
 
@@ -135,13 +155,23 @@ AttentionInterface.register(NAME, slot_attention)
 
 
 @contextmanager
-def slot_mode(model: Any) -> Iterator[None]:
-    """Switch a model to attention over slots and to evaluation, and back."""
-    before, training = model.config._attn_implementation, model.training
-    model.config._attn_implementation = NAME
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch a model to evaluation, and back."""
+    training = model.training
     model.eval()
     try:
         yield
     finally:
-        model.config._attn_implementation = before
         model.train(training)
+
+
+@contextmanager
+def slot_mode(model: Any) -> Iterator[None]:
+    """Switch a model to attention over slots and to evaluation, and back."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        model.config._attn_implementation = before

@@ -6,9 +6,11 @@ import torch
 from pydantic import Field
 
 from learning.engines.flight import InFlight
+from learning.engines.own_cache import UncachedFlight, generate_with_own_cache
 from learning.engines.protocol import Flight, Generation, Request, Sampling
 from learning.engines.room import check_room
 from learning.engines.running import Running
+from learning.engines.slot_check import why_not_slots
 from learning.engines.slots import slot_mode
 from learning.models.policy import Policy
 
@@ -16,8 +18,9 @@ from learning.models.policy import Policy
 class Engine:
     """Continuous batching over a decoder-only model of transformers.
 
-    `max_slots` is how many samples run at once. Nothing computed from weights outlives a call of `generate`; a flight
-    computes it anew after a sync.
+    `max_slots` is how many samples run at once. A model whose attention does not fit slots (windows, sinks,
+    hybrids, state spaces: found on its own weights) is decoded with its own cache instead. Nothing computed from
+    weights outlives a call of `generate`; a flight computes it again after a sync.
     """
 
     def __init__(self, policy: Policy, *, max_slots: Annotated[int, Field(ge=1)] = 256) -> None:
@@ -35,15 +38,19 @@ class Engine:
         self.check(requests, sampling)
         if not any(request.n for request in requests):
             return [[] for _ in requests]
+        ends = self.policy.stop_ids
+        if why_not_slots(self.model):
+            return generate_with_own_cache(self.model, requests, sampling, ends, self.max_slots)
         with slot_mode(self.model):
-            batch = Running(self.model, requests, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
+            batch = Running(self.model, requests, sampling, ends, self.max_slots)
             while batch.fill():
                 batch.advance()
         return batch.results()
 
     def flight(self, sampling: Sampling) -> Flight:
         """Generation step by step, over the same slots; weights may be replaced between steps."""
-        return InFlight(self, sampling, self.policy.tokenizer.eos_token_id, self.max_slots)
+        flight = UncachedFlight if why_not_slots(self.model) else InFlight
+        return flight(self, sampling, self.policy.stop_ids, self.max_slots)
 
     @property
     def model(self) -> torch.nn.Module:

@@ -100,7 +100,7 @@ class VllmFlight:
         return SamplingParams(
             max_tokens=limit,
             ignore_eos=True,
-            stop_token_ids=[self.engine.policy.tokenizer.eos_token_id],
+            stop_token_ids=list(self.engine.policy.stop_ids),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             extra_args=told,
@@ -126,7 +126,7 @@ class VllmFlight:
         """A completion's next token; `over`: vLLM has ended it."""
         one = self.open[number]
         one.take(token, logprob, entropy, self.engine.version)
-        if token == self.engine.policy.tokenizer.eos_token_id or any(map(one.ends_with, self.sampling.stop)):
+        if token in self.engine.policy.stop_ids or any(map(one.ends_with, self.sampling.stop)):
             self._close(number, "stop", over)
         elif over:
             whole = len(one.begun) + len(one.ids) >= self.sampling.max_new_tokens

@@ -47,9 +47,9 @@ class Episode:
         """Tokens of the turn that has not ended, or that has had no answer yet."""
         return self.begun[sum(turn.sampled + turn.observed for turn in self.all_turns) :]
 
-    def ended(self, eos: int) -> bool:
-        """Whether the turn that has had no answer yet is whole: it ends with the end token or a stop sequence."""
-        return any(self.tail[-len(stop) :] == stop for stop in ((eos,), *self.sampling.stop))
+    def ended(self, ends: tuple[int, ...]) -> bool:
+        """Return whether the turn without an answer yet is whole: an end token or a stop sequence closes it."""
+        return any(self.tail[-len(stop) :] == stop for stop in (*((token,) for token in ends), *self.sampling.stop))
 
     @property
     def full(self) -> int:

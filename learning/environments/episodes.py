@@ -22,7 +22,7 @@ from learning.environments.decoding import source_of
 from learning.environments.episode import Episode
 from learning.environments.flight import EpisodesInFlight
 from learning.environments.protocol import EnvironmentProtocol
-from learning.texts.chat import decode, encode_reply
+from learning.texts.chat import decode, encode_reply, turn_end, turn_ends
 from schemas.errors import StepError
 
 CAPACITY = 256
@@ -142,7 +142,7 @@ class Episodes:
         told: list[tuple[int, Request]] = []
         for ticket, request in requests:
             some = [self._begin(ticket, request, sampling, request.first + i) for i in range(request.n)]
-            if some and request.row is not None and some[0].ended(self.tokenizer.eos_token_id):
+            if some and request.row is not None and some[0].ended(turn_ends(self.tokenizer)):
                 for one in some:
                     self._step(one)
             elif some:
@@ -267,9 +267,9 @@ class Episodes:
         if said.done or len(one.all_turns) + 1 >= most:
             one.turns.append(turn)
             return self._end(one, "stop" if said.done else "length")
-        eos = self.tokenizer.eos_token_id
+        closed = one.tail[-1] in turn_ends(self.tokenizer)
         # A turn that ended with a stop sequence is closed for it.
-        ids = [eos] * (one.tail[-1] != eos) + encode_reply(self.tokenizer, said.observation)
+        ids = [turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, said.observation)
         if len(one.begun) + len(ids) >= one.sampling.max_new_tokens:
             one.turns.append(turn)
             return self._end(one, "length")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
@@ -21,6 +20,7 @@ from learning.models.auxiliary_network import Likelihood, Valued, body_of
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reward_model import FILE as REWARD_FILE
 from learning.models.reward_model import load_reward_model
+from learning.models.weights import Weights
 from schemas.errors import StepError
 
 FILE = "auxiliary.json"
@@ -101,9 +101,9 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
         folder, dtype=getattr(torch, dtype), use_safetensors=True, **kwargs
     )
     network = Valued(loaded.to(device).eval().base_model, told["head"], told["heads"], 0)
-    kept = load_file(folder / "model.safetensors")
+    kept = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
-    put_head(network, kept[f"{name}.weight"], kept[f"{name}.bias"])
+    put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
     tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
     return network, Policy(loaded, tokenizer, told["max_length"])
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.models.packed import pack, packed_logprobs
+from learning.models.packed import choose_forward, pack, packed_logprobs, unwrap
 from learning.texts.examples import Example
 from schemas.errors import StepError
 
@@ -41,26 +41,11 @@ def padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     return -logp_BL[learn_BL[:, 1:]].sum()
 
 
-def loss_for(model: Any, examples: Sequence[Example], *, packing: bool) -> Loss:
-    """The fastest exact loss for an architecture; raises StepError when it cannot pack and `packing` is asked for."""
-    shortest = min(examples, key=lambda example: len(example.ids))
-    if keeps_apart(model, shortest.ids):
+def loss_for(model: Any, *, packing: bool) -> Loss:
+    """Return the fastest exact loss for a model; raises StepError where `packing` is asked for and rows would mix."""
+    choice = choose_forward(unwrap(model))
+    if choice.body == "forest":
         return packed_loss
     if packing:
-        raise StepError(f"packing: rows would see each other in a {model.config.model_type} model; set it to false")
+        raise StepError(f"packing: rows cannot be kept apart ({choice.reason}); set it to false")
     return padded_loss
-
-
-@torch.no_grad()
-def keeps_apart(model: Any, ids_L: list[int]) -> bool:
-    """Whether a row's log-probabilities are the same bits whatever is packed before it.
-
-    Architectures that are not attention alone, or that do their attention themselves, let it through.
-    """
-    size = model.get_input_embeddings().weight.shape[0]
-    others = (ids_L, [(token + 1) % size for token in ids_L])
-    try:
-        found = [packed_logprobs(model, pack([other, ids_L], [-1, -1]).to(model.device))[0] for other in others]
-    except (StepError, TypeError):  # TypeError: a model that does not pass on what attention needs
-        return False
-    return torch.equal(found[0][len(ids_L) :], found[1][len(ids_L) :])

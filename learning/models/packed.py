@@ -9,13 +9,15 @@ Shapes: M packed tokens, S segments, S1 = S + 1 borders, B needed tokens, C widt
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from learning.models.padded import body_of, limited_attention, padded_hidden, padded_logits
 from learning.models.segments import NAME, Layout, chain_lengths, make_layout
 from schemas.errors import StepError
 
@@ -111,13 +113,29 @@ def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[Non
 
 
 def packed_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
-    """Last hidden state of every token (M, C), each seeing only its own path; with `rows_B`, of these tokens at least.
+    """Return the last hidden state of every token (M, C), each seeing only its own path.
 
-    `model` is a causal language model of transformers (or peft's wrapping of one) that supports AttentionInterface.
+    With `rows_B` only these packed tokens need be right. `model` is a model of transformers, or peft's wrapping of one.
+    The forward is the one that `choose_forward` found to be exact for the model.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model = unwrap(model)
+    if choose_forward(model).body == "forest":
+        return forest_hidden(model, packed, rows_B)
+    return padded_hidden(model, packed)
+
+
+def unwrap(model: Any) -> Any:
+    """Return the model of transformers inside peft's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> Tensor:
+    """Return hidden states (M, C) from one forward over the forest, in which a shared prefix is computed once.
+
+    Raises StepError where attention is more than causal softmax (windows, caps, sinks).
+    """
     with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
-        out = model.base_model(
+        out = body_of(model)(
             input_ids=packed.input_ids_M[None],
             position_ids=packed.position_ids_M[None],
             use_cache=False,
@@ -153,15 +171,21 @@ def packed_statistics(
 
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
     `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
-    outside the boolean `needed_M` cost no logits and are 0. Raises StepError where a model changes its logits.
+    outside the boolean `needed_M` cost no logits and are 0.
     """
-    head = _head(model)
+    plain = unwrap(model)
+    choice = choose_forward(plain)
     wanted_M = packed.source_M >= 0
     at_B = (wanted_M if needed_M is None else wanted_M & needed_M.to(wanted_M.device)).nonzero()[:, 0]
     sources_B = packed.source_M[at_B]
-    rows_BC = packed_hidden(model, packed, sources_B.unique()).index_select(0, sources_B)
+    if choice.head == "own":
+        rows_BC, head = padded_logits(plain, packed).index_select(0, sources_B), nn.Identity()
+        vocabulary = rows_BC.shape[1]
+    else:
+        rows_BC = packed_hidden(plain, packed, sources_B.unique()).index_select(0, sources_B)
+        head, vocabulary = partial(logits_of, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
-    step = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+    step = max(1, LOGITS_PER_CHUNK // vocabulary)
     pieces = []
     for rows, ids in zip(rows_BC.split(step), ids_B.split(step), strict=True):
         inputs = (rows, ids, head, temperature, followed, watched)
@@ -178,7 +202,7 @@ def packed_statistics(
 def _score(
     rows_BC: Tensor,
     ids_B: Tensor,
-    head: torch.nn.Module,
+    head: Callable[[Tensor], Tensor],
     temperature: float,
     followed: tuple[str, ...],
     watched: tuple[str, ...],
@@ -201,9 +225,102 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def _head(model: Any) -> torch.nn.Module:
-    """The layer from hidden states to logits."""
-    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(model.config, key, None) is not None:
-            raise StepError(f"packed forward: {model.config.model_type} changes its logits ({key}), not supported")
-    return model.get_output_embeddings()
+@dataclass(frozen=True)
+class Forward:
+    """Which forward is exact for a model, and why not the faster one."""
+
+    body: Literal["forest", "padded"]
+    head: Literal["shared", "own"]
+    """`own`: only the model's own forward gives its logits."""
+    reason: str = ""
+
+
+_CHOSEN: WeakKeyDictionary[Any, Forward] = WeakKeyDictionary()
+
+
+def choose_forward(model: Any) -> Forward:
+    """Return the fastest forward that computes what the model's own forward computes; found once per model.
+
+    A few tokens go through both on the model's weights, so an architecture that nothing here knows is right as well.
+    `forest` is left where the config limits attention (windows, chunks), where it raises, where one path changes what
+    another computes, or where it differs from the model's own forward by more than rounding.
+    """
+    if model not in _CHOSEN:
+        _CHOSEN[model] = _examine(model)
+    return _CHOSEN[model]
+
+
+def describe_forward(model: Any) -> dict[str, str]:
+    """Return a note for a step's metrics where a model took the padded forward; empty where it took the packed one."""
+    choice = _CHOSEN.get(unwrap(model))
+    return {"forward": f"padded ({choice.reason})"} if choice and choice.body == "padded" else {}
+
+
+@torch.no_grad()
+def _examine(model: Any) -> Forward:
+    """Compare the forwards on a prefix with two completions."""
+    training = model.training
+    model.eval()
+    try:
+        size = model.get_input_embeddings().weight.shape[0]
+        probe, other = (_probe(size, shift).to(model.device) for shift in (0, 1))
+        truth_MC = padded_hidden(model, probe)
+        head = _head_of(model, probe, truth_MC)
+        if reason := limited_attention(model.config) or _forest_differs(model, probe, other, truth_MC):
+            return Forward("padded", head, f"{model.config.model_type}: {reason}")
+        if head == "own":
+            return Forward("padded", head, f"{model.config.model_type}: only its own forward gives its logits")
+        return Forward("forest", head)
+    finally:
+        model.train(training)
+
+
+def _probe(vocabulary: int, shift: int) -> Packed:
+    """Return a prefix of 12 tokens with children of 15 and 9; `shift` changes the tokens of the first child."""
+    spread = [[(7 + 31 * i + 17 * s) % vocabulary for i in range(n)] for s, n in enumerate((12, 15, 9))]
+    return pack([spread[0], [(token + shift) % vocabulary for token in spread[1]], spread[2]], [-1, 0, 0])
+
+
+def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) -> str:
+    """Return why the forward over a forest is not the model's own; empty where it is."""
+    try:
+        found_MC, beside_MC = forest_hidden(model, probe), forest_hidden(model, other)
+    except StepError as error:
+        return str(error)
+    except (TypeError, AttributeError, IndexError, KeyError, ValueError, RuntimeError, NotImplementedError) as error:
+        return f"its attention takes no layout of segments ({type(error).__name__})"
+    if not close(found_MC[-9:], beside_MC[-9:]):
+        return "completions of one prompt see each other"
+    return "" if close(found_MC, truth_MC) else "its own forward gives other numbers"
+
+
+def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", "own"]:
+    """Return whether logits are those of the output embeddings, scaled as the config says; classifiers have none."""
+    if model.get_output_embeddings() is None:
+        return "shared"
+    return "shared" if close(logits_of(model, hidden_MC), padded_logits(model, probe)) else "own"
+
+
+def close(found: Tensor, truth: Tensor) -> bool:
+    """Return whether tensors differ by no more than rounding, relative to the largest value."""
+    coarse = {found.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
+    found, truth = found.float(), truth.float()
+    bound = (COARSE if coarse else FINE) * truth.abs().max()
+    return bool(torch.isfinite(found).all()) and bool((found - truth).abs().max() <= bound)
+
+
+FINE, COARSE = 2e-5, 5e-2
+"""Largest differences, relative to the largest value, that count as rounding: in float32, and with bfloat16."""
+
+
+def logits_of(model: Any, rows_BC: Tensor) -> Tensor:
+    """Return logits (B, V) of last hidden states, with the caps and scales of the model's config."""
+    logits_BV = model.get_output_embeddings()(rows_BC)
+    config = model.config.get_text_config()
+    if scale := getattr(config, "logit_scale", None):  # Cohere
+        logits_BV = logits_BV * scale
+    if scaling := getattr(config, "logits_scaling", None):  # Granite
+        logits_BV = logits_BV / scaling
+    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+        logits_BV = (logits_BV / cap).tanh() * cap
+    return logits_BV

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from learning.texts.chat import turn_ends
 from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+
+LARGEST_FILE = "5GB"
 
 LOADING = threading.Lock()
 """transformers changes settings of the whole process while it loads a model."""
@@ -31,6 +33,14 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion: the template's end of a turn, and all that tokenizer and settings name."""
+        named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        listed = named if isinstance(named, list) else [named]
+        ids = (*turn_ends(self.tokenizer), *listed)
+        return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
 def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> Policy:
@@ -97,14 +107,14 @@ def room(policy: Policy, max_length: int | None) -> int:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write config, weights (safetensors, tied ones once) and tokenizer; equal policies give equal bytes.
+
+    Weights have the names of published checkpoints, which vLLM and llama.cpp know, and not those that transformers
+    gives them in memory. More than `LARGEST_FILE` is split over several files with an index.
+    """
     policy.model.config.architectures = [type(policy.model).__name__]
     policy.model.config.dtype = policy.model.dtype
-    policy.model.config.save_pretrained(folder)
-    if getattr(policy.model, "generation_config", None) is not None:  # classifiers have none
-        policy.model.generation_config.save_pretrained(folder)
-    save_file(untied(policy.model), folder / "model.safetensors", metadata={"format": "pt"})
+    policy.model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
     _forget_paths(folder / "config.json")
     save_tokenizer(policy.tokenizer, folder)
 

@@ -38,7 +38,7 @@ class _Rows(torch.autograd.Function):
     def forward(ctx: Any, q_HMD: Tensor, k_HMD: Tensor, v_HMD: Tensor, rows: Rows, scaling: float) -> Tensor:
         heads, size = q_HMD.shape[0], sum(end - start for start, end in rows)
         q_HMD = q_HMD * scaling
-        out_HXD = q_HMD.new_empty(size, heads, q_HMD.shape[2]).transpose(0, 1)
+        out_HXD = v_HMD.new_empty(size, heads, v_HMD.shape[2]).transpose(0, 1)
         shares = []
         for start, begin, end, place in _spans(rows):
             share_HQK = torch.bmm(q_HMD[:, begin:end], k_HMD[:, start:end].transpose(1, 2))

@@ -5,7 +5,8 @@ go through a plain causal kernel, and children of one parent (a group of complet
 CPU, roots of some length stay where they are (`learning.models.row_attention`).
 
 Shapes: M packed tokens, N families (one parent each), G children of a family, L longest child, P longest chain,
-X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size.
+X their places in all blocks, Y those of their chains, K key-value heads, R query heads per key-value head, D head size
+(E that of values, where it differs).
 """
 
 from dataclasses import dataclass
@@ -167,7 +168,7 @@ def _families(
     q = q_XC.view(n, g, length, k, r, -1).permute(0, 3, 1, 4, 2, 5).contiguous() * scaling
     own_k, own_v = (x.view(n, g, length, k, -1).permute(0, 3, 1, 2, 4) for x in (k_XC, v_XC))
     far_k, far_v = (x.view(n, p, k, -1).transpose(1, 2) for x in (far_k_YC, far_v_YC))
-    d = q.shape[-1]
+    d, e = q.shape[-1], own_v.shape[-1]
     far = (q.view(n, k, g * r * length, d) @ far_k.transpose(-1, -2)).view(n, k, g, r, length, p)
     own = (q.view(n, k, g, r * length, d) @ own_k.transpose(-1, -2)).view(n, k, g, r, length, length)
     if block.absent_NP is not None:
@@ -176,8 +177,8 @@ def _families(
     scores = torch.cat([far, own.masked_fill_(later_LL, -torch.inf)], -1)
     share = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(q.dtype)
     far_share, own_share = share.split([p, length], -1)
-    out = (far_share.reshape(n, k, g * r * length, p) @ far_v).view(n, k, g, r, length, d)
-    out = out + (own_share.reshape(n, k, g, r * length, length) @ own_v).view(n, k, g, r, length, d)
+    out = (far_share.reshape(n, k, g * r * length, p) @ far_v).view(n, k, g, r, length, e)
+    out = out + (own_share.reshape(n, k, g, r * length, length) @ own_v).view(n, k, g, r, length, e)
     return out.permute(0, 2, 4, 1, 3, 5).reshape(n * g * length, -1)
 
 

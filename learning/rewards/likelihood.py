@@ -68,7 +68,7 @@ def _context(trial: Trial, sampler: Sampler, marker: str | None, joiner: str) ->
     """Token ids between the prompt and the answer."""
     if marker is None:
         ids = trial.completion_ids
-        ended = bool(ids) and ids[-1] == sampler.policy.tokenizer.eos_token_id
+        ended = bool(ids) and ids[-1] in sampler.policy.stop_ids
         return ids[: len(ids) - ended] + encode_text(sampler.policy.tokenizer, joiner)
     tail = final_answer(trial.text, marker)
     if tail is None:

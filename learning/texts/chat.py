@@ -1,6 +1,7 @@
 """Messages to token ids and back. Ids of a prompt and of a completion are made once and only ever concatenated."""
 
 import re
+from datetime import date
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,8 @@ MARK = "\uf8ff"
 """Stands around the number of a piece of text while a template is filled in: a character of private use."""
 PLACE = "\uf8fe"
 """Stands where an earlier turn of the assistant is."""
+PINNED_DATE = date(2024, 7, 26)
+"""What a template that asks for today's date is told, so that the same data give the same tokens on any day."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
@@ -28,7 +31,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "user") -> list[int]:
-    """Ids between the end of an assistant's turn (its end-of-sequence token) and the beginning of its next one.
+    """Ids between the token that ends an assistant's turn and the beginning of its next one.
 
     They are what the chat template puts there, with `text` as the message in between: what a rendering of the whole
     conversation has more than one up to that end. Text that looks like a special token stays text. Raises StepError
@@ -36,11 +39,42 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     """
     reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
     after = _after_assistant(tokenizer, reply, generate=True)
-    eos = str(tokenizer.eos_token)
+    end_id = turn_end(tokenizer)
+    end = tokenizer.convert_ids_to_tokens(end_id)
     # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
-    closed = eos in _after_assistant(tokenizer, [], generate=False)
-    ids = _encoded(tokenizer, eos + (after.partition(eos)[2] if closed else after), marked)
-    return ids[1:] if ids[:1] == [tokenizer.eos_token_id] else ids
+    closed = end in _after_assistant(tokenizer, [], generate=False)
+    ids = _encoded(tokenizer, end + (after.partition(end)[2] if closed else after), marked)
+    return ids[1:] if ids[:1] == [end_id] else ids
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the token that ends an assistant's turn.
+
+    It is the first special token that the chat template writes after what the assistant said (`<end_of_turn>` for
+    Gemma, `<|im_end|>` for ChatML), and the end-of-sequence token where the template writes none. Raises StepError for
+    a tokenizer with neither.
+    """
+    return _turn_end(tokenizer, len(tokenizer), tokenizer.chat_template)
+
+
+def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a turn: the one that the chat template writes, and the end-of-sequence token."""
+    ids = (turn_end(tokenizer), tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+@lru_cache(maxsize=16)
+def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | None) -> int:
+    special = _special_of(tokenizer, size)
+    try:
+        found = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
+    except StepError:  # a template that takes no such conversation does not say how turns end
+        found = None
+    if found:
+        return tokenizer.convert_tokens_to_ids(found[0])
+    if tokenizer.eos_token_id is None:
+        raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
+    return tokenizer.eos_token_id
 
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
@@ -56,8 +90,10 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-    except TemplateError as error:
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate, strftime_now=PINNED_DATE.strftime
+        )
+    except (TemplateError, TypeError) as error:  # TypeError: a template adds to a content that is null
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
 
 
@@ -110,16 +146,17 @@ def _special_of(tokenizer: PreTrainedTokenizerBase, size: int) -> re.Pattern[str
 
 
 def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
-    """Ids of the assistant's turn, closed by one end-of-sequence token; raises StepError for other shapes.
+    """Return the ids of the assistant's turn, closed by the token that ends it (`turn_end`).
 
-    Text that looks like a special token stays text, so that the end of the turn is its only end-of-sequence token.
+    Text that looks like a special token stays text. Raises StepError for anything but one assistant message.
     """
     if len(messages) != 1 or messages[0]["role"] != "assistant":
         raise StepError("a completion must be one assistant message; split longer conversations into rows")
-    if tokenizer.eos_token_id is None:
-        raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    text = of_characters(messages[0]["content"])
-    return [*tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True), tokenizer.eos_token_id]
+    text = messages[0]["content"]
+    if not isinstance(text, str):
+        raise StepError(f"the content of a completion must be text, not {type(text).__name__}; drop the row or fill it")
+    ids = tokenizer.encode(of_characters(text), add_special_tokens=False, split_special_tokens=True)
+    return [*ids, turn_end(tokenizer)]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -17,6 +17,7 @@ from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped,
 from learning.loop.rollout import Sampler
 from learning.loop.supply import Columns
 from learning.loop.trials import Ask, Trial
+from learning.models.packed import choose_forward
 from learning.rewards.environment import earned
 from learning.texts.chat import decode, encode_prompt, encode_reply
 from learning.tokenizers import characters
@@ -115,6 +116,7 @@ def test_the_loss_is_the_formula_over_sampled_tokens_and_observed_ones_get_no_gr
         out.last_hidden_state.retain_grad()
         kept.append(out.last_hidden_state)
 
+    choose_forward(model)  # the check has forward passes of its own
     hook = model.base_model.register_forward_hook(keep)
     loss, _ = micro_loss(algorithm, model, batch, step=0, temperature=TEMPERATURE)
     loss.backward()

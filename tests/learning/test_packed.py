@@ -3,7 +3,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.models import packed as packed_module
-from learning.models.packed import pack, packed_logprobs
+from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
 from schemas.errors import StepError
 
 SHAPE = {
@@ -106,10 +106,17 @@ def test_a_parent_comes_first():
         pack([[1], [2]], [1, -1])
 
 
-def test_attention_that_is_more_than_causal_is_refused():
+def test_a_sliding_window_takes_the_padded_forward_and_is_exact():
     config = Qwen3Config(
         **SHAPE, num_key_value_heads=2, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=0
     )
-    model = AutoModelForCausalLM.from_config(config)
+    model, (segments, parents) = AutoModelForCausalLM.from_config(config).eval(), forest()
+    packed = pack(segments, parents)
+    assert choose_forward(model).body == "padded"
     with pytest.raises(StepError, match="sliding windows"):
-        packed_logprobs(model, pack([[1, 2, 3]], [-1]))
+        forest_hidden(model, packed)
+    with torch.no_grad():
+        logp, _ = packed_logprobs(model, packed)
+        ids = path_of(4, segments, parents)
+        a, b = packed.cu_seqlens_S1[4], packed.cu_seqlens_S1[5]
+        torch.testing.assert_close(logp[a:b].double(), direct(model, ids)[0][-4:], atol=1e-6, rtol=0)

@@ -1,0 +1,74 @@
+"""The forward of transformers itself over right-padded rows: exact for every causal architecture, without sharing.
+
+Every path from a root to a leaf of the forest becomes a row of its own, so a shared prefix is computed once per path.
+
+Shapes: M packed tokens, B paths, L longest path, C width of the model, V vocabulary.
+"""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from learning.models.packed import Packed
+
+
+def padded_hidden(model: Any, packed: "Packed") -> Tensor:
+    """Return the last hidden state of every packed token (M, C), from the model's own forward over its path."""
+    ids_BL, real_BL, place_M = rows_of(packed)
+    out = body_of(model)(input_ids=ids_BL, attention_mask=real_BL, use_cache=False)
+    return out[0].flatten(0, 1).index_select(0, place_M)
+
+
+def padded_logits(model: Any, packed: "Packed") -> Tensor:
+    """Return the logits (M, V) after every packed token, from the model's own forward over its path."""
+    ids_BL, real_BL, place_M = rows_of(packed)
+    out = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False)
+    return out.logits.flatten(0, 1).index_select(0, place_M)
+
+
+def body_of(model: Any) -> Any:
+    """Return what computes hidden states; a few architectures name it otherwise than `base_model` expects."""
+    body = model.base_model
+    return model.model if body is model and hasattr(model, "model") else body
+
+
+def rows_of(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids (B, L) and mask (B, L) of all paths, and where each packed token is among their B·L places (M,)."""
+    parents, borders = packed.parent_S.tolist(), packed.cu_seqlens_S1.tolist()
+    spans = list(pairwise(borders))
+    leaves = sorted(set(range(len(parents))) - set(parents))
+    paths = []
+    for leaf in leaves:
+        chain, segment = [], leaf
+        while segment >= 0:
+            chain.insert(0, torch.arange(*spans[segment]))
+            segment = parents[segment]
+        paths.append(torch.cat(chain))
+    longest = max(len(path) for path in paths)
+    at_BL = torch.stack([torch.cat([path, path.new_full((longest - len(path),), -1)]) for path in paths])
+    real_BL = at_BL >= 0
+    place_M = torch.zeros(borders[-1], dtype=torch.long)
+    for row, path in reversed(list(enumerate(paths))):  # the first path that holds a token gives its numbers
+        place_M[path] = row * longest + torch.arange(len(path))
+    device = packed.input_ids_M.device
+    ids_BL = packed.input_ids_M[at_BL.clamp(min=0).to(device)].masked_fill(~real_BL.to(device), 0)
+    return ids_BL, real_BL.long().to(device), place_M.to(device)
+
+
+def limited_attention(config: Any) -> str:
+    """Return how a config keeps tokens from seeing all that came before them; empty where it does not.
+
+    A window wider than any check is long would not show in numbers, so it is read here.
+    """
+    config = config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    if kinds:
+        return f"layers of {', '.join(sorted(map(str, kinds)))}"
+    if getattr(config, "attention_chunk_size", None):
+        return "attention in chunks"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "attention within a sliding window"
+    return ""

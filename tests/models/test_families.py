@@ -1,0 +1,140 @@
+"""Every architecture gives the numbers of transformers' own forward, in training and in sampling, or is refused."""
+
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from learning.engines.protocol import Request, Sampling
+from learning.engines.torch import Engine
+from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
+from learning.models.policy import Policy, load_policy, save_policy
+from learning.tokenizers import characters
+from schemas.errors import StepError
+from tests.models.families import FAMILIES, VOCABULARY, make_family
+
+PARENTS = [-1, 0, 0, -1, 3, 3, 5]
+EOS = 2
+PACKED_EXPERTS = {"gpt_oss": {f"model.layers.{layer}.mlp.experts.gate_up_proj" for layer in range(2)}}
+"""Published checkpoints that hold all experts of a layer in one tensor."""
+REFUSED_BY_ENGINE = {"rwkv"}
+"""Their cached decoding in the installed transformers differs from their own forward."""
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
+
+
+def ragged_forest():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in (12, 15, 9, 5, 20, 6, 3)]
+
+
+def path_of(segment, segments):
+    return [] if segment < 0 else path_of(PARENTS[segment], segments) + segments[segment]
+
+
+def direct_logprobs(model, ids):
+    """Log-probabilities of a row by itself, from the second token on."""
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logprobs_and_gradients_are_those_of_the_own_forward(kind):
+    model, segments = make_family(kind), ragged_forest()
+    starts = [0, *accumulate(map(len, segments))]
+    weight = torch.randn(starts[-1], generator=torch.Generator().manual_seed(1))
+    logp, _ = packed_logprobs(model, pack(segments, PARENTS))
+    (logp * weight).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    for s, segment in enumerate(segments):
+        truth = direct_logprobs(model, path_of(s, segments))[-len(segment) :]
+        own = slice(starts[s + 1] - len(truth), starts[s + 1])
+        torch.testing.assert_close(logp[own].detach(), truth.detach(), atol=1e-5, rtol=0)
+        (truth * weight[own]).sum().backward()
+    for name, p in model.named_parameters():
+        if p.grad is not None and float(p.grad.abs().max()) > 0:
+            torch.testing.assert_close(gradients[name], p.grad, atol=1e-5 * max(1.0, float(p.grad.abs().max())), rtol=0)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_completions_are_drawn_from_the_own_forward_or_refused(kind):
+    model, prompts = make_family(kind), [segment[:12] for segment in ragged_forest()[:5]]
+    engine = Engine(SimpleNamespace(model=model, stop_ids=(EOS,), max_length=256), max_slots=5)
+    requests, sampling = [Request(prompt, 2, seed=5) for prompt in prompts], Sampling(1.0, max_new_tokens=12)
+    if kind in REFUSED_BY_ENGINE:
+        with pytest.raises(StepError, match=f"decoding a {kind} model with its cache gives other numbers"):
+            engine.generate(requests, sampling)
+        return
+    completions = engine.generate(requests, sampling)
+    for request, generations in zip(requests, completions, strict=True):
+        for one in generations:
+            with torch.no_grad():
+                truth = direct_logprobs(model, request.prompt_ids + one.token_ids)[-len(one.token_ids) :]
+            torch.testing.assert_close(torch.tensor(one.logprobs), truth, atol=1e-5, rtol=0)
+    flight, found = engine.flight(sampling), {}
+    for ticket, request in enumerate(requests):
+        flight.add(ticket, request)
+    while flight.running:
+        found |= {(ticket, one.sample): one.token_ids for ticket, one in flight.step()}
+    assert found == {(r, i): one.token_ids for r, row in enumerate(completions) for i, one in enumerate(row)}
+    greedy = engine.generate([Request(prompts[0], 1, seed=0)], Sampling(0.0, max_new_tokens=8))[0][0].token_ids
+    ids = torch.tensor([prompts[0]])
+    told = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
+    assert greedy == model.generate(ids, max_new_tokens=8, **told)[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_saved_model_loads_again_and_has_the_names_of_published_checkpoints(kind, tmp_path):
+    model, tokenizer = make_family(kind), characters()
+    tokenizer.model_max_length = 96
+    save_policy(Policy(model, tokenizer, 96), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert not any(name.endswith("mlp.experts.gate_up_proj") for name in names - PACKED_EXPERTS.get(kind, set()))
+    again, ids = load_policy(tmp_path).model, torch.arange(3, 20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-6, rtol=0)
+
+
+def test_at_least_55_families_are_compared():
+    assert len(FAMILIES) >= 55
+
+
+def test_wrong_attention_is_found_on_the_weights(monkeypatch):
+    """A model that scales its queries by itself, which neither config nor signature tells."""
+    model = make_family("llama")
+    assert choose_forward(model).body == "forest"
+    planted = make_family("llama")
+    attention = planted.model.layers[1].self_attn
+    inner = attention.forward
+
+    def forward(*args, **kwargs):
+        plain = planted.config._attn_implementation == "sdpa"
+        attention.scaling = 8**-0.5 * (1.0 if plain else 0.5)
+        return inner(*args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", forward)
+    choice = choose_forward(planted)
+    assert choice.body == "padded"
+    assert "its own forward gives other numbers" in choice.reason
+    segments = ragged_forest()
+    packed = pack(segments, PARENTS)
+    with torch.no_grad():
+        truth = direct_logprobs(planted, segments[0])
+        right, _ = packed_logprobs(planted, packed)
+        assert float((right[1:12] - truth).abs().max()) < 1e-5
+        wrong = forest_hidden(planted, packed)
+        assert float((wrong[:12] - planted.model(torch.tensor([segments[0]]))[0][0]).abs().max()) > 1e-3
+
+
+def test_windows_wider_than_the_check_are_read_from_the_config():
+    """With 128 tokens of window the few tokens of the check see all: numbers alone would not tell."""
+    from transformers import AutoModelForCausalLM, MistralConfig
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=128, **shape)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert choose_forward(model).reason == "mistral: attention within a sliding window"
