@@ -58,11 +58,6 @@ class Examples:
             return self.kept.column("length").astype(np.int64)
         return np.array([len(example.ids) for example in self.kept], np.int64)
 
-    @property
-    def shortest(self) -> Example:
-        """The row with the fewest tokens."""
-        return self.kept[int(self.lengths.argmin())]
-
 
 def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path) -> Examples:
     """Chat rows of an artifact, encoded as `encode_rows` does; of too many for memory the ids are kept in `folder`.
