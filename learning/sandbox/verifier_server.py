@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from learning.sandbox import child
 from learning.sandbox.filters import compiled, machine
-from learning.sandbox.run import readable
+from learning.sandbox.process import readable
 from learning.worlds import gym, gym_grammar
 from schemas.errors import StepError
 
