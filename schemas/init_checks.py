@@ -7,13 +7,44 @@ from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.stages.init import Init
 
-SIZES = frozenset({
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "max_position_embeddings", "vocab_size", "n_embd", "n_layer", "n_head", "n_positions", "n_inner", "d_model", "d_ff",
-    "d_kv", "num_layers", "num_heads", "ffn_dim", "embed_dim", "word_embed_proj_dim", "moe_intermediate_size",
-    "shared_expert_intermediate_size", "num_experts", "num_local_experts", "num_experts_per_tok", "n_routed_experts",
-    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "state_size", "conv_kernel",
-})  # fmt: skip
+SIZES = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "vocab_size",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "n_positions",
+        "n_inner",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_layers",
+        "num_heads",
+        "ffn_dim",
+        "embed_dim",
+        "word_embed_proj_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "state_size",
+        "conv_kernel",
+    }
+)
 """Keys of configurations that count something of which there is at least one."""
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "q_lora_rank", "ffn_dim", "word_embed_proj_dim"})
 """Sizes that may be null: the configuration then derives them."""
