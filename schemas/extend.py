@@ -83,8 +83,9 @@ def _existing(path: Path) -> Path | None:
 
 def _not_there(item: Node, path: Path) -> RecipeError:
     beside = sorted(p.name for p in islice(path.parent.glob("*.y*ml"), LISTED) if p.name != path.name)
-    return refuse(item.mark, "extends", f"no file {shown(item.value, 200)}",
-                  suggest(item.value, beside, "files beside it"))  # fmt: skip
+    return refuse(
+        item.mark, "extends", f"no file {shown(item.value, 200)}", suggest(item.value, beside, "files beside it")
+    )
 
 
 def _profiled(root: Node, profile: str | None) -> Node:

@@ -74,11 +74,19 @@ class Allowance:
         self.nodes -= nodes
         self.characters -= characters
         if self.nodes < 0:
-            raise refuse(mark, path, f"the recipe becomes too large: more than {MAX_EXPANDED} values",
-                         "variables, matrix, loops or endpoints multiply here")  # fmt: skip
+            raise refuse(
+                mark,
+                path,
+                f"the recipe becomes too large: more than {MAX_EXPANDED} values",
+                "variables, matrix, loops or endpoints multiply here",
+            )
         if self.characters < 0:
-            raise refuse(mark, path, f"the recipe becomes too large: more than {MAX_CHARACTERS} characters",
-                         "a long text is put in many times; keep data in files of its own")  # fmt: skip
+            raise refuse(
+                mark,
+                path,
+                f"the recipe becomes too large: more than {MAX_CHARACTERS} characters",
+                "a long text is put in many times; keep data in files of its own",
+            )
 
     def take_tree(self, node: Node, mark: Mark, path: str) -> None:
         """Charge a whole tree that is put in at a place."""

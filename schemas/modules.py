@@ -87,8 +87,10 @@ def _charge(name: str, file: Path) -> None:
     if read is not None:
         read[file] = size
         if sum(read.values()) > MAX_FOREIGN_BYTES:
-            raise ModuleError(f"module `{name}`: functions are named in {len(read)} modules of "
-                              f"{sum(read.values())} bytes together, at most {MAX_FOREIGN_BYTES} are read")  # fmt: skip
+            raise ModuleError(
+                f"module `{name}`: functions are named in {len(read)} modules of "
+                f"{sum(read.values())} bytes together, at most {MAX_FOREIGN_BYTES} are read"
+            )
 
 
 @lru_cache(maxsize=512)

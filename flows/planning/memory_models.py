@@ -78,9 +78,12 @@ def _tried(folder: Path) -> Known | str:
     base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
     if not (base / "config.json").is_file():
         return f"{folder.name} has no config.json"
-    config = json.loads((base / "config.json").read_text())
     tokenizer = base / "tokenizer_config.json"
-    told = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
+    try:
+        config = json.loads((base / "config.json").read_text())
+        told = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
     try:
         shape = shape_of(_whole(config))
@@ -91,12 +94,16 @@ def _tried(folder: Path) -> Known | str:
 
 
 def _whole(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with what it leaves to its model type filled in."""
+    """A configuration with what it leaves to its model type filled in; raises StepError for one that it refuses."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
     kind = config.get("model_type")
     rest = {name: value for name, value in config.items() if name != "model_type"}
-    return CONFIG_MAPPING[kind](**rest).to_dict() if kind in CONFIG_MAPPING else config
+    try:
+        return CONFIG_MAPPING[kind](**rest).to_dict() if kind in CONFIG_MAPPING else config
+    except (StrictDataclassError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StepError(f"config: {kind} refuses these values: {error}") from error
 
 
 def _initial(settings: dict[str, Any]) -> Known | str:

@@ -2,10 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+HEAD = """schema_version: 1
+name: hostile
+stages:
+  base: {kind: init}
+  problems:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
+"""
 RICH = """
 schema_version: 1
 name: rich
@@ -21,7 +32,10 @@ budget: {core_seconds: 100, tokens: 1000, money: 1.5, prices: {core_hour: 0.1}}
 endpoints: {teacher: {base_url: 'http://localhost:1/v1', model: m, timeout: 3, extra: {top_p: 0.9}}}
 stages:
   base: {kind: init, config: {model_type: qwen3, hidden_size: 64, num_hidden_layers: 2}, max_length: 64}
-  problems: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]}
+  problems:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
   traces: {kind: synthesize, prompts: problems, teacher: {use: answer, error_rate: 0.1}, notes: {round: 2}}
   clean: {kind: curate, data: traces, filters: [{use: printable}], fuzzy_dedup: {threshold: 0.9}, limit: 5}
   cold: {kind: sft, model: base, data: clean, learning_rate: 1e-3, resources: {num_cpus: 1, memory: 2GiB}, timeout: 60}
@@ -58,18 +72,66 @@ stages:
     gate: {against: base, min_delta: 0.0}
 """
 VALUES = {
-    "null": "null", "map": "{a: 1}", "list": "[[], [1]]", "minus": "-1", "zero": "0", "huge float": "1e308",
-    "past float": "1e999", "not a number": ".nan", "infinite": "-.inf", "digits": "9" * 5000, "64 bits": str(2**63),
-    "32 bits": str(2**31), "tiny": "1e-320", "nul": r'"a\0b"', "surrogate": r'"\ud800"', "escape": r'"\e[31m\r"',
-    "superscript": "².²", "arabic digits": "٣", "long word": "w" * 90_000, "many dots": "a." * 5000 + "b",
-    "switch": "true", "date": "2020-01-01", "empty": "''", "variable": "${vars.family}", "no variable": "${vars.",
-    "environment": "${env:HOME}", "path": "path:/", "long path": "path:" + "a" * 5000, "hub": "hub:a/b@../../../proc/kmsg",
-    "import": "os:system", "long import": "m" * 300 + ":f", "dunder": "__import__('os').system('id'):f", "pattern": "((",
-    "control": "{control: x}", "schedule": "{piecewise: {0: 1e308, 99999999999999999999: 1}}", "deep": "[" * 60 + "]" * 60,
-    "bar": "a | b | c", "braces": "${${${", "tag": "!!python/object:os.system x", "binary": "!!binary aGk=",
+    "null": "null",
+    "map": "{a: 1}",
+    "list": "[[], [1]]",
+    "minus": "-1",
+    "zero": "0",
+    "huge float": "1e308",
+    "past float": "1e999",
+    "not a number": ".nan",
+    "infinite": "-.inf",
+    "digits": "9" * 5000,
+    "64 bits": str(2**63),
+    "32 bits": str(2**31),
+    "tiny": "1e-320",
+    "nul": r'"a\0b"',
+    "surrogate": r'"\ud800"',
+    "escape": r'"\e[31m\r"',
+    "superscript": "².²",
+    "arabic digits": "٣",
+    "long word": "w" * 90_000,
+    "many dots": "a." * 5000 + "b",
+    "switch": "true",
+    "date": "2020-01-01",
+    "empty": "''",
+    "variable": "${vars.family}",
+    "no variable": "${vars.",
+    "environment": "${env:HOME}",
+    "path": "path:/",
+    "long path": "path:" + "a" * 5000,
+    "hub": "hub:a/b@../../../proc/kmsg",
+    "import": "os:system",
+    "long import": "m" * 300 + ":f",
+    "dunder": "__import__('os').system('id'):f",
+    "pattern": "((",
+    "control": "{control: x}",
+    "schedule": "{piecewise: {0: 1e308, 99999999999999999999: 1}}",
+    "deep": "[" * 60 + "]" * 60,
+    "bar": "a | b | c",
+    "braces": "${${${",
+    "tag": "!!python/object:os.system x",
+    "binary": "!!binary aGk=",
     "words": "[" + "w, " * 1500 + "w]",
-}  # fmt: skip
+}
 """What is put in the place of every value of a recipe, as YAML."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """A recipe with the files beside it; `refused` says that it must not be accepted."""
+
+    name: str
+    text: str | bytes
+    beside: dict[str, str | bytes] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    refused: bool = True
+
+    def write(self, folder: Path) -> Path:
+        """Write it down; the recipe's file."""
+        for name, content in {**self.beside, "r.yaml": self.text}.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return folder / "r.yaml"
 
 
 PLACE = "\u00a7"

@@ -8,7 +8,22 @@ import yaml
 from schemas.source import parse_text
 from tests.security.hostile_values import VALUES, paths, replaced, with_value
 
-WORDS = ["use", "kind", "model", "data", "repeat", "matrix", "extends", "<<", "$replace", "vars", "a b", "", "é", "stages"]
+WORDS = [
+    "use",
+    "kind",
+    "model",
+    "data",
+    "repeat",
+    "matrix",
+    "extends",
+    "<<",
+    "$replace",
+    "vars",
+    "a b",
+    "",
+    "é",
+    "stages",
+]
 
 
 def mutate_tree(text: str, rng: random.Random) -> str:
@@ -29,7 +44,9 @@ def mutate_tree(text: str, rng: random.Random) -> str:
             case 3:
                 tree = with_value(tree, path, rng.choice([[value_at(tree, path)], {"use": value_at(tree, path)}]))
             case 4:
-                tree = with_value(tree, path, rng.choice(["${vars.size}", -1, 0, 10**12, 1e300, None, True, [], {}, ""]))
+                tree = with_value(
+                    tree, path, rng.choice(["${vars.size}", -1, 0, 10**12, 1e300, None, True, [], {}, ""])
+                )
             case 5:
                 return replaced(tree, path, rng.choice(list(VALUES.values())))
     return yaml.dump(tree, allow_unicode=True, sort_keys=False)

@@ -58,7 +58,14 @@ def measured(file: Path, overrides: tuple[str, ...]) -> dict[str, object]:
         outcome, said = "traceback", f"{type(error).__name__}: {error}"
     seconds = time.process_time() - before
     signal.alarm(0)
-    return {"outcome": outcome, "said": said[:300], "length": len(said), "placed": fine, "seconds": round(seconds, 3), "peak_mb": peak_mb()}
+    return {
+        "outcome": outcome,
+        "said": said[:300],
+        "length": len(said),
+        "placed": fine,
+        "seconds": round(seconds, 3),
+        "peak_mb": peak_mb(),
+    }
 
 
 def peak_mb() -> int:
@@ -81,7 +88,7 @@ def hostile(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tu
 
 
 def mutated(folder: Path, seed: int, count: int) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Mutations of the recipes of this checkout and of the tests, beside what they extend: of text, and of structure."""
+    """Mutations of the recipes of this checkout and of the tests, beside what they extend."""
     shutil.copytree(HOUSE / "recipes", folder / "recipes")
     shutil.copytree(HOUSE / "tests" / "recipes", folder / "tests")
     every = sorted(f for f in folder.rglob("*.yaml") if f.parent.name != "algorithms")
