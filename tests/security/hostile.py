@@ -1,4 +1,4 @@
-"""What a model may write to whoever scores it: texts that break, hang or run what reads them without care."""
+"""What a model may write to a reward: texts that break, hang or run what reads them without care."""
 
 import random
 

@@ -181,13 +181,13 @@ def bound(name, options):
 
 
 def trials_of(policy, rows, texts, *, ids):
-    """Groups of four; with `ids` the tokens of a text are its first ones, else few."""
+    """Groups of two; with `ids` the tokens of a text are its first ones, else few."""
     found = []
     for i, text in enumerate(texts):
         row = rows[i % len(rows)]
         prompt = encode_prompt(policy.tokenizer, row["prompt"])
         tokens = encode_completion(policy.tokenizer, [{"role": "assistant", "content": text[:40] if ids else "a"}])
-        found.append(Trial(row, i // 4, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
+        found.append(Trial(row, i // 2, "policy", prompt, tokens, [-1.0] * len(tokens), "stop", text))
     return found
 
 
