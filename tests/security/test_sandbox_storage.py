@@ -9,7 +9,7 @@ import pytest
 
 from learning.sandbox import storage
 from learning.sandbox.run import available, run
-from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MOST_BYTES, may_grow_to
+from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MOST_BYTES, Storage, may_grow_to
 
 ROOT = Path(__file__).parents[2]
 guarded = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -50,6 +50,23 @@ def test_openings_end_at_their_bound(monkeypatch):
     ran = run("for _ in range(99):\n    print(len(__import__('os').listdir()), flush=True)\n    open('f', 'w').close()")
     assert (ran.told, ran.code) == ("more than 50 openings for writing", -signal.SIGKILL)
     assert len(ran.stdout.splitlines()) == 51
+
+
+@guarded
+def test_a_count_is_not_believed_if_the_program_went_on_meanwhile(monkeypatch):
+    """As where a signal of its own ends the waiting: no bound is set and no answer given for what was counted."""
+    asked, bounds, really = [], [], Storage._asked
+
+    def interrupted(self, request, about):
+        asked.append(request)
+        return request != storage.WAITS and really(self, request, about)
+
+    available()
+    monkeypatch.setattr(Storage, "_asked", interrupted)
+    monkeypatch.setattr(storage.resource, "prlimit", lambda *limit: bounds.append(limit))
+    ran = run("open('f', 'w')\nprint('went on')", seconds=0.3)
+    assert (ran.stdout, ran.timed_out) == ("", True)
+    assert (asked, bounds) == ([storage.RECEIVE, storage.WAITS], [])
 
 
 @guarded
