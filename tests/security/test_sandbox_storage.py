@@ -87,7 +87,7 @@ while True:
 
 
 @guarded
-def test_a_file_that_nobody_may_read_is_not_kept():
+def test_a_file_that_cannot_be_read_is_not_kept():
     code = """
 import os
 os.umask(0o777)
