@@ -1,8 +1,11 @@
 """What a program stores is counted while it waits: bounds of the count, and that nothing it does can end a run."""
 
+import fcntl
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,22 @@ while True:
 """
     ran = run(code, seconds=0.15, keep=["a", "b"], files={"deep/er": "x"})
     assert (ran.timed_out, ran.code, ran.stderr) == (True, -signal.SIGKILL, "")
+
+
+@guarded
+def test_a_sweep_of_another_run_that_comes_before_the_lock_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    swept, really = [], fcntl.flock
+
+    def late(lock, how):
+        if len(swept) < 2 and how == fcntl.LOCK_EX:
+            swept.append(Path(lock.name).parent)
+            shutil.rmtree(swept[-1])
+        really(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert run("print(1)").stdout == "1\n"
+    assert (len(swept), list(tmp_path.iterdir())) == (2, [])
 
 
 @guarded
