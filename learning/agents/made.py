@@ -48,12 +48,12 @@ def _answer(said: list[bytes]) -> str:
         return ""
     try:
         (message,) = said
-        told = json.loads(message)
+        found = json.loads(message)
     except (ValueError, RecursionError):
         raise ValueError("its answer is not one message in JSON") from None
-    if not isinstance(told, dict) or told.keys() != {"answer"} or not isinstance(told["answer"], str):
+    if not isinstance(found, dict) or found.keys() != {"answer"} or not isinstance(found["answer"], str):
         raise ValueError("its answer is not a text")
-    return told["answer"][:LONGEST].encode(errors="replace").decode()
+    return found["answer"][:LONGEST].encode(errors="replace").decode()
 
 
 def failures(tool: MadeTool) -> list[str]:

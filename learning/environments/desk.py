@@ -48,8 +48,8 @@ class Desk:
     def answer(self, message: bytes) -> bytes:
         """The answer to a message, whatever it holds."""
         try:
-            told = json.loads(message, parse_constant=_refuse)
-            value = self._done(told if isinstance(told, dict) else {})
+            found = json.loads(message, parse_constant=_refuse)
+            value = self._done(found if isinstance(found, dict) else {})
         except (ValueError, ArithmeticError, RecursionError) as error:
             return json.dumps({"error": str(error)[:200]}).encode()
         return json.dumps({"value": value}).encode()
@@ -58,41 +58,41 @@ class Desk:
         """Note a milestone that was verified."""
         self.log.append(Mark(milestone, None))
 
-    def _done(self, told: dict[str, Any]) -> Any:
+    def _done(self, request: dict[str, Any]) -> Any:
         """Do what is asked, with its price first. Raises ValueError, with words for the program."""
-        what = told.get("do")
+        what = request.get("do")
         does: dict[str, Callable[[dict[str, Any]], Any]] = {"load": self._load, "save": self._save}
         if what not in REQUESTS:
             raise ValueError(f"ask for one of {', '.join(REQUESTS)}")
         if what in self.costs:
             self.log.append(Mark(what, self.costs[what]))
-        return does[what](told) if what in does else self._fit(METHODS[what], told)
+        return does[what](request) if what in does else self._fit(METHODS[what], request)
 
-    def _load(self, told: dict[str, Any]) -> bool:
+    def _load(self, request: dict[str, Any]) -> bool:
         """Whether a name is one of the task's tables."""
-        if told.get("table") == TRAIN:
+        if request.get("table") == TRAIN:
             self.loaded = True
             self.reach(DATA)
-        return told.get("table") in (TRAIN, TEST)
+        return request.get("table") in (TRAIN, TEST)
 
-    def _fit(self, method: Callable[[kit.Table], tuple[float, float]], told: dict[str, Any]) -> list[float]:
+    def _fit(self, method: Callable[[kit.Table], tuple[float, float]], request: dict[str, Any]) -> list[float]:
         """A model of the training table, or of rows of one's own; those of the training table make the milestone."""
         train: kit.Table = list(self.table[:GIVEN])
-        if "rows" in told:
-            rows = [tuple(_numbers(row, 2)) for row in _items(told["rows"])]
+        if "rows" in request:
+            rows = [tuple(_numbers(row, 2)) for row in _items(request["rows"])]
             ours = bool(rows) and set(rows) <= set(train)
         else:
             rows, ours = train, True
-            if told.get("table") != TRAIN or not self.loaded:
+            if request.get("table") != TRAIN or not self.loaded:
                 raise ValueError(f"a model is fitted to {TRAIN} once it is loaded, or to rows (x, y)")
         model = _numbers(list(method(rows)), 2)
         if ours:
             self.reach(MODEL)
         return model
 
-    def _save(self, told: dict[str, Any]) -> None:
+    def _save(self, request: dict[str, Any]) -> None:
         """Take predictions for the test's rows."""
-        self.saved = _numbers(told.get("numbers"), len(self.table) - GIVEN)
+        self.saved = _numbers(request.get("numbers"), len(self.table) - GIVEN)
         self.reach(SAVED)
 
 

@@ -11,9 +11,9 @@ import os
 CHANNEL, LONGEST = 3, 65536
 
 
-def ask(what, **told):
+def ask(what, **details):
     """What the environment answers; raises ValueError, with its words, where it refuses."""
-    os.write(CHANNEL, json.dumps({"do": what, **told}).encode())
+    os.write(CHANNEL, json.dumps({"do": what, **details}).encode())
     answer = json.loads(os.read(CHANNEL, LONGEST))
     if "error" in answer:
         raise ValueError(answer["error"])

@@ -4,7 +4,7 @@ import fcntl
 import platform
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -115,11 +115,22 @@ def left(folder: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
 @contextmanager
 def working_folder() -> Iterator[Path]:
     """A folder that is gone afterwards; beside it a lock tells the next run's sweep that it is in use."""
-    with tempfile.TemporaryDirectory(prefix="posttrain-sandbox-") as name, (Path(name) / "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with ExitStack() as held:
+        while (folder := locked_folder(held)) is None:
+            continue
+        yield folder
+
+
+def locked_folder(held: ExitStack) -> Path | None:
+    """A folder with its lock; None where another run's sweep found it before it was locked, and removed it."""
+    name = held.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-sandbox-"))
+    try:
+        fcntl.flock(held.enter_context((Path(name) / "lock").open("wb")), fcntl.LOCK_EX)
         folder = Path(name).resolve() / "work"
         folder.mkdir()
-        yield folder
+    except FileNotFoundError:
+        return None
+    return folder
 
 
 def fill(folder: Path, files: Mapping[str, str | bytes]) -> None:

@@ -81,7 +81,7 @@ class Storage:
             for held, writes in self._held():
                 if stat.S_ISREG(held.st_mode) and (writes or not held.st_nlink):
                     inode = (held.st_dev, held.st_ino)
-                    found[inode] = (held.st_blocks * 512, writes or found.get(inode, (0, False))[1])
+                    found[inode] = (size_of(held), writes or found.get(inode, (0, False))[1])
             maps = Path(f"/proc/{self.pid}/maps").read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             pass
@@ -128,7 +128,12 @@ def in_folder(folder: Path | str) -> Iterator[tuple[Inode, int]]:
                 continue
             with suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
-                yield (found.st_dev, found.st_ino), found.st_blocks * 512
+                yield (found.st_dev, found.st_ino), size_of(found)
+
+
+def size_of(found: os.stat_result) -> int:
+    """Bytes that a file takes or, where blocks are written later or left out, may take."""
+    return max(found.st_size, found.st_blocks * 512)
 
 
 def may_grow_to(stored: dict[Inode, tuple[int, bool]], nameless: int) -> int:

@@ -110,7 +110,10 @@ class Watching:
 
     def _message(self, channel: socket.socket) -> None:
         """Answer a message; after the last one, and where nothing is answered any more, wait for no other."""
-        said = channel.recv(LONGEST_MESSAGE + 1)
+        try:
+            said = channel.recv(LONGEST_MESSAGE + 1)
+        except ConnectionResetError:  # said once where it ended with answers unread; its messages come after that
+            return
         if not said or self.told or not self.answer:
             self.selector.unregister(channel)
             return
@@ -122,5 +125,5 @@ class Watching:
                 channel.send(reply)
             except BlockingIOError:
                 self.end("it does not read the answers to its messages")
-            except OSError:  # it has ended
-                self.selector.unregister(channel)
+            except (BrokenPipeError, ConnectionResetError):  # it has ended; what it asked before counts
+                return

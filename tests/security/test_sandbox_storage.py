@@ -1,15 +1,18 @@
 """What a program stores is counted while it waits: bounds of the count, and that nothing it does can end a run."""
 
+import fcntl
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from learning.sandbox import storage
 from learning.sandbox.run import available, run
-from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MOST_BYTES, may_grow_to
+from learning.sandbox.storage import BLOCK, FILE_BYTES, INDEX, MOST_BYTES, Storage, may_grow_to
 
 ROOT = Path(__file__).parents[2]
 guarded = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -53,6 +56,23 @@ def test_openings_end_at_their_bound(monkeypatch):
 
 
 @guarded
+def test_a_count_is_not_believed_if_the_program_went_on_meanwhile(monkeypatch):
+    """As where a signal of its own ends the waiting: no bound is set and no answer given for what was counted."""
+    asked, bounds, really = [], [], Storage._asked
+
+    def interrupted(self, request, about):
+        asked.append(request)
+        return request != storage.WAITS and really(self, request, about)
+
+    available()
+    monkeypatch.setattr(Storage, "_asked", interrupted)
+    monkeypatch.setattr(storage.resource, "prlimit", lambda *limit: bounds.append(limit))
+    ran = run("open('f', 'w')\nprint('went on')", seconds=0.3)
+    assert (ran.stdout, ran.timed_out) == ("", True)
+    assert (asked, bounds) == ([storage.RECEIVE, storage.WAITS], [])
+
+
+@guarded
 @pytest.mark.parametrize("turn", range(20))
 def test_files_made_and_removed_without_end_end_no_run(turn):
     """The folder changes at every moment at which it might be looked at."""
@@ -70,7 +90,23 @@ while True:
 
 
 @guarded
-def test_a_file_that_nobody_may_read_is_not_kept():
+def test_a_sweep_of_another_run_that_comes_before_the_lock_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    swept, really = [], fcntl.flock
+
+    def late(lock, how):
+        if len(swept) < 2 and how == fcntl.LOCK_EX:
+            swept.append(Path(lock.name).parent)
+            shutil.rmtree(swept[-1])
+        really(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert run("print(1)").stdout == "1\n"
+    assert (len(swept), list(tmp_path.iterdir())) == (2, [])
+
+
+@guarded
+def test_a_file_that_cannot_be_read_is_not_kept():
     code = """
 import os
 os.umask(0o777)
