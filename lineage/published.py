@@ -7,16 +7,18 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from lineage.auditlog import Entry, hash_of, log_file, parsed
-from lineage.keys import is_valid, trusted
+from lineage.keys import Ed25519PublicKey, is_valid
 from lineage.layout import Layout
 from lineage.signature import SIGNATURE, signed_by
 from lineage.wholeness import MANIFEST, Damage
 from schemas.manifest import Manifest
 
 PUBLISHED, PULLED = b'{"action":"artifact published"', b'{"action":"pull"'
+Keys = dict[str, Ed25519PublicKey]
 KEY = re.compile(rb'"key":"([0-9a-f]{64})"')
 
 
@@ -33,12 +35,12 @@ _known: dict[Path, Lines] = {}
 _lock = threading.Lock()
 
 
-def log_damages(layout: Layout, manifest: Manifest, folder: Path) -> list[Damage]:
+def log_damages(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
     """How an artifact differs from what the audit log says of it; nothing where it says nothing.
 
     What was fetched from a remote since it was published here is another's, and not compared.
     """
-    entry = arrival(layout, manifest.key)
+    entry = arrival(layout, manifest.key, keys)
     if entry is None or entry["action"] != "artifact published":
         return []
     facts, number = entry["facts"], entry["number"]
@@ -49,13 +51,14 @@ def log_damages(layout: Layout, manifest: Manifest, folder: Path) -> list[Damage
     return []
 
 
-def arrival(layout: Layout, key: str) -> Entry | None:
-    """The latest entry by which an artifact came here, of those that are signed by a key that is trusted."""
+def arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
+    """The latest entry by which the artifact of a key came here, of those that one of the trusted `keys` signed."""
     path = log_file(layout)
     with _lock:
         places = list(_read(path).places.get(key, ()))
-    found = (parsed(_line(path, *place)) for place in reversed(places))
-    return next((entry for entry in found if entry is not None and _is_signed(layout, entry)), None)
+    raw = tuple((name, public.public_bytes_raw()) for name, public in sorted(keys.items())) if places else ()
+    found = (_believed(_line(path, *place), raw) for place in reversed(places))
+    return next((entry for entry in found if entry is not None), None)
 
 
 def _read(path: Path) -> Lines:
@@ -97,9 +100,16 @@ def _line(path: Path, start: int, length: int) -> bytes:
         return stream.read(length)
 
 
-def _is_signed(layout: Layout, entry: Entry) -> bool:
+@lru_cache(maxsize=4096)
+def _believed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
+    """The entry in a line if one of the keys (name and raw public key) signed it."""
+    entry = parsed(line)
+    if entry is None:
+        return None
     try:
-        key, signature = trusted(layout).get(entry["signature"]["keyid"]), bytes.fromhex(entry["signature"]["sig"])
+        public, signature = dict(keys)[entry["signature"]["keyid"]], bytes.fromhex(entry["signature"]["sig"])
     except (KeyError, TypeError, ValueError):
-        return False
-    return key is not None and hash_of(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
+        return None
+    key = Ed25519PublicKey.from_public_bytes(public)
+    is_signed = hash_of(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
+    return entry if is_signed else None

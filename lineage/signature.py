@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +67,20 @@ def signed_by(folder: Path) -> str | None:
 
 def signature_problems(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str]:
     """What is wrong with a signature that is there, one line each: `path: what`."""
-    wrong = signature_differences(folder, keys)
+    wrong = signature_differences(folder, {name: _sha256(folder / name) for name in SIGNED}, keys)
     if not wrong and (stranger := signed_by(folder)) not in keys:
         advice = "to trust it, put its .pub file into .posttrain/keys/trusted/"
         wrong = [(SIGNATURE, f"signed by a key that is not trusted here, {str(stranger)[:16]}; {advice}")]
     return [f"{folder / name}: {what}" for name, what in wrong]
 
 
-def signature_differences(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[tuple[str, str]]:
-    """What contradicts a signature that is there, as (file, what); that its key is not known is no contradiction."""
+def signature_differences(
+    folder: Path, digests: Mapping[str, str], keys: dict[str, Ed25519PublicKey]
+) -> list[tuple[str, str]]:
+    """What contradicts a signature that is there, as (file, what); that its key is not known is no contradiction.
+
+    `digests` are the sha256 of the signed files by name.
+    """
     found = _envelope(folder)
     if found is None:
         return [(SIGNATURE, "is not a signature any more")]
@@ -87,7 +93,7 @@ def signature_differences(folder: Path, keys: dict[str, Ed25519PublicKey]) -> li
         said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
     except (KeyError, TypeError):
         return [(SIGNATURE, "is not a signature any more")]
-    return [(name, "is not what was signed") for name in SIGNED if said.get(name) != _sha256(folder / name)]
+    return [(name, "is not what was signed") for name in SIGNED if said.get(name) != digests.get(name)]
 
 
 def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:

@@ -1,6 +1,5 @@
 """The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
 
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +11,17 @@ from lineage.digests import content_digest, dvc_digest, folder_digests
 from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.objects import Objects, copy_file, sync, sync_tree
-from lineage.published import log_damages
+from lineage.published import Keys, log_damages
 from lineage.seal import write_seal
 from lineage.signature import SIGNATURE, signature_differences, write_signature
 from lineage.wholeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
 from schemas.whole_files import whole_file
+
+MOST_WHOLE = 4096
+_whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
+"""Manifests of artifacts that this process has found whole, by folder, digests of the files, and trusted keys."""
 
 
 class Store:
@@ -42,22 +45,41 @@ class Store:
         folder = self.layout.artifact(kind, key)
         if not folder.is_dir():
             return Condition(None, ())
-        found = self._condition(folder, lambda seen: self.digests.digests(folder, seen.files))
+        try:
+            seen = scan(folder)
+            digests, keys = self.digests.digests(folder, seen.files), trusted(self.layout)
+            found = self._checked(folder, digests, seen.strange, keys)
+        except OSError as error:
+            return _unreadable(error)
+        if found.manifest is None:
+            return found
         wrong = list(found.damages)
-        if found.manifest is not None and found.manifest.key != key:
+        if found.manifest.key != key:
             wrong.append(Damage(MANIFEST, "is of another key"))
-        if os.path.lexists(folder / SIGNATURE):
-            wrong += [Damage(*each) for each in signature_differences(folder, trusted(self.layout))]
-        if found.manifest is not None:
-            wrong += log_damages(self.layout, found.manifest, folder)
+        wrong += log_damages(self.layout, found.manifest, folder, keys)
         return replace(found, damages=tuple(wrong))
+
+    def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
+        """Manifest, seal and signature compared; of files with the digests that were found whole, not again."""
+        same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
+        if same in _whole:
+            return Condition(_whole[same], ())
+        found = condition(folder, digests, strange)
+        if SIGNATURE in digests or SIGNATURE in strange:
+            wrong = tuple(Damage(*each) for each in signature_differences(folder, digests, keys))
+            found = replace(found, damages=found.damages + wrong)
+        if found.manifest is not None and found.is_whole:
+            if len(_whole) >= MOST_WHOLE:
+                _whole.clear()
+            _whole[same] = found.manifest
+        return found
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
         try:
             seen = scan(folder)
             return condition(folder, hashed(seen), seen.strange)
         except OSError as error:
-            return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
+            return _unreadable(error)
 
     def with_key(self, key: str) -> Manifest | None:
         """The manifest of a key, whatever its kind; None when it is not here or damaged."""
@@ -168,6 +190,10 @@ class Store:
                 path = f"{OUTPUTS}{name}/{file.path}"
                 if path in named:
                     yield self.folder(manifest) / path, file
+
+
+def _unreadable(error: OSError) -> Condition:
+    return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
 
 
 def read_manifest(folder: Path) -> Manifest | None:

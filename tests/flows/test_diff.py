@@ -18,6 +18,7 @@ from lineage.ancestry import trace
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
 from lineage.seal import write_seal
+from lineage.signature import write_signature
 from lineage.store import Store
 from schemas.errors import PlanError
 
@@ -186,6 +187,7 @@ def test_one_package(lab):
     doctored = manifest.model_copy(update={"versions": manifest.versions | {"numpy": "0.1"}})
     (folder / "manifest.json").write_text(doctored.model_dump_json())
     write_seal(folder)
+    write_signature(lab.layout, folder, doctored)
     found = compare(lab.first, run, lab.layout)
     assert [(c.what, c.before, c.after, c.steps) for c in found.environment] == [
         ("numpy", manifest.versions["numpy"], "0.1", ("tuned",))
@@ -199,8 +201,10 @@ def test_another_machine_and_commit_are_named(lab):
     folder = Store(lab.layout).folder(manifest)
     assert manifest.machine["cores"] > 0
     changed = {"commit": "0" * 40, "machine": manifest.machine | {"processor": "another"}}
-    (folder / "manifest.json").write_text(manifest.model_copy(update=changed).model_dump_json())
+    doctored = manifest.model_copy(update=changed)
+    (folder / "manifest.json").write_text(doctored.model_dump_json())
     write_seal(folder)
+    write_signature(lab.layout, folder, doctored)
     assert [c.what for c in compare(lab.first, run, lab.layout).environment] == ["commit", "processor"]
 
 

@@ -11,6 +11,7 @@ from flows.running.runlog import read_plan, runs
 from lineage.auditlog import entries, hash_of, log_file
 from lineage.champions import check_artifact
 from lineage.digests import content_digest, dvc_digest, folder_digests
+from lineage.keys import trusted
 from lineage.layout import Layout
 from lineage.published import arrival
 from lineage.seal import write_seal
@@ -235,7 +236,7 @@ def test_a_line_that_was_put_into_the_log_is_not_believed(lab):
     with log_file(lab.layout).open("a") as log:
         for forged in (line, stranger, pulled):
             log.write(json.dumps(forged, sort_keys=True, separators=(",", ":")) + "\n")
-    assert arrival(lab.layout, manifest.key)["number"] < line["number"]
+    assert arrival(lab.layout, manifest.key, trusted(lab.layout))["number"] < line["number"]
     assert lab.found("model") is None
     assert any("the signature does not fit" in problem for problem in verify(lab.layout).problems)
 
