@@ -163,9 +163,9 @@ def move(
             before=now.version if now else None, key=key, digest=digest, output=output, evidence=evidence | repaired,
             after=here.moves[-1].entry["hash"] if here.moves else None, log=whole_chain(layout).name,
         )  # fmt: skip
-        told = recorded_moves(layout)[name]
-        write_moves(mlflow, read_registered(mlflow, name), told, manifest)
-        return _champion(layout, name, told[-1])
+        moves = recorded_moves(layout)[name]
+        write_moves(mlflow, read_registered(mlflow, name), moves, manifest)
+        return _champion(layout, name, moves[-1])
 
 
 @contextmanager

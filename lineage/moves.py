@@ -70,8 +70,8 @@ def moves_of(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[
     for entry in chain.entries:
         if entry["action"] in MOVES and (move := move_of(entry)):
             found.setdefault(model_of(entry), []).append(move)
-        elif entry["action"] == OTHERS and (told := _of_others(entry, keys)) and (move := move_of(told)):
-            moves = found.setdefault(model_of(told), [])
+        elif entry["action"] == OTHERS and (held := _held(entry, keys)) and (move := move_of(held)):
+            moves = found.setdefault(model_of(held), [])
             moves.insert(place_of(moves, move), move)
     return found
 
@@ -110,8 +110,8 @@ def log_of(entry: Entry) -> str | None:
     return str(said) if said else entry["hash"] if entry["number"] == 1 else None
 
 
-def _of_others(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
+def _held(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
     """The entry of another log that an entry holds, while its key is trusted."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-    told = parsed(str(facts.get("entry")).encode())
-    return told if told is not None and signature_problem(told, keys) is None else None
+    held = parsed(str(facts.get("entry")).encode())
+    return held if held is not None and signature_problem(held, keys) is None else None

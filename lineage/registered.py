@@ -1,6 +1,6 @@
 """What MLflow's registry says of a registered model, and in what that differs from the moves that the log knows.
 
-Everything read here may have been written by anybody who reaches MLflow's server: it is compared, never believed.
+Everything read here may have been written by anyone who reaches MLflow's server: it is compared, never believed.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ def compare(
 
 
 def printable(text: str) -> str:
-    """A line without what a terminal obeys: names and tags may be of anybody."""
+    """A line without what a terminal obeys: names and tags may be anyone's."""
     return "".join(c if c.isprintable() else "?" for c in text)[:500]
 
 
@@ -124,7 +124,7 @@ def _with_others(
                 continue
             where = f"mlflow:{said.name}@{number}: tag {tag}"
             entry = parsed(text.encode(errors="replace"))
-            move, what = _told(entry, keys, said.name, number, tag)
+            move, what = _signed_move(entry, keys, said.name, number, tag)
             if move is None:
                 alarms.append(f"{where} {what}")
             elif move.entry["hash"] not in hashes:
@@ -141,7 +141,7 @@ def _with_others(
     return moves, others, alarms
 
 
-def _told(
+def _signed_move(
     entry: Entry | None, keys: dict[str, Ed25519PublicKey], name: str, number: int, tag: str
 ) -> tuple[Move | None, str]:
     """The signed move in a tag, or why it is none."""

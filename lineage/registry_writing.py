@@ -75,12 +75,12 @@ def _origin(manifest: Manifest, output: str) -> str:
     return f"{manifest.recipe}.{manifest.step}, output {output}"
 
 
-def _sentence(told: Move) -> str:
+def _sentence(made: Move) -> str:
     """A move for the page of its version."""
-    said = told.evidence
+    said = made.evidence
     why = f"{said['recipe']}.{said['gate']}: {'; '.join(said['gates'])}" if "gate" in said else said.get("why", "")
-    how = "champion" if told.action == "promote" else "champion again"
-    return f"{how} since {told.when} by {told.who}{f' ({why})' if why else ''}"
+    how = "champion" if made.action == "promote" else "champion again"
+    return f"{how} since {made.when} by {made.who}{f' ({why})' if why else ''}"
 
 
 def _tags_of(manifest: Manifest, output: str) -> dict[str, str]:

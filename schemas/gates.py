@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from schemas.base import Schema
 
-POLICY = frozenset({"on_fail", "branch", "approve_within"})
-"""Keys of a gate that say what happens after the evaluation."""
+POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
+"""Keys of a gate that enter no key: what happens after the evaluation, and what a lock holds it to."""
 RELATIVES = ("parent", "base", "champion")
 """Words of `against` that are found by what a model is, not by its name."""
 
@@ -31,6 +31,9 @@ class Gate(Schema):
     (where its training began) and `champion` (what the alias in MLflow says)."""
     champion: str | None = None
     """Registered model whose champion is meant; null: the one that the recipe promotes to."""
+    floating: bool = False
+    """With `against: champion`: a locked recipe compares with the champion of the day. false: the lock pins the
+    champion that there was, and refuses another."""
     min_delta: float | None = None
     """Must be proven: the lower bound of the difference reaches this. Negative: proven not to be worse by more."""
     max_regression: float | dict[str, float] | None = None
@@ -60,6 +63,8 @@ class Gate(Schema):
             raise ValueError("`against` belongs together with `min_delta` or `max_regression`")
         if self.champion is not None and self.against != "champion":
             raise ValueError("`champion` names the registered model for `against: champion`")
+        if self.floating and self.against != "champion":
+            raise ValueError("`floating` is for `against: champion`: nothing else moves")
         if self.max_regression == {}:
             raise ValueError("`max_regression` is empty: give a number, or one per metric")
         if any(allowed < 0 for allowed in self.regressions.values()):

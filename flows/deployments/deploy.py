@@ -11,22 +11,29 @@ from flows.deployments.deployables import ENTRYPOINT, PULL, Deployable, deployab
 from flows.servers.prefect_server import is_healthy, prefect_environment
 from flows.servers.services import POOL
 from flows.servers.up import is_up
+from lineage.auditlog import append
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
 
-def deploy_recipes(recipes: list[Path], layout: Layout, *, every: bool, prune: bool, prefect_yaml: bool) -> int:
+def deploy_recipes(
+    recipes: list[Path], layout: Layout, *, every: bool, prune: bool, prefect_yaml: bool, locked: bool = False
+) -> int:
     """Deploy recipes, say what became of each, and return the exit code: 3 when one of them is not valid.
+
+    `locked`: each is held to its lock from now on; without, what held it before does not any more.
 
     Raises PlanError when no server answers, or nothing was named.
     """
     if not recipes and not every:
         raise PlanError("which recipes? Name some, or all of them: posttrain deploy --all")
-    made, wrong = deployables([*recipes, *(recipe_files(layout) if every else ())], layout)
+    made, wrong = deployables([*recipes, *(recipe_files(layout) if every else ())], layout, locked=locked)
     for error in wrong:
         print(error, file=sys.stderr)
     if prefect_yaml:
         print(f"wrote {os.path.relpath(write_prefect_yaml(made, layout))}: {len(made)} deployments")
+        for one in made:
+            _note(one, layout)
     else:
         for line in _to_server(made, layout, prune=prune):
             print(line)
@@ -55,8 +62,14 @@ def _to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterat
 
     ensure_pool(POOL)
     for one in made:
+        _note(one, layout)
         yield put(one, layout)
     yield from vanished(layout, prune)
+
+
+def _note(one: Deployable, layout: Layout) -> None:
+    """Say in the audit log what was deployed, and which lock holds it."""
+    append(layout, "deployed", recipe=one.recipe.name, file=one.file, locked=one.held.digest if one.held else None)
 
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
@@ -69,7 +82,7 @@ def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
             "description": one.description,
             "tags": one.tags,
             "entrypoint": ENTRYPOINT,
-            "parameters": {"recipe": one.file},
+            "parameters": one.parameters,
             "work_pool": {"name": POOL, "job_variables": {"env": environment(layout)}},
             **as_yaml(one.recipe),
         }

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.deployments.form import Schema, form
+from flows.deployments.form import Schema, form, locked_form
+from flows.deployments.held import Held, hold
 from flows.planning.closure import HOUSE
 from lineage.layout import Layout
-from schemas.errors import Problem, RecipeError
+from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
 from schemas.recipe import Recipe, load_recipe
 
 TAG = "posttrain"
@@ -29,6 +30,13 @@ class Deployable:
     """As the deployment's parameter: relative to the checkout, or absolute where it lies outside."""
     description: str
     form: Schema
+    held: Held | None = None
+    """The lock that it is deployed with; None where it runs what the recipe says on the day."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What the deployment gives to every run."""
+        return {"recipe": self.file} | ({"locked": self.held.digest} if self.held else {})
 
     @property
     def tags(self) -> list[str]:
@@ -46,14 +54,16 @@ def recipe_files(layout: Layout) -> list[Path]:
     return found
 
 
-def deployables(paths: Iterable[Path], layout: Layout) -> tuple[list[Deployable], list[RecipeError]]:
+def deployables(
+    paths: Iterable[Path], layout: Layout, *, locked: bool = False
+) -> tuple[list[Deployable], list[PosttrainError]]:
     """What can be deployed, and everything wrong with the other recipes; two of one name are both refused."""
     good: dict[str, Deployable] = {}
-    wrong: list[RecipeError] = []
+    wrong: list[PosttrainError] = []
     for path in paths:
         try:
-            made = deployable(path, layout)
-        except RecipeError as error:
+            made = deployable(path, layout, locked=locked)
+        except (RecipeError, PlanError) as error:
             wrong.append(error)
             continue
         other = good.get(made.recipe.name)
@@ -71,8 +81,11 @@ def _same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
     return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
 
 
-def deployable(path: Path, layout: Layout) -> Deployable:
-    """A recipe with its form; raises RecipeError, also for a profile that does not validate."""
+def deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
+    """A recipe with its form; raises RecipeError, also for a profile that does not validate.
+
+    `locked`: held to its lock. Raises PlanError when there is none, or the recipe has drifted from it.
+    """
     recipe = load_recipe(path)
     profiles = list(recipe.head.profiles)
     stages = dict.fromkeys(recipe.origin(name) for name in recipe.steps)
@@ -81,7 +94,11 @@ def deployable(path: Path, layout: Layout) -> Deployable:
         stages |= dict.fromkeys(known.origin(name) for name in known.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
-    return Deployable(recipe, file, described(recipe, path.read_text()), form(recipe, profiles, list(stages)))
+    said = described(recipe, path.read_text())
+    if not locked:
+        return Deployable(recipe, file, said, form(recipe, profiles, list(stages)))
+    held = hold(path, layout)
+    return Deployable(recipe, file, said, locked_form(form(recipe, profiles, list(stages)), file, held.digest), held)
 
 
 def described(recipe: Recipe, text: str) -> str:

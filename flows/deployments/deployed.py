@@ -22,6 +22,7 @@ from rich.console import Console
 
 from flows.deployments.catch_up import pass_on, skip_reason
 from flows.deployments.flow_runs import remember, run_of
+from flows.deployments.held import held_options
 from flows.launch import Outcome, plan_recipe, run_plan
 from flows.pipeline import THREADS, carry_out, flow_state
 from flows.running.audited import planned
@@ -45,6 +46,7 @@ def recipe_run(
     to_stages: list[str] | None = None,
     overrides: list[str] | None = None,
     fresh: bool = False,
+    locked: str | None = None,
 ) -> State[Any]:
     """Run a recipe of this checkout; what is there already is not done again.
 
@@ -56,6 +58,7 @@ def recipe_run(
         to_stages: Only these stages and what they need.
         overrides: Keys to set in the recipe, each as stages.x.y=value.
         fresh: Do again what is there already; the earlier artifacts stay and are compared.
+        locked: Digest of the recipe's lock, for a deployment that runs only the version that the lock pins.
     """
     outlive_reader()  # the worker, which may be killed
     layout = Layout.find()
@@ -65,7 +68,7 @@ def recipe_run(
         "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
     }  # fmt: skip
-    return interruptible(lambda stop: _carried_out(recipe, layout, options, stop))
+    return interruptible(lambda stop: _carried_out(recipe, layout, options, locked, stop))
 
 
 def _says_something(record: logging.LogRecord) -> bool:
@@ -105,12 +108,14 @@ def _heard(event: threading.Event, seconds: float) -> bool:
         return event.is_set()
 
 
-def _carried_out(recipe: str, layout: Layout, options: dict[str, Any], stop: threading.Event) -> State[Any]:
+def _carried_out(
+    recipe: str, layout: Layout, options: dict[str, Any], locked: str | None, stop: threading.Event
+) -> State[Any]:
     try:
         schedule = load_recipe(recipe).head.schedule
         if reason := skip_reason(schedule):
             return Completed(name="Skipped", message=reason)
-        run, plan = _begun(recipe, layout, options)
+        run, plan = _begun(recipe, layout, held_options(layout, recipe, locked, options))
         outcome = _run(run, plan, layout, stop)
         pass_on(schedule)
     except PosttrainError as error:

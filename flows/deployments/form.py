@@ -47,3 +47,11 @@ def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Sche
         field["position"] = place
     known = {"enum": [*fields, "recipe"]}  # which is no field of the form: the deployment says it
     return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": known, "required": []}
+
+
+def locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
+    """The form of a deployment that is held to a lock: which stages and whether afresh, nothing that changes them."""
+    fields = {name: whole["properties"][name] for name in ("from_stages", "to_stages", "fresh")}
+    same = {"properties": {"recipe": {"const": recipe}, "locked": {"const": digest}}}
+    known = {"enum": [*fields, "recipe", "locked"]}
+    return whole | {"properties": fields, "propertyNames": known, "allOf": [same]}

@@ -42,11 +42,12 @@ def put(one: Deployable, layout: Layout) -> str:
         client.create_deployment(
             flow_id=flow, name=one.recipe.name, description=one.description, tags=one.tags, entrypoint=ENTRYPOINT,
             path=str(HOUSE), pull_steps=PULL,
-            parameters={"recipe": one.file}, parameter_openapi_schema=one.form, enforce_parameter_schema=True,
+            parameters=one.parameters, parameter_openapi_schema=one.form, enforce_parameter_schema=True,
             work_pool_name=POOL, job_variables={"env": environment(layout)}, schedules=prefect_schedules(one.recipe),
             concurrency_limit=None if limits is None else 1, concurrency_options=limits,
         )  # fmt: skip
-    return f"{name}: {'updated' if is_there else 'deployed'} ({one.file})"
+    held = ", held to its lock" if one.held else ""
+    return f"{name}: {'updated' if is_there else 'deployed'} ({one.file}{held})"
 
 
 def vanished(layout: Layout, prune: bool) -> Iterator[str]:

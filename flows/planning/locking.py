@@ -22,9 +22,10 @@ from schemas.plan import Plan, Step
 from schemas.recipe import load_recipe
 from schemas.whole_files import write_whole
 
-VERSION = 1
+VERSION = 2
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
 MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+SECTIONS = ("sources", "models", "steps", "code", "packages")
 SHORT = 16
 """Characters of digests and commits in messages."""
 EMBEDDED = "torch"
@@ -48,6 +49,7 @@ def lock_file(recipe: Path | str) -> Path:
 
 def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
     """What the plan's results depend on, at this moment. Raises PlanError for a source that is gone."""
+    plan = with_floating(plan)
     sources = {i.source: i.digest or "" for step in plan.steps for i in step.inputs if i.source is not None}
     code = {module: digest for step in plan.steps for module, digest in step.code.items()}
     return {
@@ -55,16 +57,47 @@ def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, 
         "recipe": plan.recipe,
         "profile": plan.profile,
         "seed": plan.resolved["seed"],
+        "promote": plan.promotion.model_dump(mode="json") if plan.promotion else None,
         "sources": {name: pin(name, sources[name], layout, folders) for name in sorted(sources)},
         "models": {path: model for step in plan.steps for path, model in _others(step)},
         "steps": {
-            step.name: {"key": step.key, "kind": step.kind, "seed": step.seed, "settings": step.settings}
+            step.name: {"key": step.key or None, "kind": step.kind, "seed": step.seed, "settings": step.settings}
             for step in plan.steps
         },
         "code": dict(sorted(code.items())),
         "python": platform.python_version(),
         "packages": needed_packages(),
+        "end": True,
     }
+
+
+def with_floating(plan: Plan) -> Plan:
+    """The plan as a lock sees it: without the champions of gates that say `floating`, and the keys that follow."""
+    made: dict[str, Step] = {}
+    for step in plan.steps:
+        if any(gate.get("floating") for gate in _gates(step)):
+            step = _floating(step)
+        elif any(not made[name].key for name in step.needs if name in made):
+            step = step.model_copy(update={"key": ""})
+        made[step.name] = step
+    return plan.model_copy(update={"steps": tuple(made.values())})
+
+
+def _floating(step: Step) -> Step:
+    """An evaluation whose floating gates compare with the champion by that word, whichever it is, or with none yet."""
+    gates, against = _gates(step), step.settings["against"]
+    pinned = {gate["against"] for gate in gates if not gate["floating"]}
+    words = {gate["against"] for gate in gates if gate["floating"]} - pinned
+    settings = step.settings | {
+        "gate": [g | {"against": "champion"} if g["against"] in words else g for g in gates],
+        "against": {word: source for word, source in against.items() if word not in words},
+    }
+    inputs = tuple(i for i in step.inputs if i.port.removeprefix("against.") not in words)
+    return step.model_copy(update={"settings": settings, "inputs": inputs, "key": ""})
+
+
+def _gates(step: Step) -> list[dict[str, Any]]:
+    return (step.settings.get("gate") or []) if step.kind == "evaluate" else []
 
 
 def _others(step: Step) -> Iterator[tuple[str, Any]]:
@@ -121,17 +154,30 @@ def check_locked(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
 
 
 def read_lock(file: Path) -> dict[str, Any]:
-    """A lock. Raises PlanError when there is none, or it is of another version."""
+    """A lock. Raises PlanError when there is none, it is of another version, cut off or no lock at all."""
+    again = f"write it again: posttrain lock {file.with_suffix('.yaml')}"
     try:
         lock = yaml.safe_load(file.read_text())
     except FileNotFoundError as error:
         recipe = file.with_suffix(".yaml")
         raise PlanError(f"{file}: no such lock; write it: posttrain lock {recipe}") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise PlanError(f"{file}: not a lock: {error}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(f"{file}: not a lock, or cut off: {said}; {again}") from error
     if not isinstance(lock, dict) or lock.get("lock_version") != VERSION:
-        raise PlanError(f"{file}: not a lock of version {VERSION}; write it again: posttrain lock")
+        raise PlanError(f"{file}: not a lock of version {VERSION}; {again}")
+    if lock.get("end") is not True:
+        raise PlanError(f"{file}: not a lock to its end: it was cut off; {again}")
+    wrong = [name for name in SECTIONS if not isinstance(lock.get(name), dict)]
+    wrong = wrong or [f"steps.{name}" for name, step in lock["steps"].items() if not _is_step(step)]
+    if wrong:
+        raise PlanError(f"{file}: not a lock: {wrong[0]} is not what `posttrain lock` writes; {again}")
     return lock
+
+
+def _is_step(said: Any) -> bool:
+    facts = {"kind", "seed", "settings", "key"}
+    return isinstance(said, dict) and facts <= said.keys() and isinstance(said["settings"], dict)
 
 
 def drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -147,8 +193,10 @@ def _drift(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     for what in ("recipe", "profile", "seed", "python"):
         if lock.get(what) != now[what]:
             yield f"{what}: {said(lock.get(what))} → {said(now[what])}"
+    for path, old, new in changes(lock.get("promote"), now["promote"], "promote"):
+        yield f"{path}: {said(old)} → {said(new)}"
     for name, before, after in _pairs(lock, now, "sources"):
-        for what, old, new in changes(before, after) if before and after else ():
+        for what, old, new in changes(before, after) if isinstance(before, dict) and after else ():
             yield f"{name}: {what} {str(old)[:SHORT]} → {str(new)[:SHORT]}"
     for name, before, after in _pairs(lock, now, "steps"):
         follows = before and after and (before["seed"], after["seed"]) == (lock.get("seed"), now["seed"])
@@ -161,7 +209,7 @@ def _drift(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
 
 def _pairs(lock: dict[str, Any], now: dict[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
     before, after = lock.get(section, {}), now[section]
-    for name in sorted({*before, *after}):
+    for name in sorted({*before, *after}, key=str):
         yield name, before.get(name), after.get(name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
-from learning.models.policy import load_policy
+from learning.models.policy import Policy, load_policy
 from lineage.champions import standing
 from lineage.layout import Layout
 from lineage.registered import ALIAS
@@ -71,7 +71,7 @@ class Current:
         self.served.worker.close()
 
     def _watch(self, layout: Layout, limits: Limits, device: str, dtype: str, say: Callable[[str], None]) -> None:
-        told: str | None = None
+        last: str | None = None
         while not self.ending.wait(LOOK):
             try:
                 new, alarm = self._newer(layout)
@@ -81,9 +81,9 @@ class Current:
                     say(f"now serving {new.said}")
             except (PosttrainError, OSError, RuntimeError) as error:  # no MLflow, no memory: the old one goes on
                 alarm = f"still serving {self.served.chosen.said}: {error}"
-            if alarm not in (None, told):
+            if alarm not in (None, last):
                 say(str(alarm))
-            told = alarm
+            last = alarm
 
     def _newer(self, layout: Layout) -> tuple[Chosen | None, str | None]:
         """The champion of the audit log, where it is another than the one that is served, and an alarm, if any."""
@@ -99,9 +99,17 @@ class Current:
 def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
     """Load a model and start its engine. Raises StepError when it cannot be loaded, or its files changed meanwhile."""
     policy = load_policy(chosen.folder, device=device, dtype=dtype)
+    _own_weights(policy)
     if chosen.files and files_of(chosen.folder) != chosen.files:
         raise StepError(f"{chosen.said}: its files changed after they were verified; start again")
     if limits.max_length is not None and limits.max_length > policy.max_length:
         raise StepError(f"--max-length {limits.max_length}: {chosen.name} was made for {policy.max_length} tokens")
     longest = limits.max_length or min(policy.max_length, 4096)
     return Served(chosen, Worker(policy, max_slots=limits.max_slots, max_length=longest))
+
+
+def _own_weights(policy: Policy) -> None:
+    """Copy weights that are the file's own pages in memory: who writes to the file later would change what answers."""
+    for weight in policy.model.state_dict(keep_vars=True).values():
+        if weight.device.type == "cpu":
+            weight.data = weight.data.clone()

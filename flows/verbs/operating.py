@@ -34,12 +34,18 @@ def deploy(
     prefect_yaml: Annotated[
         bool, typer.Option("--prefect-yaml", help="Write prefect.yaml instead, for `prefect deploy --all`.")
     ] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Run only the version that recipe.lock pins, until deployed again.")
+    ] = False,
 ) -> None:
     """Give every recipe a deployment in Prefect, with a form to start it from the UI; again: bring it up to date."""
     from flows.deployments.deploy import deploy_recipes
     from lineage.layout import Layout
 
-    raise typer.Exit(deploy_recipes(recipes, Layout.find(), every=every, prune=prune, prefect_yaml=prefect_yaml))
+    layout = Layout.find()
+    raise typer.Exit(
+        deploy_recipes(recipes, layout, every=every, prune=prune, prefect_yaml=prefect_yaml, locked=locked)
+    )
 
 
 def doctor() -> None:

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from flows.cli import main
-from flows.planning.locking import lock_of
+from flows.planning.locking import lock_of, read_lock
 from lineage.layout import Layout
 from lineage.packages import needed_packages
+from schemas.errors import PlanError
 
 LAB = '''
 from lock_lab_words import WORDS
@@ -226,13 +227,39 @@ def test_an_edited_key_is_seen(held):
     assert held.drift() == ["keys of words: not those of the lock"]
 
 
-@pytest.mark.parametrize("text", [None, "", "[1]", "lock_version: 99", "{"])
+@pytest.mark.parametrize("text", [None, "", "[1]", "lock_version: 99", "{", "[" * 900, "\0", "lock_version: 2"])
 def test_no_lock_or_none_of_this_version_is_told(held, text):
     file = held.folder / "held.lock"
     file.unlink() if text is None else file.write_text(text)
     code, said = held("plan", "--locked", "held.yaml")
     assert code == 3
     assert "posttrain lock held.yaml" in said if text is None else "not a lock" in said
+
+
+def test_a_lock_that_was_cut_off_anywhere_says_so(held):
+    file = held.folder / "held.lock"
+    whole = file.read_text()
+    assert held("plan", "--locked", "held.yaml")[0] == 0
+    step = len(whole) // 40
+    for end in [*range(0, len(whole) - 1, step), whole.rindex("end"), len(whole) - 2]:
+        file.write_text(whole[:end])
+        with pytest.raises(PlanError, match=r"held\.lock: not a lock.*posttrain lock .*held\.yaml"):
+            read_lock(file)
+    code, said = held("plan", "--locked", "held.yaml")
+    assert (code, "cut off" in said) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("section", "content"),
+    [("steps", None), ("steps", ["words"]), ("steps", {"words": 3}), ("steps", {"words": {"key": "x"}}),
+     ("sources", "x"), ("packages", None), ("code", 7)],
+)  # fmt: skip
+def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
+    file = held.folder / "held.lock"
+    lock = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**lock, section: content}, sort_keys=False))
+    code, said = held("plan", "--locked", "held.yaml")
+    assert (code, f"not a lock: {section}" in said) == (3, True), said
 
 
 def test_the_packages_are_those_that_are_needed():

@@ -22,6 +22,7 @@ from lineage.sources import find_source
 from lineage.verification import verify
 from schemas.errors import PlanError
 from tests.lineage.conftest import Maker
+from tests.registries import lay_empty_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 MODELS = ("first", "second", "third", "evil")
@@ -101,6 +102,7 @@ def template(tmp_path_factory):
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", VARIABLE):
             patch.delenv(name, raising=False)
         maker = a_maker(tmp_path_factory.mktemp("template"))
+        lay_empty_registry(maker.layout)
         promoted(maker.layout, maker.made, MODELS[:3])
     return maker
 
@@ -283,8 +285,8 @@ def test_an_alias_without_any_promotion_is_no_champion(lab):
     with pytest.raises(PlanError, match="no move is known that made it champion"):
         find_source("mlflow:fresh@champion", lab.layout, ())
     shown = CliRunner().invoke(app, ["champions", "--json"])
-    told = {each["name"]: each["alarms"] for each in json.loads(shown.output)}
-    assert (told["chat"], len(told["fresh"]), len(told['it\'s "new"'])) == ([], 1, 1)
+    alarms = {each["name"]: each["alarms"] for each in json.loads(shown.output)}
+    assert (alarms["chat"], len(alarms["fresh"]), len(alarms['it\'s "new"'])) == ([], 1, 1)
     assert restore(lab.layout, "fresh")
     assert standing(lab.layout, "fresh").alarms == []
 
@@ -397,7 +399,7 @@ def test_bytes_after_the_log_that_are_no_entry_stop_nothing_and_verify_names_the
     assert any("bytes that posttrain did not write" in problem for problem in verify(lab.layout).problems)
 
 
-def test_a_log_put_aside_is_replaced_by_the_signed_moves_in_mlflow(lab):
+def test_a_log_moved_away_is_replaced_by_the_signed_moves_in_mlflow(lab):
     """The way out of a log that is damaged for good; what checks it goes on to say that it is not the old one."""
     for file in (auditlog.log_file(lab.layout), auditlog.head_file(lab.layout)):
         file.unlink()

@@ -1,10 +1,15 @@
 """`serve --follow` while the registry, the log and the files are attacked: it keeps what it serves, and says so."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from flows.serving import current
 from flows.serving.current import Current, Limits, Served, load
-from flows.serving.models import choose, files_of
+from flows.serving.models import Chosen, choose, files_of
+from learning.models.policy import load_policy
 from lineage import auditlog
 from lineage.champions import move, standing
 from lineage.rollback import rollback
@@ -100,11 +105,24 @@ def test_files_that_change_between_verifying_and_loading_are_not_served(lab, mon
 
     def swapped(folder, **options):
         lab.weights("third").write_bytes(b"evil!")
-        return object()
+        return SimpleNamespace(model=torch.nn.Linear(1, 1))
 
     monkeypatch.setattr(current, "load_policy", swapped)
     with pytest.raises(StepError, match="its files changed after they were verified"):
         load(chosen, LIMITS, "cpu", "float32")
+
+
+def test_weights_that_are_served_do_not_change_with_their_file(tiny_policy_folder, tmp_path):
+    shutil.copytree(tiny_policy_folder, tmp_path / "model")
+    served = load(Chosen("mine", tmp_path / "model", "", "mine"), LIMITS, "cpu", "float32")
+    before = load_policy(tiny_policy_folder, device="cpu", dtype="float32").model.state_dict()
+    with (tmp_path / "model/model.safetensors").open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(size // 4)
+        file.write(bytes(size - size // 4))
+    after = served.worker.policy.model.state_dict()
+    served.worker.close()
+    assert [name for name, weight in before.items() if not torch.equal(weight, after[name])] == []
 
 
 def test_a_promotion_is_followed_and_the_alias_alone_is_not(lab, server):

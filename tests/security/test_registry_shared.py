@@ -15,25 +15,15 @@ from lineage.rollback import restore, rollback
 from lineage.verification import verify
 from schemas.errors import PlanError
 from tests.lineage.conftest import Maker
+from tests.registries import empty_registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 
 
-@pytest.fixture(scope="module")
-def empty_registry(tmp_path_factory):
-    """A file of MLflow without anything in it: making one takes seconds."""
-    maker = Maker(tmp_path_factory.mktemp("empty"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", VARIABLE):
-            patch.delenv(name, raising=False)
-        client(maker.layout).search_registered_models()
-    return maker.layout.state / "mlflow.db"
-
-
 @pytest.fixture
-def checkouts(empty_registry, tmp_path, monkeypatch):
+def checkouts(tmp_path, monkeypatch):
     """Two checkouts with the same three models and keys of their own."""
-    shutil.copy(empty_registry, tmp_path / "shared.db")
+    (tmp_path / "shared.db").write_bytes(empty_registry())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'shared.db'}")
     for name in ("MLFLOW_REGISTRY_URI", VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -88,7 +78,7 @@ def test_a_signed_move_of_a_trusted_checkout_is_known_kept_and_built_upon(checko
     ]
 
 
-def test_a_checkout_that_trusts_nobody_refuses_and_says_the_way_out(checkouts):
+def test_a_checkout_that_trusts_no_other_refuses_and_says_the_way_out(checkouts):
     here, there = checkouts
     promote(there, "one")
     with pytest.raises(PlanError, match="the audit log knows none"):

@@ -1,0 +1,63 @@
+"""Deployments that run only the version of a recipe that they were deployed with: the one that its lock pins."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.launch import plan_recipe
+from flows.planning.locking import lock_file, read_lock
+from lineage.chain import read_chain
+from lineage.layout import Layout
+from schemas.errors import PlanError
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a deployment is held to."""
+
+    digest: str
+    """sha256 of the lock's file."""
+    profile: str | None
+    """Profile that the lock is of."""
+
+
+def hold(recipe: Path, layout: Layout) -> Held:
+    """The lock of a recipe that has not drifted from it. Raises RecipeError or PlanError."""
+    held = _lock_of(recipe)
+    plan_recipe(recipe, layout, profile=held.profile, locked=True)
+    return held
+
+
+def held_options(layout: Layout, recipe: str, locked: str | None, options: Options) -> Options:
+    """The options of a run of a deployment: as they are, or held to the lock that it was deployed with.
+
+    The audit log says which that is, and where it says nothing, as on another machine, the deployment's own parameter.
+    Raises PlanError when the lock is another one, or a run wants what a lock does not allow.
+    """
+    digest = _deployed_lock(layout, recipe) or locked
+    if not digest:
+        return options
+    again = f"if that is meant, deploy it again: posttrain deploy --locked {recipe}"
+    held = _lock_of(Path(recipe))
+    if held.digest != digest or locked not in (None, "", digest):
+        raise PlanError(f"{lock_file(recipe)} is not the lock that {recipe} was deployed with; {again}")
+    if options["overrides"] or options["profile"] not in (None, held.profile):
+        raise PlanError(f"{recipe} is deployed with its lock: a run takes no seed, overrides or other profile; {again}")
+    return options | {"profile": held.profile, "locked": True}
+
+
+def _lock_of(recipe: Path) -> Held:
+    file = lock_file(recipe)
+    lock = read_lock(file)
+    return Held(hashlib.sha256(file.read_bytes()).hexdigest(), lock.get("profile"))
+
+
+def _deployed_lock(layout: Layout, recipe: str) -> str | None:
+    """The lock with which a recipe was deployed last, as the log has it; None without one."""
+    said = [entry["facts"] for entry in read_chain(layout).entries if entry["action"] == "deployed"]
+    meant = (layout.root / recipe).resolve()  # however the path is written
+    here = (facts for facts in reversed(said) if (layout.root / str(facts.get("file"))).resolve() == meant)
+    return next((facts.get("locked") for facts in here), None)
