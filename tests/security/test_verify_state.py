@@ -288,6 +288,13 @@ def test_an_index_that_says_something_else_than_the_manifests_is_a_problem_until
     assert problems(layout) == []
 
 
+@pytest.mark.parametrize("what", ["folder", "pipe"])
+def test_a_folder_or_a_pipe_in_place_of_mlflows_database_is_a_problem_at_once(tmp_path, what):
+    path = Layout(tmp_path).make_state() / "mlflow.db"
+    path.mkdir() if what == "folder" else os.mkfifo(path)
+    assert verify(Layout(tmp_path)).problems == (f"MLflow at {path} cannot be used: that is no regular file",)
+
+
 def test_a_target_is_found_by_manifests_when_the_index_lies(finished):
     layout, made = finished
     other = other_problem(layout, made)
