@@ -255,8 +255,8 @@ def test_rl_records_what_was_sampled_and_what_had_an_advantage(context, reward, 
     assert (sum(trained for _, trained in found.values()) > 0) == (reward == "short")
     kept = pq.read_table(here.folder / "outputs/trajectories/trajectories.parquet").to_pylist()
     if share:
-        told = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in found}
-        assert found == {name: (len(each), sum(each)) for name, each in told.items()}
+        counted = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in found}
+        assert found == {name: (len(each), sum(each)) for name, each in counted.items()}
     else:
         assert kept == []
 
