@@ -2,7 +2,7 @@
 
 .posttrain/
   .gitignore                  keeps everything here out of git; made before anything else
-  artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  outputs/<name>/...
+  artifacts/<kind>-<key16>/   manifest.json  seal.json  metrics.jsonl  step.log  rows_used.parquet  outputs/<name>/...
   work/<key>/                 lock  checkpoints/  tmp-<token>/ (an unpublished artifact)
   runs/<run>/                 plan.json  events.jsonl  report.html  prefect.json (which flow run of a deployment it is)
   mlflow.db  prefect/  ray/   homes of the servers

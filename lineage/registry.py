@@ -34,7 +34,9 @@ def client(layout: Layout) -> "MlflowClient":
 
     for name in ("mlflow", "alembic"):  # after the import, which sets them
         logging.getLogger(name).setLevel(logging.WARNING)
-    layout.make_state()
+    file = layout.make_state() / "mlflow.db"
+    if registry_uri(layout) == f"sqlite:///{file}" and os.path.lexists(file) and not file.is_file():
+        raise PlanError(f"MLflow at {file} cannot be used: that is no regular file")  # MLflow would try for minutes
     try:
         return MlflowClient(tracking_uri(layout), registry_uri=registry_uri(layout))
     except Exception as error:  # drivers of databases raise what they like, with the password in it

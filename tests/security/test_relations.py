@@ -197,6 +197,33 @@ def test_sft_records_exactly_the_rows_of_the_batches_that_it_stepped(context, mo
     assert (len(set(seen)) < 8) == (steps == 2)
 
 
+@pytest.mark.parametrize("kind", ["preference", "reward_model"])
+def test_stages_that_learn_from_pairs_record_the_pairs_of_their_batches(context, monkeypatch, kind):
+    import importlib
+
+    from pydantic import TypeAdapter
+
+    from schemas.stages.union import Stage
+
+    task = importlib.import_module(f"tasks.{kind}")
+    worse = [{"role": "assistant", "content": "c"}]
+    pairs = [{**chat(f"{n}"), "chosen": chat("")["completion"], "rejected": worse, "margin": 1.0} for n in range(9)]
+    here, seen = context("data", "preference_pairs", pairs), []
+    learn = task.learn
+
+    def watched(loop, step):
+        train = loop.train.pairs if kind == "preference" else loop.train
+        seen.extend(train[i].id for i in loop.order.at(step)[0])
+        learn(loop, step)
+
+    monkeypatch.setattr(task, "learn", watched)
+    stage = {"kind": kind, "model": "m", "data": "d", "learning_rate": 1e-3, "max_steps": 2, "max_length": 24}
+    more = {"per_device_train_batch_size": 2, "validation_fraction": 0.2}
+    task.run(TypeAdapter(Stage).validate_python({**stage, **more}), here)
+    assert record(here) == {name: (seen.count(name),) * 2 for name in set(seen)}
+    assert len(set(seen)) == 4
+
+
 def short(completions):
     """The shorter, the better; one prompt has no differences."""
     return [-len(text) for text in completions]
@@ -228,8 +255,8 @@ def test_rl_records_what_was_sampled_and_what_had_an_advantage(context, reward, 
     assert (sum(trained for _, trained in found.values()) > 0) == (reward == "short")
     kept = pq.read_table(here.folder / "outputs/trajectories/trajectories.parquet").to_pylist()
     if share:
-        told = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in found}
-        assert found == {name: (len(each), sum(each)) for name, each in told.items()}
+        counted = {name: [bool(r["advantage"]) for r in kept if r["prompt_id"] == name] for name in found}
+        assert found == {name: (len(each), sum(each)) for name, each in counted.items()}
     else:
         assert kept == []
 

@@ -93,9 +93,9 @@ def test_the_key_is_never_written_before_git_is_told_nor_readable_by_others(tmp_
 
     def watched(handle, content):
         if b"PRIVATE KEY" in content:
-            told = (tmp_path / ".posttrain/.gitignore").is_file()
+            ignored = (tmp_path / ".posttrain/.gitignore").is_file()
             modes = (os.fstat(handle).st_mode, (tmp_path / ".posttrain/keys").stat().st_mode)
-            seen.append((told, *map(stat.S_IMODE, modes)))
+            seen.append((ignored, *map(stat.S_IMODE, modes)))
         return write(handle, content)
 
     monkeypatch.setattr(keys.os, "write", watched)

@@ -217,7 +217,7 @@ def test_garbage_in_any_file_is_named_and_hides_nothing_else(finished, name):
         assert [line for line in verify(layout).problems if not line.startswith(other)] == []
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EVERY[:-1])  # a process that asked MLflow holds its database open
 @pytest.mark.parametrize("what", ["folder", "pipe", "loop"])
 def test_a_folder_a_pipe_or_a_circle_of_links_in_place_of_a_file_is_named(finished, name, what):
     layout, made = finished
@@ -226,7 +226,7 @@ def test_a_folder_a_pipe_or_a_circle_of_links_in_place_of_a_file_is_named(finish
     {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "loop": lambda: path.symlink_to(path)}[what]()
     found = verify(layout).problems
     assert any(line.startswith(other) for line in found)
-    assert any(("MLflow" if name == "mlflow.db" else path.name) in line for line in found)
+    assert any(path.name in line for line in found)
     done = CliRunner().invoke(app, ["lineage", "--verify"])
     assert done.exit_code == 1
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -286,6 +286,13 @@ def test_an_index_that_says_something_else_than_the_manifests_is_a_problem_until
     done = CliRunner().invoke(app, ["lineage", "--verify", "--rebuild", "--json"], catch_exceptions=False)
     assert (done.exit_code, len(json.loads(done.output)["rebuilt"])) == (1, 1)
     assert problems(layout) == []
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe"])
+def test_a_folder_or_a_pipe_in_place_of_mlflows_database_is_a_problem_at_once(tmp_path, what):
+    path = Layout(tmp_path).make_state() / "mlflow.db"
+    path.mkdir() if what == "folder" else os.mkfifo(path)
+    assert verify(Layout(tmp_path)).problems == (f"MLflow at {path} cannot be used: that is no regular file",)
 
 
 def test_a_target_is_found_by_manifests_when_the_index_lies(finished):
