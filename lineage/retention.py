@@ -15,8 +15,8 @@ from lineage.moves import Move, recorded_moves
 from lineage.records import Record
 from lineage.registry import client, is_empty, registry_uri, shown
 from lineage.rollback import previous
-from lineage.seal import manifest_is_sealed
 from lineage.signature import signature_problems, signed_by
+from lineage.wholeness import sealed_manifest
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -
     for record in records:
         folder = Path(record["folder"])
         entry = log.published.get(record["key"])
-        problems = [] if manifest_is_sealed(folder) else [f"{folder}: its manifest is not the one that was sealed"]
+        problems = [] if sealed_manifest(folder) else [f"{folder}: its manifest is not the one that was sealed"]
         if signed_by(folder) in keys:  # one of another key was pulled, and whether to believe it is asked elsewhere
             problems += signature_problems(folder, keys)
         elif entry is not None and entry["facts"].get("signed_by") in keys:
