@@ -183,4 +183,3 @@ def check_defaults(defaults: Node | None) -> None:
             raise refuse(child.where, path, f"`{kind}` is no kind", suggest(kind, KINDS, "kinds"))
         if not child.is_map:
             raise refuse(child.where, path, "wants a map of keys", "as `defaults: {sft: {learning_rate: 1e-4}}`")
-
