@@ -42,10 +42,6 @@ class Size:
     nodes: int = 1
     characters: int = 0
 
-    def plus(self, other: "Size") -> "Size":
-        """Both together."""
-        return Size(self.nodes + other.nodes, self.characters + other.characters)
-
 
 def size_of(node: Node, nodes: int, characters: int) -> Size:
     """Size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""

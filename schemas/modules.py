@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,6 @@ MAX_BYTES = 2_000_000
 """Of one module of ours."""
 MAX_FOREIGN_BYTES = 500_000
 """Of one other module, and of all other modules that one recipe names."""
-_FOREIGN: ContextVar[dict[Path, int] | None] = ContextVar("foreign modules that were read, with sizes", default=None)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -56,41 +55,58 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """What one recipe has read so far: modules by name and folders, and the sizes of those that are not ours."""
+
+    modules: dict[tuple[str, tuple[Path, ...]], Module] = field(default_factory=dict)
+    foreign: dict[Path, int] = field(default_factory=dict)
+
+
+_READING: ContextVar[_Reading | None] = ContextVar("what the recipe that is loaded has read", default=None)
+
+
+@contextmanager
+def bounded_reading() -> Iterator[None]:
+    """Within it each module is read once, and those that are not ours up to a limit for all of them together."""
+    token = _READING.set(_Reading())
+    try:
+        yield
+    finally:
+        _READING.reset(token)
+
+
 def load(name: str, folders: tuple[Path, ...] = ()) -> Module:
     """Read a module. Raises ModuleError."""
+    reading = _READING.get()
+    if reading is None:
+        return _read(name, folders, {})
+    if (name, folders) not in reading.modules:
+        reading.modules[name, folders] = _read(name, folders, reading.foreign)
+    return reading.modules[name, folders]
+
+
+def _read(name: str, folders: tuple[Path, ...], foreign: dict[Path, int]) -> Module:
     file = locate(name, folders)
     if file is None:
         raise ModuleError(f"no module `{name}`")
     try:
-        _charge(name, file)
+        _charge(name, file, foreign)
         return _parse(name, file, file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ModuleError(f"module `{name}` cannot be read: {error}") from None
 
 
-@contextmanager
-def bounded_reading() -> Iterator[None]:
-    """Within it, modules that are not ours are read up to a limit for all of them together."""
-    token = _FOREIGN.set({})
-    try:
-        yield
-    finally:
-        _FOREIGN.reset(token)
-
-
-def _charge(name: str, file: Path) -> None:
+def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
     """Raises ModuleError for a module that is too large to read, or one that is too much beside the others."""
-    size = file.stat().st_size
-    read = None if name.partition(".")[0] in OURS else _FOREIGN.get()
-    if size > (MAX_BYTES if read is None else MAX_FOREIGN_BYTES):
+    size, is_ours = file.stat().st_size, name.partition(".")[0] in OURS
+    if size > (MAX_BYTES if is_ours else MAX_FOREIGN_BYTES):
         raise ModuleError(f"module `{name}` is too large to read ({file})")
-    if read is not None:
-        read[file] = size
-        if sum(read.values()) > MAX_FOREIGN_BYTES:
-            raise ModuleError(
-                f"module `{name}`: functions are named in {len(read)} modules of "
-                f"{sum(read.values())} bytes together, at most {MAX_FOREIGN_BYTES} are read"
-            )
+    if not is_ours:
+        foreign[file] = size
+        if (together := sum(foreign.values())) > MAX_FOREIGN_BYTES:
+            said = f"functions are named in {len(foreign)} modules of {together} bytes together"
+            raise ModuleError(f"module `{name}`: {said}, at most {MAX_FOREIGN_BYTES} are read")
 
 
 @lru_cache(maxsize=512)

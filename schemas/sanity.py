@@ -44,7 +44,7 @@ FREE = ("notes", "config", "extra")
 def sanity_problems(info: StepInfo) -> Iterator[Problem]:
     """Every number of a step that is beyond what its key can mean."""
     own = {slot.path for slot in info.slots if ":" in slot.use.use}
-    dumped = info.stage.model_dump(mode="json", by_alias=True, exclude=set(FREE))
+    dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)
     yield from _numbers(info, dumped, "", own)
     for slot in info.slots:
         if slot.path not in own:
@@ -56,7 +56,7 @@ def _numbers(info: StepInfo, value: Any, path: str, own: set[str]) -> Iterator[P
         for key, child in value.items():
             if key not in FREE and path not in own:
                 yield from _numbers(info, child, join(path, str(key)), own)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
             yield from _numbers(info, child, join(path, index), own)
     elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from schemas.files import mark_at, read_text
-from schemas.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, Size
+from schemas.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
 from schemas.tree import Mark, Node, join, refuse
 
 _LOADER = getattr(yaml, "CLoader", yaml.Loader)
@@ -80,7 +80,8 @@ class _Frame:
     items: Any
     key: str | None = None
     key_mark: Mark | None = None
-    size: Size = field(default_factory=Size)
+    nodes: int = 1
+    characters: int = 0
     bases: list[Node] = field(default_factory=list)
 
 
@@ -91,7 +92,7 @@ class _Builder:
         self.start = start
         self.root: Node | None = None
         self.stack: list[_Frame] = []
-        self.anchors: dict[str, tuple[Node, Size]] = {}
+        self.anchors: dict[str, tuple[Node, int, int]] = {}
         self.documents = 0
 
     def take(self, event: yaml.Event) -> None:
@@ -105,15 +106,15 @@ class _Builder:
             self._open(event, mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             frame = self.stack.pop()
-            self._add(self._closed(frame), frame.anchor, frame.size)
+            self._add(self._closed(frame), frame.anchor, frame.nodes, frame.characters)
         elif isinstance(event, yaml.ScalarEvent):
             self._scalar(event, mark)
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
                 raise refuse(mark, self._path(), f"no anchor `&{event.anchor}` before this", "or quote the asterisk")
-            node, size = self.anchors[event.anchor]
+            node, nodes, characters = self.anchors[event.anchor]
             self._expect_key(mark, "")
-            self._add(replace(node, mark=mark), None, size)
+            self._add(replace(node, mark=mark), None, nodes, characters)
 
     def _open(self, event: yaml.CollectionStartEvent, mark: Mark) -> None:
         self._refuse_tag(event.tag, mark)
@@ -132,7 +133,7 @@ class _Builder:
         value = resolve(event.value) if plain and event.tag is None else event.value
         if event.tag and event.tag.startswith("tag:") and not event.tag.endswith(":str"):
             value = resolve(event.value)
-        return self._add(Node(value, mark), event.anchor, Size(1, len(event.value)))
+        return self._add(Node(value, mark), event.anchor, 1, len(event.value))
 
     def _key(self, frame: _Frame, text: str, mark: Mark) -> None:
         if not text:
@@ -142,17 +143,18 @@ class _Builder:
             raise refuse(mark, join(frame.path, text), f"`{text}` is given twice", f"first on line {first}; keep one")
         frame.key, frame.key_mark = text, mark
 
-    def _add(self, node: Node, anchor: str | None, size: Size) -> None:
+    def _add(self, node: Node, anchor: str | None, nodes: int, characters: int) -> None:
         if anchor:
-            self.anchors[anchor] = (node, size)
+            self.anchors[anchor] = (node, nodes, characters)
         if not self.stack:
             self.root = node
             return
         frame = self.stack[-1]
-        frame.size = frame.size.plus(size)
-        if frame.size.nodes > MAX_NODES:
+        frame.nodes += nodes
+        frame.characters += characters
+        if frame.nodes > MAX_NODES:
             raise refuse(node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data")
-        if frame.size.characters > MAX_CHARACTERS:
+        if frame.characters > MAX_CHARACTERS:
             said = f"more than {MAX_CHARACTERS} characters"
             raise refuse(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
         if isinstance(frame.items, list):
