@@ -1,8 +1,10 @@
 """Answers in the shape of the OpenAI API: whole ones, and the chunks of a stream."""
 
+import json
 import secrets
 import time
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from flows.serving.asked import Asked
@@ -19,11 +21,14 @@ class Choice:
     tokens: list[Token] = field(default_factory=list)
     made: int = 0
     finish: Finish | None = None
+    offset: int = 0
+    """Characters of the tokens that a stream has sent."""
 
-    def take(self, piece: Piece) -> None:
-        """Add what is new."""
+    def take(self, piece: Piece, with_tokens: bool) -> None:
+        """Add what is new; tokens only where their log-probabilities are wanted."""
         self.text, self.made, self.finish = self.text + piece.text, piece.made, piece.finish
-        self.tokens += piece.tokens
+        if with_tokens:
+            self.tokens += piece.tokens
 
 
 class Chat:
@@ -42,11 +47,11 @@ class Chat:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, index: int, before: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
         """What is new of a choice."""
         logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
         delta = {"content": piece.text} if piece.text else {}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
+        return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, Any]]:
         return [
@@ -69,15 +74,16 @@ class Plain:
         """A stream begins with its first text."""
         return None
 
-    def piece(self, index: int, before: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
         """What is new of a choice."""
-        offset = sum(len(_text(tokenizer, token.id)) for token in before.tokens)
-        told = self._logprobs(piece.tokens, tokenizer, offset) if wanted and piece.tokens else None
-        return {"index": index, "text": piece.text, "logprobs": told, "finish_reason": piece.finish}
+        logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if wanted and piece.tokens else None
+        if logprobs is not None:
+            choice.offset += sum(map(len, logprobs["tokens"]))
+        return {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> dict[str, Any]:
         words = [_text(tokenizer, token.id) for token in tokens]
-        starts = [offset + sum(map(len, words[:i])) for i in range(len(words))]
+        starts = list(accumulate(map(len, words[:-1]), initial=offset)) if words else []
         best = [{_text(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
         return {
             "tokens": words, "token_logprobs": [token.logprob for token in tokens],
@@ -102,10 +108,11 @@ class Answer:
         """Whether every choice has ended."""
         return all(choice.finish for choice in self.choices)
 
-    def whole(self) -> dict[str, Any]:
-        """The answer, when it is over."""
-        choices = [self.words.choice(choice, self.tokenizer, self.wanted) for choice in self.choices]
-        return self.head | {"object": self.words.whole, "choices": choices, "usage": self.usage()}
+    def rendered(self) -> bytes:
+        """The answer as JSON, when it is over; one choice at a time, so that other threads run meanwhile."""
+        choices = [json.dumps(self.words.choice(choice, self.tokenizer, self.wanted)) for choice in self.choices]
+        head = json.dumps(self.head | {"object": self.words.whole, "usage": self.usage()})
+        return f'{head[:-1]}, "choices": [{", ".join(choices)}]}}'.encode()
 
     def opening(self) -> list[dict[str, Any]]:
         """The chunks that a stream begins with."""
@@ -114,8 +121,9 @@ class Answer:
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         """The chunk of a piece, which is taken."""
-        made = self.words.piece(index, self.choices[index], piece, self.tokenizer, self.wanted)
-        self.choices[index].take(piece)
+        choice = self.choices[index]
+        made = self.words.piece(choice, piece, self.tokenizer, self.wanted)
+        choice.take(piece, False)
         return self._chunk([made])
 
     def closing(self) -> list[dict[str, Any]]:

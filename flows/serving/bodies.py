@@ -1,0 +1,145 @@
+"""Bodies of requests: read within bounds of size and time, parsed as strict JSON."""
+
+import asyncio
+import json
+import math
+import re
+from typing import Any, Never
+
+from fastapi import Request
+
+from flows.serving.refusals import Refused, quoted
+
+BASE_BYTES = 64 * 1024
+BYTES_PER_TOKEN = 192
+"""Of a body: 32 characters (`asked.CHARACTERS_PER_TOKEN`), each written as `\\uXXXX`."""
+BASE_ELEMENTS = 1024
+ELEMENTS_PER_TOKEN = 8
+"""Values in a body, so that a batch of prompts of token ids has room."""
+MOST_CONTAINERS = 4096
+"""Lists and objects in a body: what costs most to make."""
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+DEEPEST = 16
+"""Levels of lists and objects."""
+LARGEST_INTEGER = 2**64
+DIGITS = 20
+
+
+def most_bytes(max_length: int) -> int:
+    """Bytes that a body may have for a model of that length: 832 KiB for 4096 tokens."""
+    return BASE_BYTES + BYTES_PER_TOKEN * max_length
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The body of a request. Raises Refused when it is too long, from its announcement on, or too slow."""
+    announced = request.headers.get("content-length", "")
+    if len(announced) > DIGITS or int(announced or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError as error:
+        said = f"the body did not arrive within {seconds:g} s"
+        raise Refused(said, status=408, headers={"connection": "close"}) from error
+    return bytes(body)
+
+
+def parse(body: bytes, max_length: int) -> Any:
+    """JSON as values whose texts can be encoded, whose numbers are finite and whose keys are unique. Raises Refused."""
+    _count(body, BASE_ELEMENTS + ELEMENTS_PER_TOKEN * max_length)
+    try:
+        value = json.loads(
+            body.decode(),
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:  # also of text that is no UTF-8
+        raise Refused(f"the body is no JSON: {error}") from error
+    _check(value)
+    return value
+
+
+def _count(body: bytes, most: int) -> None:
+    """Refuse what would take long to parse, by the signs outside of its texts."""
+    signs, at = bytearray(), 0
+    for number, text in enumerate(TEXT.finditer(body)):
+        if number > 2 * most:
+            raise Refused(f"the body has more than {2 * most} keys and texts", status=413)
+        signs += body[at : text.start()]
+        at = text.end()
+    signs += body[at:]
+    containers = signs.count(b"[") + signs.count(b"{")
+    if containers > MOST_CONTAINERS:
+        raise Refused(f"the body has more than {MOST_CONTAINERS} lists and objects", status=413)
+    if containers + signs.count(b",") > most:
+        raise Refused(f"the body has more than {most} values", status=413)
+
+
+def _check(value: Any) -> None:
+    """Go through a value level by level, without recursion."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                _check_text(each)
+            elif isinstance(each, list):
+                below += each
+            elif isinstance(each, dict):
+                for key in each:
+                    _check_text(key)
+                below += each.values()
+        if not below:
+            return
+        level = below
+    raise _too_deep()
+
+
+def _check_text(text: str) -> None:
+    if "\0" in text:
+        raise Refused("a text holds the character U+0000")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused("a text holds half of a surrogate pair") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Refused(f"the key {quoted(ascii(key))} occurs twice in an object")
+        found[key] = value
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > DIGITS or abs(number := int(text)) > LARGEST_INTEGER:
+        raise Refused("a whole number has more than 64 bits")
+    return number
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise Refused("a number is too large")
+    return number
+
+
+def _refuse_constant(text: str) -> Never:
+    raise Refused(f"{text} is no JSON number")
+
+
+def _too_large(limit: int) -> Refused:
+    return Refused(f"the body is longer than {limit} bytes", code="body_too_large", status=413)
+
+
+def _too_deep() -> Refused:
+    return Refused(f"the body is nested deeper than {DEEPEST} levels")

@@ -1,0 +1,88 @@
+"""What is checked of every request before any of its body is read: host, origin, token, type, length, queue."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from flows.serving.refusals import Refused
+from flows.serving.rules import Rules
+
+MOST_HEADERS = 100
+OPEN_PATHS = ("/health",)
+"""Asked without a token: by what only wants to know whether the server lives."""
+RETRY_AFTER = 2
+"""Seconds after which a client that was turned away may try again."""
+
+
+class Guard:
+    """An ASGI middleware that lets through what the rules allow, and at most `max_queue` completions at a time."""
+
+    def __init__(self, app: ASGIApp, rules: Rules):
+        self.app, self.rules, self.under_way = app, rules, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer with why not."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            check_request(scope, self.rules)
+            if scope["method"] == "POST":
+                self._check_room()
+        except Refused as refused:
+            await refused.response()(scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        self.under_way += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.under_way -= 1
+
+    def _check_room(self) -> None:
+        if self.under_way >= self.rules.max_queue:
+            said = f"{self.under_way} requests are under way or waiting, and no more are taken; try again later"
+            raise Refused(said, code="queue_full", status=429, headers={"retry-after": str(RETRY_AFTER)})
+
+
+def check_request(scope: Scope, rules: Rules) -> None:
+    """Look at the head of a request. Raises Refused."""
+    headers = Headers(scope=scope)
+    if len(scope["headers"]) > MOST_HEADERS:
+        raise Refused(f"{len(scope['headers'])} headers, more than {MOST_HEADERS}", status=431)
+    host = headers.get("host", "")
+    if not rules.allows_host(host, scope["server"][1]):
+        said = "the Host header names another server; ask 127.0.0.1 or localhost, or start this one with --host NAME"
+        raise Refused(said, code="unknown_host", status=421)
+    # Browsers send Origin with what a page asks for; a page of elsewhere has no business here.
+    origins = {origin.lower() for origin in headers.getlist("origin")}
+    if origins - {f"http://{host.lower()}", f"https://{host.lower()}"}:
+        raise Refused("requests of web pages from elsewhere are not answered", code="foreign_origin", status=403)
+    if rules.token is not None and scope["path"] not in OPEN_PATHS:
+        _check_token(headers, rules.token)
+    if scope["method"] == "POST":
+        _check_type(headers)
+
+
+def _check_token(headers: Headers, token: str) -> None:
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    fits = hmac.compare_digest(given.strip().encode(), token.encode())
+    if scheme.lower() != "bearer" or not fits:
+        said = "a token is wanted: Authorization: Bearer TOKEN"
+        raise Refused(said, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"})
+
+
+def _check_type(headers: Headers) -> None:
+    kind, _, more = headers.get("content-type", "").lower().partition(";")
+    if kind.strip() != "application/json" or more.strip() not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise Refused("a body of Content-Type application/json (UTF-8) is wanted", status=415)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused("a compressed body is not read; send it as it is", status=415)
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise Refused("Transfer-Encoding and Content-Length exclude each other")

@@ -1,0 +1,43 @@
+"""Errors in the shape of the OpenAI API."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+LONGEST = 1000
+"""Characters of a message; what a client sent is quoted no further."""
+KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 504: "server_error"}
+"""Types by status; every other refusal is an `invalid_request_error`."""
+
+
+class Refused(Exception):
+    """A request that cannot be served."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ):
+        self.message = message if len(message) <= LONGEST else message[:LONGEST] + "..."
+        super().__init__(self.message)
+        self.param, self.code, self.status, self.headers = quoted(param), code, status, dict(headers or {})
+
+    def response(self) -> JSONResponse:
+        """What the client gets."""
+        kind = KINDS.get(self.status, "invalid_request_error")
+        content = {"error": error_body(self.message, kind, self.param, self.code)}
+        return JSONResponse(content, self.status, self.headers)
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The fields of an error."""
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def quoted(text: str | None, longest: int = 100) -> str | None:
+    """A client's own word, cut where it is long."""
+    return text if text is None or len(text) <= longest else text[:longest] + "..."
