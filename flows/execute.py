@@ -151,7 +151,7 @@ class Execution:
             try:
                 manifest = self._once(step, on_line)
             except StepError as failure:
-                error = _said(step, failure)
+                error = hidden(_said(step, failure), secrets_of(step.settings))
                 if self.stop.is_set():
                     return StepState(step.name, "cancelled", "stopped; `posttrain resume` goes on from its checkpoints")
                 continue

@@ -46,6 +46,8 @@ class Context:
     """Key of the step."""
     remote: Path | None = None
     """Folder of the answers of remote models, which all steps of a checkout share; None: one beside `checkpoints`."""
+    redact: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values
+    """Takes the secrets that the settings refer to out of names and values of curves."""
 
     def input(self, port: str) -> Path:
         """Folder of the artifact that the port received, by the dotted path of the field."""
@@ -61,7 +63,7 @@ class Context:
 
     def log(self, step: int, **values: float) -> None:
         """Add one point to the curves (kept as JSON lines; `time` is seconds since the epoch)."""
-        line = json.dumps({"step": step, "time": time.time(), **values}) + "\n"
+        line = json.dumps({"step": step, "time": time.time(), **self.redact(values)}) + "\n"
         handle = os.open(self.folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             os.write(handle, line.encode())

@@ -4,10 +4,9 @@ import os
 import re
 from typing import Any
 
+from flows.planning.redaction import SHORTEST, redactor
 from schemas.errors import StepError
 
-SHORTEST = 6
-"""Characters of the shortest value that is hidden; hiding shorter ones would blot out ordinary words."""
 REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -30,17 +29,8 @@ def secrets_of(settings: Any) -> frozenset[str]:
 
 
 def hidden(value: Any, secrets: frozenset[str]) -> Any:
-    """Text, or JSON with texts in it, in which every secret is `***`."""
-    if not secrets:
-        return value
-    if isinstance(value, dict):
-        return {hidden(k, secrets): hidden(v, secrets) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [hidden(v, secrets) for v in value]
-    if isinstance(value, str):
-        for secret in sorted(secrets, key=len, reverse=True):
-            value = value.replace(secret, "***")
-    return value
+    """Text, or JSON with texts in it, in which every secret is `***`, however it is written down."""
+    return redactor(secrets).value(value)
 
 
 def _value(reference: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.planning.environment import secrets_of
+from flows.planning.redaction import redactor
 from flows.steps.capture import captured
 from flows.steps.family import die_with_parent
 from flows.steps.placement import bundles
@@ -51,6 +52,7 @@ class Host:
         self.open = contextlib.ExitStack()
         self.open.enter_context(captured(Path(home["log"]), True, home["secrets"]))
         self.role, self.made, self.broken = role, None, None
+        self.redact = redactor(home["secrets"]).text
 
     def make(self, factory: Factory, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the object; what is wrong with it is told by every call."""
@@ -65,9 +67,9 @@ class Host:
     def _told(self, do: Callable[[], Any]) -> Answer:
         try:
             return do(), None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             traceback.print_exc()
-            return None, str(said(error, self.role))
+            return None, self.redact(str(said(error, self.role)))
 
 
 class RayActors:

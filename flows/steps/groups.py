@@ -28,6 +28,7 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.util import get_current_placement_group
 
 from flows.planning.environment import secrets_of
+from flows.planning.redaction import redactor
 from flows.steps.actors import actors_of
 from flows.steps.capture import captured
 from flows.steps.family import die_with_parent
@@ -65,7 +66,8 @@ def run_group(spec: dict[str, Any], step: Step, context: Context, work: Path) ->
     for left in [*work.glob("failed-*"), *work.glob("rank-*")]:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     home = {"host": socket.gethostname(), "group": os.getpgid(0)}
-    given = {"spec": spec, "home": home, "context": replace(context, on_progress=_nobody, actors=None)}
+    bare = replace(context, on_progress=_nobody, actors=None, redact=_unchanged)  # what holds secrets does not travel
+    given = {"spec": spec, "home": home, "context": bare}
     backend = "cpu:gloo,cuda:nccl" if role.num_gpus else "gloo"
     here = "RAY_ADDRESS" not in os.environ
     config = Meeting if here else TorchConfig
@@ -103,6 +105,7 @@ def rank_main(given: dict[str, Any]) -> dict[str, Any] | None:
     with _place(given["context"], rank, work) as (context, log):
         context = replace(context, group=_group(role), device=_device(role), num_threads=max(1, int(role.num_cpus)))
         context = replace(context, on_progress=hear if rank == 0 else _nobody, actors=actors_of(spec, step, log))
+        context = replace(context, redact=redactor(secrets_of(step.settings)).value)
         with captured(log, True, secrets_of(step.settings)), contextlib.closing(context.actors):
             try:
                 result = run_task(step, context, [Path(f) for f in spec["folders"]])
@@ -110,7 +113,7 @@ def rank_main(given: dict[str, Any]) -> dict[str, Any] | None:
                 failed = {"time": time.time(), "rank": rank, "lost": _lost_another(error.__cause__)}
                 failed["said"] = str(error).removeprefix(f"{step.name}: ")
                 (work / f"failed-{spec['attempt']}-{rank}").write_text(json.dumps(failed))
-                raise
+                raise StepError(str(error)) from None  # Ray writes an error with its causes into its own logs
     assert context.group is not None
     used = context.group.gather((cpu_seconds(), peak_rss()))
     spent.update({"cpu_seconds": sum(cpu for cpu, _ in used), "peak_rss": max(peak for _, peak in used)})
@@ -151,6 +154,10 @@ def _device(role: TrainRole) -> str:
 
 def _nobody(event: dict[str, Any]) -> None:
     """Nobody hears."""
+
+
+def _unchanged(values: dict[str, Any]) -> dict[str, Any]:
+    return values
 
 
 def _first_words(error: TrainingFailedError, work: Path, attempt: str, workers: int) -> str:

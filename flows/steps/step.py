@@ -17,9 +17,10 @@ from typing import Any
 from flows.planning.contracts import CARRIERS, INDEPENDENT
 from flows.planning.difference import first_difference
 from flows.planning.environment import secrets_of
+from flows.planning.redaction import redactor
 from flows.running.audited import artifact_published
 from flows.steps.actors import actors_of
-from flows.steps.capture import captured
+from flows.steps.capture import captured, wait_for_writers
 from flows.steps.lock import locked
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
 from lineage.contract import disagreement, fingerprint
@@ -63,6 +64,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     folder.mkdir()
     received = _received(spec, step, layout)
     _check_contracts(step, received)
+    hide = secrets_of(step.settings)
     hear, spent = listener(layout, step, spec["attempt"])
     grouped = spec["whole_process"] and step.resources.train is not None
     context = Context(
@@ -70,9 +72,9 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
         device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
         actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
+        redact=redactor(hide).value,
     )  # fmt: skip
     started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
-    hide = secrets_of(step.settings)
     with captured(work / "step.log", spec["whole_process"], hide), contextlib.closing(context.actors):
         if grouped:
             from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
@@ -83,6 +85,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
             result = run_task(step, context, [Path(f) for f in spec["folders"]])
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))
+    wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
     head, dirty = commit(Path(__file__).resolve().parents[2])
     return folder, Manifest(

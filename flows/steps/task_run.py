@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows.planning.environment import hidden, secrets_of, with_environment
+from flows.planning.environment import secrets_of, with_environment
+from flows.planning.redaction import redactor
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Step
@@ -41,12 +42,13 @@ def teller(layout: Layout, step: Step, attempt: str) -> Callable[[dict[str, Any]
 
 
 def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[str, Any]], None], Counter[str]]:
-    """Hears what a task says of itself, tells it on, and counts what it spends."""
-    tell, spent = teller(layout, step, attempt), Counter()
+    """Takes what a task says of itself, passes it on without secrets, and counts what it spends."""
+    tell, spent, redact = teller(layout, step, attempt), Counter(), redactor(secrets_of(step.settings)).value
 
     def hear(event: dict[str, Any]) -> None:
-        spent.update({word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event})
-        tell(event)
+        counts = {word: event[word] for word in ("spent", "paid", "paid_tokens") if word in event}
+        spent.update(counts)
+        tell(redact(event) | counts)
 
     return hear, spent
 
@@ -54,16 +56,16 @@ def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[dict[s
 def run_task(step: Step, context: Context, folders: list[Path]) -> Result:
     """What the task returns. Neither that nor the message of an error holds a secret that the settings refer to."""
     sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
-    hide = secrets_of(step.settings)
+    hide = redactor(secrets_of(step.settings))
     try:
         result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
-        return Result(hidden(result.metrics, hide), hidden(result.details, hide))
+        return Result(hide.value(result.metrics), hide.value(result.details))
     except PosttrainError as error:
         traceback.print_exc()
-        raise StepError(f"{step.name}: {hidden(str(error), hide)}") from error
-    except Exception as error:
+        raise StepError(f"{step.name}: {hide.text(str(error))}") from hide.error(error)
+    except (Exception, SystemExit) as error:  # a task that ends its process would take the step's messages with it
         traceback.print_exc()
-        raise StepError(f"{step.name}: {type(error).__name__}: {hidden(str(error), hide)}") from error
+        raise StepError(f"{step.name}: {type(error).__name__}: {hide.text(str(error))}") from hide.error(error)
 
 
 def _stage(step: Step) -> Any:

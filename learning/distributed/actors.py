@@ -163,6 +163,6 @@ class Threaded:
             answer.set_result(result)
 
 
-def said(error: Exception, role: str) -> StepError:
+def said(error: BaseException, role: str) -> StepError:
     """What an object raised, in its own words; an error that is none of posttrain's is named with its type."""
     return StepError(str(error) if isinstance(error, PosttrainError) else f"{role}: {type(error).__name__}: {error}")

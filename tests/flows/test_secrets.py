@@ -1,37 +1,57 @@
 """Secrets planted in the environment appear in no file and no database, while a run goes on and after it."""
 
+import base64
 import gzip
 import json
 import sqlite3
 import threading
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import quote, quote_plus
 
 import pyarrow.parquet as pq
 import pytest
 
 from flows.planning.environment import hidden, secrets_of
-from flows.steps.capture import captured
 from lineage.auditlog import entries
 from lineage.store import Store
 
-REFERRED = {"LAB_TOKEN": "referred-7c2f-to-by-a-recipe", "LAB_URL_PART": "user:pw-9d1e@host"}
+REFERRED = {
+    "LAB_TOKEN": "referred-7c2f-to-by-a-recipe", "LAB_URL_PART": "user:pw-9d1e@host",
+    "LAB_ODD": 'odd-41c "planted"\n\'secret\' \\ \u00e9&%+/<ends>',
+    "LAB_ADDRESS": "https://planted-user:planted%2Fpw-77@host.example/hook?key=planted-query-5531&n=1",
+}  # fmt: skip
+PARTS = {"user": "planted-user", "password": "planted/pw-77", "query": "planted-query-5531", "half": "pw-9d1e"}
 NEAR_BY = {
     "AWS_SECRET_ACCESS_KEY": "aws/planted+3b8aSecretKey", "AWS_ACCESS_KEY_ID": "AKIAPLANTED51F0",
     "HF_TOKEN": "hf_planted_2e4d6c8b", "OPENAI_API_KEY": "sk-planted-a1b2c3d4e5", "WANDB_API_KEY": "wandb-90ab12",
     "MY_PASSWORD": "correct-horse-planted-battery",
 }  # fmt: skip
 PLANTED = REFERRED | NEAR_BY
+FORMS = {
+    "plain": str, "Python": lambda v: repr(v)[1:-1], "ASCII": lambda v: ascii(v)[1:-1],
+    "JSON": lambda v: json.dumps(v)[1:-1], "JSON with letters": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
+    "JSON of Python": lambda v: json.dumps(repr(v))[2:-2], "URL": lambda v: quote(v, safe=""), "form": quote_plus,
+    "base64": lambda v: base64.b64encode(v.encode()).decode()[: len(v.encode()) * 8 // 6],
+    "hex": lambda v: v.encode().hex(),
+}  # fmt: skip
+LOOKED_FOR = {
+    (name, form): write(value).encode() for name, value in (PLANTED | PARTS).items() for form, write in FORMS.items()
+}
 LAB = '''
+import base64
+import json
 import logging
 import os
 import subprocess
 import sys
 import time
+import traceback
+import urllib.parse
 from pathlib import Path
 
 
-def uses(context, *, token: str, where: str, children: bool):
+def uses(context, *, token: str, where: str, children: bool, more: list):
     """Says the token in every way that a step has, and waits to be looked at."""
     print("the token is", token)
     print(token[:9], token[9:], sep="", flush=True)
@@ -42,23 +62,51 @@ def uses(context, *, token: str, where: str, children: bool):
         limit = time.monotonic() + 120
         while not Path(where).exists() and time.monotonic() < limit:
             time.sleep(0.05)
+    context.log(1, **{f"loss of {token}": 0.5})
+    context.progress(1, 2, **{f"at {token}": 1.0})
+    says_the_others(context)
     if children:
         subprocess.run(["echo", "of a child:", token], check=True)
         os.write(2, f"of C code: {token}\\n".encode())
     (context.output("result") / "n.txt").write_text(str(len(token)))
-    return {"length": len(token), "said": f"it is {token}"}
+    return {"length": len(token), "said": f"it is {token}", f"named {token}": 1}
+
+
+def says_the_others(context):
+    """Writes the odd secret and the address down in all kinds of ways."""
+    odd, address = os.environ["LAB_ODD"], os.environ["LAB_ADDRESS"]
+    url = urllib.parse.urlsplit(address)
+    for value in (odd, address, url.username, url.password, urllib.parse.unquote(url.password), url.query):
+        print(value, repr(value), ascii(value), json.dumps(value), json.dumps({value: repr(value)}))
+        print([value], {value: 1})
+        print(urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value), value.encode(), value.encode().hex())
+        print(base64.b64encode(value.encode()).decode(), base64.b64encode(b"user:" + value.encode()).decode())
+        context.log(2, **{value: 1.0})
+        try:
+            raise KeyError(value) from ValueError(f"caused by {value!r}")
+        except KeyError:
+            traceback.print_exc()
+
+
+def stops(context, *, token: str):
+    """Ends its process with the token as its last word."""
+    sys.exit(f"cannot go on with {token}")
 
 
 def fails(context, *, token: str):
-    """Fails with the token in its message, as clients of servers do."""
-    raise RuntimeError(f"401 for https://{token}/v1")
+    """Fails with the token in its message, as clients of servers do, because of an error that says a part of it."""
+    try:
+        raise KeyError(token.split("@")[0])
+    except KeyError as error:
+        raise RuntimeError(f"401 for https://{token}/v1") from error
 '''
 RECIPE = """
 name: discreet
 stages:
   uses:
     kind: python
-    function: {use: "planted_lab:uses", token: "${env:LAB_TOKEN}", where: "WHERE", children: CHILDREN}
+    function: {use: "planted_lab:uses", token: "${env:LAB_TOKEN}", where: "WHERE", children: CHILDREN,
+               more: ["${env:LAB_ODD}", "${env:LAB_ADDRESS}"]}
   lessons:
     kind: synthesize
     problems: [{use: reasoning_gym, family: chain_sum, split: train, size: 8, style: short}]
@@ -82,6 +130,7 @@ FAILING = """
 name: failing
 stages:
   fails: {kind: python, function: {use: "planted_lab:fails", token: "${env:LAB_URL_PART}"}}
+  stops: {kind: python, function: {use: "planted_lab:stops", token: "${env:LAB_ODD}"}}
 """
 
 
@@ -90,7 +139,7 @@ def found_in(content):
     texts = [content]
     if content[:2] == b"\x1f\x8b":
         texts.append(gzip.decompress(content))
-    return {name for name, value in PLANTED.items() if any(value.encode() in text for text in texts)}
+    return {name for name, form in LOOKED_FOR.items() if any(form in text for text in texts)}
 
 
 def scan(root):
@@ -218,7 +267,10 @@ def test_planted_secrets_appear_nowhere(checkout, receiver, processes, tmp_path,
     assert during["files"] > 5, during
     store = Store(made.layout)
     used = next(m for m in store.manifests() if m.step == "uses")
-    assert used.metrics == {"length": len(PLANTED["LAB_TOKEN"]), "said": "it is ***"}
+    assert used.metrics == {"length": len(PLANTED["LAB_TOKEN"]), "said": "it is ***", "named ***": 1}
+    curves = [json.loads(line) for line in (store.folder(used) / "metrics.jsonl").read_text().splitlines()]
+    assert curves[0]["loss of ***"] == 0.5
+    assert {name for point in curves[1:] for name in point} == {"step", "time", "***", "key=***&n=1"}
     log = (store.folder(used) / "step.log").read_text()
     assert "the token is ***" in log
     assert "as an error: ***" in log
@@ -226,21 +278,11 @@ def test_planted_secrets_appear_nowhere(checkout, receiver, processes, tmp_path,
     events = (made.layout.run(failed[-1]["facts"]["run"]) / "events.jsonl").read_text()
     reasons = [json.loads(line).get("reason", "") for line in events.splitlines()]
     assert any("RuntimeError: 401 for https://***/v1" in reason for reason in reasons)
+    assert any("SystemExit: cannot go on with ***" in reason for reason in reasons)
     if whole:
-        assert f"of a child: {'*' * len(PLANTED['LAB_TOKEN'])}" in log
+        assert "of a child: ***\nof C code: ***\n" in log
         names = {p.name for p in made.layout.state.rglob("*.db")}
         assert {"prefect.db", "mlflow.db"} <= names
-
-
-def test_what_a_log_holds_of_children_is_blotted_out_without_moving_the_rest(tmp_path):
-    log = tmp_path / "step.log"
-    secrets = frozenset({"planted-one", "planted-one-and-more"})
-    with captured(log, False, secrets):
-        print("first planted-one, then planted-one-and-more")
-        with log.open("a") as child:
-            child.write("by a child: planted-one-and-more planted-one.\n")
-        print("last")
-    assert log.read_text() == f"first ***, then ***\nby a child: {'*' * 20} {'*' * 11}.\nlast\n"
 
 
 def test_only_values_that_are_referred_to_and_long_enough_are_hidden(monkeypatch):
