@@ -73,11 +73,19 @@ def scan(folder: Path, *, links: bool = False) -> Scan:
                 name = f"{above}{entry.name}"
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((f"{name}/", entry.path))
-                elif entry.is_file(follow_symlinks=links):
+                elif _is_file(entry, links):
                     files[name] = Stamp.of(entry.stat(follow_symlinks=links))
                 elif not links:
                     strange.append(name)
     return Scan(dict(sorted(files.items())), tuple(sorted(strange)))
+
+
+def _is_file(entry: os.DirEntry[str], links: bool) -> bool:
+    """Return whether an entry is a file; a link in a circle is none."""
+    try:
+        return entry.is_file(follow_symlinks=links)
+    except OSError:
+        return False
 
 
 class DigestCache:

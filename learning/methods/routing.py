@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from learning.distributed.group import ALONE, Each
 from learning.loop.batch import Batch
 from learning.loop.split import micro_batches
-from learning.models.packed import packed_hidden
+from learning.models.packed import choose_forward, packed_hidden, unwrap
 from schemas.errors import StepError
 
 
@@ -40,6 +40,7 @@ def routers(model: nn.Module) -> list[nn.Module]:
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
     """Within it, a forward pass leaves the indices (M, K) that each router chose, in the order of layers."""
+    choose_forward(unwrap(model))  # its own forward passes must not be recorded
     choices: list[Tensor] = []
     hooks = [r.register_forward_hook(lambda _, __, out: choices.append(out[2].detach())) for r in routers(model)]
     try:
@@ -57,6 +58,7 @@ def replayed(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
     """
     hooks = []
     if experts_MLK is not None:
+        choose_forward(unwrap(model))  # its own forward passes are of other tokens than the record
         for layer, router in enumerate(routers(model)):
             hooks.append(router.register_forward_hook(_chosen(experts_MLK[:, layer])))
     try:

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from learning.models import row_attention, segments
-from learning.models.packed import pack, packed_logprobs
+from learning.models.packed import choose_forward, pack, packed_logprobs
 from learning.models.row_attention import attend_rows
 
 LENGTHS = (49, 300, 64, 130, 512)
@@ -74,6 +74,7 @@ def test_the_last_layer_leaves_out_what_nobody_reads(monkeypatch):
     packed = pack([[t % 31 for t in range(n)] for n in (60, 20)], [-1, -1])
     needed_M = torch.arange(80) >= 70
     seen = []
+    choose_forward(model)  # the check has forward passes of its own
     model.model.layers[-1].mlp.gate_proj.register_forward_hook(lambda _, given, out: seen.append(given[0].shape[1]))
     found = []
     for share in (0.9, 0.0):  # leaving out, and not

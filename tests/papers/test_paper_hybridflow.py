@@ -207,7 +207,7 @@ def test_five_completions_are_judged_by_two_workers_and_scores_stay_in_place():
     pool = Pool(Threads({"reward": 2}), "reward", Scorer)
     judge = Placed(bind(RewardUse(use=f"{__name__}:lengths")), pool, each=True)
     texts = ["a" * n for n in (5, 3, 9, 1, 7)]
-    assert judge.ask(0, {"rows": [{}] * 5, "completions": texts}) == [5.0, 3.0, 9.0, 1.0, 7.0]
+    assert judge.answered(0, {"rows": [{}] * 5, "completions": texts}).scores == [5.0, 3.0, 9.0, 1.0, 7.0]
     assert sorted(SIZES) == [2, 3]
     pool.close()
 

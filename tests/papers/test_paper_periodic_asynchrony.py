@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from learning.loop.forest import forest
-from learning.models.packed import packed_logprobs
+from learning.models.packed import choose_forward, packed_logprobs
 from schemas.recipe import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, Update, by_chance, equal, letters
@@ -105,6 +105,7 @@ def test_a_shared_prompt_is_computed_once_and_gives_the_same_log_probs(tiny_poli
     trials = run.iterate()
     prompt, sizes = trials[0].prompt_ids, [len(t.completion_ids) for t in trials]
     batch, seen = forest(trials), []
+    choose_forward(tiny_policy.model)  # the check has forward passes of its own
     hook = tiny_policy.model.base_model.embed_tokens.register_forward_hook(
         lambda _, ids, out: seen.append(ids[0].numel())
     )

@@ -30,6 +30,7 @@ from learning.loop.likelihoods import likelihoods
 from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
+from learning.models.packed import choose_forward
 from learning.problems import almanac
 from learning.sandbox.run import available
 from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
@@ -189,6 +190,7 @@ def loss_of(stage, policy, trials, change=lambda batch: batch):
     batch = change(made.prepared(trials)[1])
     batch = with_weights(made.algorithm, batch, 0, stage.max_completion_length)
     model, seen = made.trained.model, []
+    choose_forward(model)  # the check has forward passes of its own
 
     def keep(module, given, out):
         out.last_hidden_state.retain_grad()

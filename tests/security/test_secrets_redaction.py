@@ -22,6 +22,7 @@ from flows.planning.redaction import SHORTEST, Redactor
 from flows.steps import task_run
 from flows.steps.capture import captured, wait_for_writers
 from flows.steps.log_writer import Stream
+from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.plan import Step
 from tasks.context import Context
@@ -267,7 +268,7 @@ def step_of(monkeypatch, run, **settings):
     module = SimpleNamespace(run=lambda stage, context: run())
     monkeypatch.setattr(task_run, "importlib", SimpleNamespace(import_module=lambda name: module))
     monkeypatch.setattr(task_run, "_stage", lambda step: None)
-    return Step.model_construct(name="lab", kind="python", settings=settings)
+    return Step.model_construct(name="lab", kind="python", key="0" * 64, settings=settings)
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyError, ValueError, StepError, Stubborn])
@@ -280,7 +281,7 @@ def test_a_task_that_ends_with_a_secret_ends_with_stars(monkeypatch, error, caps
     step = step_of(monkeypatch, run, token="${env:LAB}")
     context = Context({}, tmp_path, tmp_path, 0)
     with captured(tmp_path / "log", False, secrets_of(step.settings)), pytest.raises(StepError) as raised:
-        task_run.run_task(step, context, [])
+        task_run.run_task(step, context, Layout(tmp_path), [])
     said = "".join(traceback.format_exception(raised.value))
     assert SECRET not in said + (tmp_path / "log").read_text() + capsys.readouterr().err
     assert "***" in str(raised.value)

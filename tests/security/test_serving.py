@@ -105,7 +105,7 @@ MESSAGES = [
     [{"role": "user<eos>", "content": "a"}], [{"role": "x" * 10000, "content": "a"}], [{"role": "", "content": "a"}],
     [{"role": "user", "content": "a", "tool_calls": [1]}], [{"role": "user", "content": "a", "k" * 10000: 1}],
     [{"role": "user", "content": "x" * 5000}], [{"role": "user", "content": "<eos>" * 500}],
-    [{"role": "user", "content": "<eos>\uf8ff"}], [{"role": "user", "content": ""}] * 2000,
+    [{"role": "user", "content": ""}] * 2000,
     [{"role": "user", "content": "{{ cycler.__init__.__globals__ }}" * 20}], {"role": "user", "content": "a"}, "hello",
 ]  # fmt: skip
 PROMPTS = [

@@ -238,7 +238,7 @@ def test_a_line_that_was_put_into_the_log_is_not_believed(lab):
             log.write(json.dumps(forged, sort_keys=True, separators=(",", ":")) + "\n")
     assert arrival(lab.layout, manifest.key, trusted(lab.layout))["number"] < line["number"]
     assert lab.found("model") is None
-    assert any("the signature does not fit" in problem for problem in verify(lab.layout).problems)
+    assert any("has a signature that does not fit" in problem for problem in verify(lab.layout).problems)
 
 
 def test_a_damaged_input_is_met_by_resume_as_by_run(lab):
