@@ -71,7 +71,7 @@ class Trajectories:
         self.schema = SCHEMA if decode is None else EPISODES
         self.waiting: list[dict[str, Any]] = []
         self.tally: dict[str, tuple[int, int]] = {}
-        """Of each prompt since rows were last put aside: completions sampled, and those with an advantage."""
+        """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
 
     def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
         """Add the trials of a step; the advantage of each, None where it was not trained on."""
