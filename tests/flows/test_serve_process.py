@@ -108,6 +108,8 @@ def test_a_server_follows_the_champion_without_failing_a_request_and_ends_in_pea
 def test_vllm_gets_the_folder_and_takes_the_process_over(checkout, tiny_policy_folder):
     stands_in = tiny_policy_folder.parent / "site/vllm/entrypoints/openai"
     stands_in.mkdir(parents=True)
+    for folder in (stands_in, stands_in.parent, stands_in.parents[1]):
+        (folder / "__init__.py").touch()  # without these an installed vLLM would be found first
     (stands_in / "api_server.py").write_text(VLLM)
     made = checkout("vllm", RECIPE)
     words = ("serve", tiny_policy_folder, "--engine", "vllm", "--port", "8123", "--name", "mine", "--max-length", "64")
