@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, policy: Policy, *, max_slots: int, max_length: int):
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
-        self.ends = end_tokens(policy)
+        self.ends = frozenset(policy.stop_ids)
         self.batch = self._empty()
         self.asked: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.waiting: list[Job] = []
@@ -147,10 +147,3 @@ class Worker:
         if new or told or finish:
             voice.job.hear(Piece(voice.number, new, told, sample.count, finish))
         return over
-
-
-def end_tokens(policy: Policy) -> frozenset[int]:
-    """Tokens that end a completion: the tokenizer's, and those that the model's own settings name beside it."""
-    named = getattr(getattr(policy.model, "generation_config", None), "eos_token_id", None)
-    more = named if isinstance(named, list) else [named]
-    return frozenset(t for t in [policy.tokenizer.eos_token_id, *more] if t is not None)

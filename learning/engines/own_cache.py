@@ -21,7 +21,7 @@ from learning.engines.flight import InFlight
 from learning.engines.picking import pick
 from learning.engines.protocol import Generation, Request, Sampling
 from learning.engines.running import Prefilled
-from learning.engines.slots import evaluating
+from learning.models.forwards import evaluating
 from learning.models.packed import close
 from schemas.errors import StepError
 

@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from learning.engines.slots import Slots, evaluating, prefill, slot_logits, slot_mode
-from learning.models.packed import close
+from learning.engines.slots import Slots, prefill, slot_logits, slot_mode
+from learning.models.forwards import evaluating
+from learning.models.packed import UNFIT, close
 from learning.models.padded import limited_attention
 from schemas.errors import StepError
 
@@ -46,7 +47,7 @@ def _difference(model: Any) -> str:
                 found.append(slot_logits(model, slots, token_B, lengths + step))
     except StepError as error:
         return str(error)
-    except (TypeError, AttributeError, IndexError, KeyError, ValueError, RuntimeError, NotImplementedError) as error:
+    except UNFIT as error:
         return f"its cache is not one of keys and values alone ({type(error).__name__})"
     for row, (ids, length) in enumerate(zip(rows, PROMPTS, strict=True)):
         with evaluating(model):

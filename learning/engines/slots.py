@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from learning.models.forwards import evaluating
 from schemas.errors import StepError
 
 NAME = "posttrain_slots"
@@ -152,17 +153,6 @@ def slot_attention(
 
 
 AttentionInterface.register(NAME, slot_attention)
-
-
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Switch a model to evaluation, and back."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 @contextmanager

@@ -60,6 +60,7 @@ class VllmFlight:
         self.open: dict[int, Running] = {}
         self.ended: list[Ended] = []
         self.lent = host.lend(self)
+        self.ends = frozenset(engine.policy.stop_ids)
 
     @property
     def running(self) -> int:
@@ -100,7 +101,7 @@ class VllmFlight:
         return SamplingParams(
             max_tokens=limit,
             ignore_eos=True,
-            stop_token_ids=list(self.engine.policy.stop_ids),
+            stop_token_ids=sorted(self.ends),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             extra_args=told,
@@ -126,7 +127,7 @@ class VllmFlight:
         """A completion's next token; `over`: vLLM has ended it."""
         one = self.open[number]
         one.take(token, logprob, entropy, self.engine.version)
-        if token in self.engine.policy.stop_ids or any(map(one.ends_with, self.sampling.stop)):
+        if token in self.ends or any(map(one.ends_with, self.sampling.stop)):
             self._close(number, "stop", over)
         elif over:
             whole = len(one.begun) + len(one.ids) >= self.sampling.max_new_tokens

@@ -16,6 +16,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from schemas.training import Training
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation, and back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 def economical(model: nn.Module, training: Training) -> None:
     """Let a model compute as `bf16` and `gradient_checkpointing` say."""
     plain: Any = model.get_base_model() if hasattr(model, "get_base_model") else model

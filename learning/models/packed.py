@@ -17,10 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from learning.models.forwards import evaluating
 from learning.models.padded import body_of, limited_attention, padded_hidden, padded_logits
 from learning.models.segments import NAME, Layout, chain_lengths, make_layout
 from schemas.errors import StepError
 
+UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
+"""What an architecture raises that does not take our attention or cache."""
 WORTH_LEAVING_OUT = 0.9
 """Share of the tokens above which the last layer does all of them: picking some costs a little too."""
 LOGITS_PER_CHUNK = 1 << 24
@@ -259,9 +262,7 @@ def describe_forward(model: Any) -> dict[str, str]:
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
     """Compare the forwards on a prefix with two completions."""
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         size = model.get_input_embeddings().weight.shape[0]
         probe, other = (_probe(size, shift).to(model.device) for shift in (0, 1))
         truth_MC = padded_hidden(model, probe)
@@ -271,8 +272,6 @@ def _examine(model: Any) -> Forward:
         if head == "own":
             return Forward("padded", head, f"{model.config.model_type}: only its own forward gives its logits")
         return Forward("forest", head)
-    finally:
-        model.train(training)
 
 
 def _probe(vocabulary: int, shift: int) -> Packed:
@@ -287,7 +286,7 @@ def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) 
         found_MC, beside_MC = forest_hidden(model, probe), forest_hidden(model, other)
     except StepError as error:
         return str(error)
-    except (TypeError, AttributeError, IndexError, KeyError, ValueError, RuntimeError, NotImplementedError) as error:
+    except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
     if not close(found_MC[-9:], beside_MC[-9:]):
         return "completions of one prompt see each other"

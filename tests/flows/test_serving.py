@@ -16,16 +16,18 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from flows.serving.app import make_app
 from flows.serving.batch import Ask, Batch
-from flows.serving.current import Current, Served
+from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen
 from flows.serving.server import listen
 from flows.serving.texts import Text
 from flows.serving.worker import Job, Worker
 from learning.engines.protocol import Request, Sampling
 from learning.engines.torch import Engine
-from learning.models.policy import Policy
+from learning.models.policy import Policy, save_policy
 from learning.texts.chat import decode, encode_prompt
 from learning.tokenizers import characters
+from schemas.errors import StepError
+from tests.models.families import make_family
 from tests.waiting import wait_for
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -314,3 +316,13 @@ def test_it_listens_on_this_machine_only(served):
     for address in addresses - {"127.0.0.1", "127.0.1.1"}:
         with socket.socket() as probe:
             assert probe.connect_ex((address, port)) != 0
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers warns of kernels that are not installed
+def test_a_model_that_slots_do_not_fit_is_refused_before_it_is_served(tmp_path):
+    tokenizer = characters()
+    tokenizer.model_max_length = 96
+    save_policy(Policy(make_family("mistral", vocab_size=len(tokenizer)), tokenizer, 96), tmp_path)
+    chosen = Chosen(name="windows", folder=tmp_path, digest="", said="windows")
+    with pytest.raises(StepError, match=r"cannot serve it exactly \(mistral: attention within a sliding window\)"):
+        load(chosen, Limits(max_slots=2, max_length=None), "cpu", "float32")
