@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learning.engines.picking import pick
-from learning.engines.slots import Prefix, Slots
+from learning.engines.slots import Slots, prefill, slot_logits
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,15 @@ class Batch:
         """Begin some samples of one request, at most `room`: its prompt is computed once."""
         rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
         known = ask.prompt_ids[:-1]
-        prefix = Prefix() if known else None
-        if prefix is not None:
-            ids, places = self._tensor(known)[None], torch.arange(len(known), device=self.device)[None]
-            self.model.base_model(input_ids=ids, position_ids=places, past_key_values=prefix, use_cache=True)
+        prefix = prefill(self.model, self._tensor(known)[None]) if known else None
         self.slots.place(rows, prefix, torch.zeros_like(rows), torch.full_like(rows, len(known)))
         self.samples += samples
 
     def step(self) -> list[tuple[Sample, Token]]:
         """One token for every sample."""
         position_B = self._tensor([sample.position for sample in self.samples])
-        logits_BV = self.model(
-            input_ids=self._tensor([sample.last for sample in self.samples])[:, None],
-            position_ids=position_B[:, None], past_key_values=self.slots, use_cache=True,
-            slot_bias=self.slots.aim(position_B),
-        ).logits[:, -1]  # fmt: skip
+        token_B = self._tensor([sample.last for sample in self.samples])
+        logits_BV = slot_logits(self.model, self.slots, token_B, position_B)
         tokens = self._picked(logits_BV)
         found = self._with_logprobs(tokens, logits_BV)
         for sample, token in zip(self.samples, tokens, strict=True):
