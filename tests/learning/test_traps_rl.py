@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from learning import advantages, filters, weighing
-from learning.algorithm import Algorithm, Term
+from learning.algorithm import Algorithm, LossTerm
 from learning.components import kl
 from learning.engines.protocol import Generation
 from learning.lookup import Bound
@@ -37,7 +37,7 @@ def model():
 
 
 def algorithm(ratio=token, weigh=weighing.token_mean, coef=0.3, **surrogate):
-    term = Term(Bound("entropy", lambda entropy_T: -entropy_T, {}), coef, None)
+    term = LossTerm(Bound("entropy", lambda entropy_T: -entropy_T, {}), coef, None)
     ops = (Bound("center", advantages.center, {}), Bound("scale", advantages.scale, {}))
     bound = (Bound("ratio", ratio, {}), Bound("clipped", clipped, surrogate), Bound("weigh", weigh, {}))
     return Algorithm(ops, *bound, (term,))
@@ -79,7 +79,7 @@ def assert_same(got, want, atol=1e-6):
 
 @pytest.mark.parametrize("weigh", [weighing.token_mean, weighing.sequence_mean, weighing.constant])
 def test_trap_01_gradient_does_not_depend_on_the_micro_batches(model, weigh):
-    how = algorithm(weigh=weigh)
+    how = algorithm(loss_aggregation=weigh)
     batch = ready(random_batch(), how)
     whole = gradient(how, model, [batch])
     for budget in (1, 20, 30, 40, 10_000):
@@ -132,7 +132,7 @@ def test_trap_03_sum_and_denominator_use_the_declared_masks(weigh, count, expect
 
 @pytest.mark.parametrize("weigh", [weighing.token_mean, weighing.sequence_mean, weighing.constant])
 def test_trap_03_all_masked_is_zero_and_finite(model, weigh):
-    how = algorithm(weigh=weigh)
+    how = algorithm(loss_aggregation=weigh)
     batch = ready(random_batch(lengths=((4, 2), (6, 2))), how, mask_truncated=True)
     loss, grads = gradient(how, model, [batch])
     assert loss == 0.0
@@ -250,7 +250,7 @@ def test_trap_13_returns_cross_observations():
     want = [0.5 ** (6 - i) for i in range(7)]
     for observed in (0, 1, 5):
         batch = chain(observed)
-        column = advantages.togo(advantages.of_rewards(batch), batch, gamma=0.5)
+        column = advantages.reward_to_go(advantages.of_rewards(batch), batch, gamma=0.5)
         torch.testing.assert_close(column.values_X, torch.tensor(want).double(), atol=1e-15, rtol=0)
 
 

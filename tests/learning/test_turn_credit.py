@@ -5,7 +5,7 @@ import torch
 from learning.engines.protocol import Turn
 from learning.loop.forest import forest
 from learning.loop.trials import Trial
-from learning.operations.columns import lift, of_rewards
+from learning.operations.columns import broadcast_to_tokens, of_rewards
 from learning.operations.turns import by_turn
 
 
@@ -28,4 +28,4 @@ def test_every_token_has_what_its_own_turn_earned_and_observed_ones_have_no_plac
     assert (column.unit, column.values_X.dtype) == ("token", torch.float64)
     assert column.values_X.tolist() == earned_T.tolist()
     assert column.raw_X.tolist() == [9.0] * 7
-    assert lift(column, batch) is column
+    assert broadcast_to_tokens(column, batch) is column

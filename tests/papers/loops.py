@@ -18,7 +18,7 @@ from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
 from learning.loop.update import update, with_proximal
 from learning.models.references import References
-from schemas.use import PlanUse
+from schemas.use import PromptSamplerUse
 
 
 def in_turn(rows, num_groups, n, step):
@@ -45,9 +45,9 @@ class Loop:
     def __init__(self, stage, policy, rows, *, num_groups, n=1, plan=in_turn, max_steps=20, tokens=64, **more):
         """`more` may be `rewards`, a `source` of completions, and options of the drive."""
         rewards, source = more.pop("rewards", stage.rewards), more.pop("source", None)
-        named = PlanUse(use=f"{__name__}:{plan.__name__}")
-        use = stage.drive.model_copy(update=more)
-        self.stage = stage.model_copy(update={"drive": use, "plan": named, "rewards": rewards})
+        named = PromptSamplerUse(use=f"{__name__}:{plan.__name__}")
+        use = stage.rollout.model_copy(update=more)
+        self.stage = stage.model_copy(update={"rollout": use, "prompt_sampler": named, "rewards": rewards})
         self.parts, self.policy, self.tokens = bind_collecting(self.stage, {}), policy, tokens
         self.source = LocalRollouts(stage.engine, policy) if source is None else source
         self.stream = Stream(self.source)

@@ -39,8 +39,8 @@ class Phases:
     """The recipe's drive with a target of 4, called iteration by iteration; its memory passes through JSON."""
 
     def __init__(self, policy, name="grpo"):
-        use = STAGES[name].drive.model_copy(update={"target": 4})
-        self.drive = bind_collecting(STAGES[name].model_copy(update={"drive": use}), {}).drive
+        use = STAGES[name].rollout.model_copy(update={"target": 4})
+        self.drive = bind_collecting(STAGES[name].model_copy(update={"rollout": use}), {}).drive
         self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
 
     def __call__(self, asks):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.drives import whole
+from learning.drives import synchronous
 from learning.engines.protocol import Generation, Sampling
 from learning.environments.making import in_environment
 from learning.environments.naming import environment_of
@@ -180,7 +180,7 @@ def alone(policy, rows):
     """What a synchronous drive makes of problems in the recipe's environment, and when on its clock."""
     episodes = episodes_of(Dictated(policy), policy)
     sampler = Sampler(episodes, policy, Sampling(1.0, TOKENS), 0, 0)
-    return whole([Ask(row) for row in rows], sampler), episodes.clock.now
+    return synchronous([Ask(row) for row in rows], sampler), episodes.clock.now
 
 
 def streamed(policy, loop, **how):
@@ -207,7 +207,7 @@ def test_updates_go_on_while_the_long_trajectory_does(policy, loop):
         ages += [step - version for t in trials for version in t.versions]
         long = long or next((t for t in trials if t.row is ROWS[0]), None)
     assert sum(now < end for now in updates) >= 3
-    assert max(ages) <= STAGES["trained"].drive.options["max_staleness"] == 4
+    assert max(ages) <= STAGES["trained"].rollout.options["max_staleness"] == 4
     assert min(ages) == 0
     # A version for each of its tokens, of several updates; what a search said has that of the call.
     assert [turn.ok for turn in long.turns] == [True] * 40

@@ -62,7 +62,7 @@ def test_a_good_query_finds_the_document_that_has_the_answer(facts, corpus):
 
 def loop_of(name, where, seed, folders):
     """The recipe's stage in small, ready to go on where its checkpoints say."""
-    small = {"generation_batch_size": 4, "num_generations": 2, "max_steps": 4, "filter": None}
+    small = {"generation_batch_size": 4, "num_generations": 2, "max_steps": 4, "filter_groups": None}
     stage = STAGES[name].model_copy(update=small)
     partner = "rewards.0.partner" if "searcher" in name else "plan.partner"
     data = "rewards.0.data" if "searcher" in name else "plan.data"
@@ -195,7 +195,7 @@ def served(name, answering, facts, corpus, monkeypatch, steps=4):
         sampler = answering(write, step=step, max_new_tokens=12)
         have = {"rows": facts, "num_groups": 8, "n": 8, "seed": 0, "step": step, "states": states, "metrics": {}}
         trials = collect(parts, sampler, history, {}, have)
-        batch = gate(parts.filter, trials, step, {}, {**have, "history": history})
+        batch = gate(parts.filter_groups, trials, step, {}, {**have, "history": history})
         found.append((trials, batch))
     return found
 

@@ -26,8 +26,8 @@ def columns(ratios, advantages):
 def algorithm(**options):
     """The recipe's algorithm, its controls with some options exchanged."""
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    control = {name: use.model_copy(update=options) for name, use in stage.control.items()}
-    return bind_algorithm(stage.model_copy(update={"control": control}), {})
+    control = {name: use.model_copy(update=options) for name, use in stage.controllers.items()}
+    return bind_algorithm(stage.model_copy(update={"controller": control}), {})
 
 
 def bounds(have, **options):

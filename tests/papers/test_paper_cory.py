@@ -77,7 +77,9 @@ def trial(text, of=None, group=0):
 
 
 def asks_of(parts, rows, n=2):
-    return parts.plan.ask(0, {"rows": rows, "num_groups": len(rows), "n": n, "seed": 0, "step": 0, "states": {}})
+    return parts.prompt_sampler.ask(
+        0, {"rows": rows, "num_groups": len(rows), "n": n, "seed": 0, "step": 0, "states": {}}
+    )
 
 
 def test_both_earn_the_sum_of_both_task_rewards(recipe, partner):

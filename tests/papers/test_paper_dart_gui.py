@@ -253,7 +253,7 @@ def test_the_stage_trains_on_whole_episodes_of_bounded_age_from_four_environment
 
     episodes.environment = Watched()
     policy = replace(tiny_policy, max_length=512)
-    stage = STAGE.model_copy(update={"source": []})
+    stage = STAGE.model_copy(update={"extra_samples": []})
     loop = Loop(stage, policy, ROWS, num_groups=4, n=2, source=episodes, plan=by_chance, tokens=220, max_steps=6)
     try:
         for step in range(6):

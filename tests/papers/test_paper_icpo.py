@@ -84,7 +84,7 @@ def test_demonstrated_tokens_have_the_shaped_ratio_and_a_gradient_where_own_ones
     rho = math.exp(0.5)
     trials = [trial(1.0, logprob=-1.5), trial(1.0, "in_context", logprob=-1.5)]
     found, leaf = columns(trials, [-1.0, -1.0])
-    loss = algorithm().surrogate.ask(0, found)
+    loss = algorithm().policy_loss.ask(0, found)
     assert (-loss).tolist() == pytest.approx([1.2, rho / (rho + 0.1)], abs=1e-12)
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     assert (-grad).tolist() == pytest.approx([0.0, 0.1 * rho / (rho + 0.1) ** 2], abs=1e-12)

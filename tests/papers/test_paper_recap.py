@@ -25,7 +25,7 @@ from schemas.schedules import settled
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "recap.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages
-POINTS = ("reward/answers.exact", "reward/formats.matches", "loss/ce")
+POINTS = ("reward/answers.exact", "reward/formats.matches", "loss/cross_entropy")
 NAMES = dict(zip(("accuracy", "format", "replay"), POINTS, strict=True))
 INPUTS = {"source.0.data": Path("nowhere")}
 
@@ -33,9 +33,9 @@ INPUTS = {"source.0.data": Path("nowhere")}
 def controls(keep):
     """The recipe's controls over some of its objectives."""
     stage = STAGES["trained"]
-    best = {NAMES[name]: stage.control[name].options["best"][NAMES[name]] for name in keep}
-    mine = {name: stage.control[name].model_copy(update={"best": best}) for name in keep}
-    return bind_algorithm(stage.model_copy(update={"control": mine}), INPUTS)
+    best = {NAMES[name]: stage.controllers[name].options["best"][NAMES[name]] for name in keep}
+    mine = {name: stage.controllers[name].model_copy(update={"best": best}) for name in keep}
+    return bind_algorithm(stage.model_copy(update={"controller": mine}), INPUTS)
 
 
 def weights(losses, scale=None):

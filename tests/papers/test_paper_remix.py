@@ -98,7 +98,7 @@ def test_after_the_switch_data_are_on_policy_and_updates_fall_to_one():
 
 @pytest.mark.parametrize(("name", "updates"), [("mixed", 2), ("reincarnated", 1)])
 def test_a_batch_is_updated_on_so_often(tiny_policy, name, updates):
-    stage = recipe().stages[name].model_copy(update={"components": []})
+    stage = recipe().stages[name].model_copy(update={"loss_terms": []})
     how = bind_algorithm(stage, {})
     batch = with_advantages(how, with_dropped(forest([trial(0, -1.0, 0), trial(1, -1.0, 0)]), False), 0)
     optimizer = Counting(tiny_policy.model.parameters(), lr=0.0)

@@ -18,15 +18,19 @@ DRIVES = {
     "paced": {"use": "streamed", "max_staleness": 2, "steps_per_update": 3},
 }
 ALGORITHM = {
-    "advantage": ["center"], "ratio": "decoupled", "correct": [{"use": "token", "high": 2.0}], "critic": None,
-    "components": [], "num_mini_batches": 1,
-}  # fmt: skip
+    "advantage": ["center"],
+    "ratio": "decoupled",
+    "importance_correction": [{"use": "token", "high": 2.0}],
+    "critic": None,
+    "loss_terms": [],
+    "num_mini_batches": 1,
+}
 
 
 def job(folder, drive, name, strategy=None, **more):
     """A job of the helper's, with a drive that asks ahead."""
     made = groups.job(folder, "rl", f"{name}-{drive}", strategy, **more)
-    made["stage"] |= {**ALGORITHM, "drive": DRIVES[drive], "max_steps": 4}
+    made["stage"] |= {**ALGORITHM, "rollout": DRIVES[drive], "max_steps": 4}
     made["after"] = made["after"] and f"{more['after']}-{drive}-rl"
     return made
 
