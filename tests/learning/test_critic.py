@@ -217,7 +217,7 @@ def test_what_is_missing_is_said(tiny_policy):
     with pytest.raises(StepError, match="asks for value_T"):
         Bound("gae", advantages.gae, {}).ask(0, Columns(made), of_rewards(made), made)
     judge = critic(tiny_policy)
-    with pytest.raises(StepError, match="add `gae` or `diff`"):
+    with pytest.raises(StepError, match="add `gae` or `value_difference`"):
         judge.learn(judge.values(made), 0)
     rootless = single_turn([[]], [[Generation([1, 2], [-1.0, -1.0], "stop")]])
     with pytest.raises(StepError, match="give every problem a prompt"):

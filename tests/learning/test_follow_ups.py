@@ -70,7 +70,7 @@ def test_refill_samples_other_problems_until_enough_groups_vary(answering):
         trials = run(made, sampler)
         groups = by_group(trials)
         assert len({members[0].row["id"] for members in groups.values()}) == len(groups)
-        trained = gate(made.filter, trials, step, {}, {})
+        trained = gate(made.filter_groups, trials, step, {}, {})
         assert len(set(trained.paths["group"].tolist())) == 4
         kept = [trials[i].row["id"] for i in trained.paths["path"].tolist()]
         assert set(kept) <= set("abcdefgh")
@@ -95,7 +95,7 @@ def test_refill_ends_with_its_budget(answering, budget, groups):
 def test_refill_ends_when_there_is_no_other_problem_and_with_the_stages_rounds(answering):
     use = {"use": "dynamic_sampling", "budget": 100, "size": 1}
     assert len(by_group(run(parts([use]), answering(lambda *_: "0"), rows=ROWS[:7]))) == 7
-    assert len(by_group(run(parts([use], max_sampling_rounds=3), answering(lambda *_: "0")))) == 6
+    assert len(by_group(run(parts([use], max_rounds=3), answering(lambda *_: "0")))) == 6
 
 
 def test_trap_05_refill_judges_by_the_named_raw_score():
@@ -132,7 +132,7 @@ def test_trap_23_what_refill_drops_does_not_depend_on_length(answering):
         )
         trials = run(made, sampler)
         sampled.update(p in long for p in sampler.engine.prompts if p in "abcdefgh")
-        batch = gate(made.filter, trials, step, {}, {})
+        batch = gate(made.filter_groups, trials, step, {}, {})
         trained.update(trials[i].row["id"] in long for i in batch.paths["path"].tolist())
     assert trained.total() == 200 * 4 * 2
     assert sampled.total() > 200 * 4

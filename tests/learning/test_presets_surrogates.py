@@ -180,8 +180,8 @@ def test_preset_kl_cov_holds_the_highest_covariances(golden):
     cov = ((prox - prox.mean()) * (a_T - a_T.mean())).tolist()
     held = sorted(range(len(cov)), key=lambda i: -cov[i])[: math.floor(share * len(cov))]
     loss = -((lp - behav).exp() * a_T).sum() + sum((lp[i] - behav[i]).abs() for i in held)
-    term = golden.stage("kl_cov").components[0].model_dump()
-    term["select"] = [{"use": "high_covariance", "share": share}]
+    term = golden.stage("kl_cov").loss_terms[0].model_dump()
+    term["token_mask"] = [{"use": "high_covariance", "share": share}]
     golden.agrees("kl_cov", adv, loss / total(golden), loss_terms=[term])
 
 

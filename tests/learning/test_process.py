@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning.advantages import potential, rivals, stepwise, reward_to_go
+from learning.advantages import potential, reward_to_go, rivals, stepwise
 from learning.algorithm import bind_algorithm
 from learning.auxiliary_targets import mean_action, monte_carlo, outcome, progress, remaining, temporal_difference
 from learning.engines.protocol import Generation

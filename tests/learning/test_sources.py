@@ -232,7 +232,7 @@ def test_own_successes_come_before_those_of_the_pool(tmp_path, answering):
     stored = {name: pool.add(name, group, 1.0).completion_ids for group, name in enumerate("ab")}
     inputs = {"extra_samples.1.data": pool.written()["extra_samples.0.data"]}
     uses = ["successes", {"use": "collected", "data": "before.trajectories"}]
-    parts = [bind(ExtraSamplesUse.model_validate(use), f"source.{i}", inputs) for i, use in enumerate(uses)]
+    parts = [bind(ExtraSamplesUse.model_validate(use), f"extra_samples.{i}", inputs) for i, use in enumerate(uses)]
     states, found = {}, []
     for score in (1.0, 0.0):
         trials = [trial("a", 0, score), trial("a", 0, 0.0), trial("b", 1, 0.0), trial("b", 1, 0.0)]

@@ -79,7 +79,7 @@ def assert_same(got, want, atol=1e-6):
 
 @pytest.mark.parametrize("weigh", [weighing.token_mean, weighing.sequence_mean, weighing.constant])
 def test_trap_01_gradient_does_not_depend_on_the_micro_batches(model, weigh):
-    how = algorithm(loss_aggregation=weigh)
+    how = algorithm(weigh=weigh)
     batch = ready(random_batch(), how)
     whole = gradient(how, model, [batch])
     for budget in (1, 20, 30, 40, 10_000):
@@ -132,7 +132,7 @@ def test_trap_03_sum_and_denominator_use_the_declared_masks(weigh, count, expect
 
 @pytest.mark.parametrize("weigh", [weighing.token_mean, weighing.sequence_mean, weighing.constant])
 def test_trap_03_all_masked_is_zero_and_finite(model, weigh):
-    how = algorithm(loss_aggregation=weigh)
+    how = algorithm(weigh=weigh)
     batch = ready(random_batch(lengths=((4, 2), (6, 2))), how, mask_truncated=True)
     loss, grads = gradient(how, model, [batch])
     assert loss == 0.0

@@ -43,7 +43,7 @@ class Loop:
     """Iterations of a stage: `train` is called with the trials of each in the place of an update."""
 
     def __init__(self, stage, policy, rows, *, num_groups, n=1, plan=in_turn, max_steps=20, tokens=64, **more):
-        """`more` may be `rewards`, a `source` of completions, and options of the drive."""
+        """`more` may be `rewards`, a `source` of completions, and options of the rollout function."""
         rewards, source = more.pop("rewards", stage.rewards), more.pop("source", None)
         named = PromptSamplerUse(use=f"{__name__}:{plan.__name__}")
         use = stage.rollout.model_copy(update=more)

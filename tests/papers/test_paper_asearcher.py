@@ -184,7 +184,7 @@ def alone(policy, rows):
 
 
 def streamed(policy, loop, **how):
-    """The recipe's stage with its drive, environment and clock."""
+    """The recipe's stage with its rollout function, environment and clock."""
     source = LocalRollouts(EngineUse(use=f"{__name__}:Dictated"), policy, lambda engine: episodes_of(engine, policy))
     return loop(STAGES["trained"], policy, ROWS, num_groups=16, tokens=TOKENS, source=source, **how)
 

@@ -51,17 +51,17 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def rollouts(tiny_policy, pairs):
-    """What the recipe's drive makes of 4 × n asks at some mix."""
+    """What the recipe's rollout function makes of 4 × n asks at some mix."""
 
     def make(mix, n, tokens=28, stage="trained"):
         drive = STAGES[stage].rollout
         use = drive if mix is None else drive.model_copy(update={"mix": mix})
         bound = bind_collecting(
-            STAGES[stage].model_copy(update={"rollout": use}), {"drive.data": pairs, "rewards.0.model": pairs}
+            STAGES[stage].model_copy(update={"rollout": use}), {"rollout.data": pairs, "rewards.0.model": pairs}
         )
         sampler = Sampler(Engine(tiny_policy), tiny_policy, Sampling(1.0, tokens), 5, 3)
         have = {"asks": [Ask(row, n) for row in ROWS], "sampler": sampler, "step": 3, "seed": 5, "states": {}}
-        return bound, bound.drive.ask(3, have)
+        return bound, bound.rollout.ask(3, have)
 
     return make
 

@@ -101,7 +101,7 @@ def test_the_average_of_a_group_is_over_its_tokens():
 
 def test_temperature_follows_the_entropy():
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
-    (process,) = bind_collecting(stage, {}).process
+    (process,) = bind_collecting(stage, {}).logits_processors
     even, sharp = torch.zeros(1, 8, **DOUBLE), torch.tensor([[9.0, *[0.0] * 7]], **DOUBLE)
     for logits, share in ((even + torch.arange(8) / 100, 0.5), (sharp, -0.5)):
         entropy = math.log(float(-(logits.softmax(-1) * logits.log_softmax(-1)).sum()))
@@ -115,7 +115,7 @@ def test_temperature_follows_the_entropy():
 
 def test_scores_of_entropy_span_the_batch_around_a_quantile():
     entropy = torch.tensor([0.01, 0.1, 0.2, 0.5, 1.5], **DOUBLE)
-    control = algorithm().control
+    control = algorithm().controllers
     found = {name: part.ask(0, Columns(batch([1, 3]), entropy_behav_T=entropy)) for name, part in control.items()}
     assert found == pytest.approx({"lowest": math.log(0.01), "pivot": math.log(0.5), "highest": math.log(1.5)})
     h = entropy_score(entropy, found["lowest"], found["pivot"], found["highest"])

@@ -48,7 +48,7 @@ def test_the_reward_is_centred_and_there_is_no_critic_and_no_kl():
     made = with_dropped(made.with_paths(reward=torch.tensor([1.0, 1.0, 0.0, 0.0], **DOUBLE)), False)
     found = with_advantages(algorithm(), made, 0).sampled("advantage")
     assert found.tolist() == [0.5] * 4 + [-0.5] * 4  # not ±1: no deviation
-    assert not algorithm().components
+    assert not algorithm().loss_terms
     stage = load_recipe(RECIPE, profile="tiny").stages["trained"]
     assert (stage.critic, stage.policy_loss.options) == (None, {"rho": 1.0})
 

@@ -103,7 +103,7 @@ def test_labelled_problems_of_earlier_iterations_are_remembered(stages):
     kept(stages["trained"], trials_of((row("known", "3"), "34")), history, states)
     batch = kept(stages["trained"], trials_of((row("alike"), "56"), (row("falling"), "78")), history, states)
     assert batch.paths["group"].tolist() == [0, 0]
-    assert states["filter"] == {"labelled": ["known"]}
+    assert states["filter_groups"] == {"labelled": ["known"]}
 
 
 def test_answers_count_where_there_are_some_and_votes_elsewhere(stages):

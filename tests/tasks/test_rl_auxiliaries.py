@@ -96,13 +96,13 @@ FIVE = {
     ],
     "loss_terms": [{"use": f"{HERE}:far", "coef": 0.01}],
 }
-FIVE["auxiliaries"]["judged"] = FIVE["auxiliaries"].pop("step")
+FIVE["auxiliary_models"]["judged"] = FIVE["auxiliary_models"].pop("step")
 FIVE["advantage"][2]["of"] = "judged"
 
 
 def test_trap_24_five_networks_with_a_slow_copy_resume_to_the_same_bits(same_when_interrupted):
     points = same_when_interrupted(run, stage(**FIVE), (1, 3))
-    for name in FIVE["auxiliaries"]:
+    for name in FIVE["auxiliary_models"]:
         assert all(p[f"{name}/loss"] >= 0 for p in points[1:])
     assert ["grad_norm" in p for p in points] == [False, True, True, True]  # one of them warms up
 
@@ -166,7 +166,7 @@ def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(a
     right, wrong = ["a..", "zb.", "..c", "d"], ["z..", "zz.", "..x", "u"]
     scores = [process(rows, texts, model=made, stat="sum") for texts in (right, wrong)]
     assert sum(scores[0]) > sum(scores[1])
-    inputs["auxiliaries.credit.model"] = made
+    inputs["auxiliary_models.credit.model"] = made
     inputs["rewards.1.model"] = made
     second = at("second")
     frozen = {"credit": {"head": "likelihood", "model": "x"}}
@@ -178,6 +178,6 @@ def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(a
 
 
 def test_a_model_of_another_kind_is_refused(at, inputs):
-    inputs["auxiliaries.credit.model"] = inputs["prompts"]
+    inputs["auxiliary_models.credit.model"] = inputs["prompts"]
     with pytest.raises(StepError, match="no model here"):
         run(stage(auxiliary_models={"credit": {"head": "token", "model": "x"}}), at("wrong"))

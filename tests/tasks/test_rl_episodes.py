@@ -56,8 +56,8 @@ def stage(**more):
     return Rl.model_validate({**base, **ALGORITHM, **more})
 
 
-DRIVES = {
-    "whole": {},
+ROLLOUTS = {
+    "synchronous": {},
     "together": {"env": {"use": f"{__name__}:Environment", "max_turns": 4, "order": "together"}},
     "windowed": {"rollout": {"use": "windowed", "window": 7, "max_windows": 6}},
     "overprovisioned": {"rollout": {"use": "overprovisioned", "target": 8}},
@@ -67,9 +67,9 @@ DRIVES = {
 }
 
 
-@pytest.mark.parametrize("drive", DRIVES)
+@pytest.mark.parametrize("drive", ROLLOUTS)
 def test_a_stage_that_was_killed_in_the_middle_of_episodes_goes_on_to_the_same_bits(same_when_interrupted, drive):
-    lines = same_when_interrupted(run, stage(**DRIVES[drive]), (3, 5))
+    lines = same_when_interrupted(run, stage(**ROLLOUTS[drive]), (3, 5))
     assert any(line["turns"] > 1.2 for line in lines if "turns" in line)
     assert any(line["failed_turns"] > 0 for line in lines if "turns" in line)
 
@@ -78,7 +78,7 @@ def rows(context):
     return pq.read_table(context.folder / "outputs" / "trajectories" / "trajectories.parquet").to_pylist()
 
 
-@pytest.mark.parametrize("drive", ["whole", "streamed"])
+@pytest.mark.parametrize("drive", ["synchronous", "streamed"])
 def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
     found = {}
     for name, actors in (("here", None), ("apart", Threads({"rollout": 2}))):
@@ -86,7 +86,7 @@ def test_engines_in_workers_play_the_same_episodes(inputs, tmp_path, drive):
         folder.mkdir()
         checkpoints.mkdir()
         # Nothing is learnt, so that what is sampled does not hang on rounding or on real time.
-        more = {} if drive == "whole" else {"rollout": {"use": "streamed", "max_staleness": 1}}
+        more = {} if drive == "synchronous" else {"rollout": {"use": "streamed", "max_staleness": 1}}
         context = Context(inputs, folder, checkpoints, seed=3, actors=actors)
         run(stage(learning_rate=1e-12, max_steps=3, **more), context)
         found[name] = sorted(

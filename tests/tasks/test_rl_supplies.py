@@ -28,8 +28,8 @@ def inputs(tiny_policy_folder, tmp_path):
     found = {"model": tiny_policy_folder}
     for name, artifact, more in (
         ("prompts", "prompts", {}),
-        ("follow_up.0.data", "chat", {"completion": [{"role": "assistant", "content": "oh"}]}),
-        ("source.0.data", "chat", {"completion": [{"role": "assistant", "content": "ah"}]}),
+        ("resample.0.data", "chat", {"completion": [{"role": "assistant", "content": "oh"}]}),
+        ("extra_samples.0.data", "chat", {"completion": [{"role": "assistant", "content": "ah"}]}),
     ):
         folder = tmp_path / name
         folder.mkdir()
