@@ -7,13 +7,14 @@ import statistics
 import pytest
 import torch
 
-from learning import advantages, weighing
+from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.loss_aggregation import aggregation as weighing
+from learning.batch.batch import Batch
+from learning.batch.batch_layout import forest
+from learning.batch.loss_columns import Columns
 from learning.lookup import bind
-from learning.loop.batch import Batch
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_dropped
-from learning.loop.supply import Columns
-from learning.loop.trials import Trial
+from learning.rl.policy_loss import with_dropped
+from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
 
@@ -146,8 +147,12 @@ def test_shared_tokens_get_the_mean_the_maximum_or_the_owners():
 def test_shared_tokens_do_not_depend_on_the_order_of_paths():
     batch = tree()
     turned = batch.take([2, 0, 1])
-    want = dict(zip(batch.packed.input_ids_M[batch.sampled_T].tolist(), values("broadcast_to_tokens", batch), strict=True))
-    got = dict(zip(turned.packed.input_ids_M[turned.sampled_T].tolist(), values("broadcast_to_tokens", turned), strict=True))
+    want = dict(
+        zip(batch.packed.input_ids_M[batch.sampled_T].tolist(), values("broadcast_to_tokens", batch), strict=True)
+    )
+    got = dict(
+        zip(turned.packed.input_ids_M[turned.sampled_T].tolist(), values("broadcast_to_tokens", turned), strict=True)
+    )
     assert got == want
 
 
