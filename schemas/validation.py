@@ -38,11 +38,20 @@ def problems_of(
         else:
             known = _known(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
             found.append(_problem(details, at, join(path, *keys), rest, known))
+    found = _without_consequences(found)
     for where, branches in unions.items():
         found += _of_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
         found = [*found[:MAX_PROBLEMS], problem(node.where, path, f"and {more} more errors here")]
     return found
+
+
+def _without_consequences(problems: list[Problem]) -> list[Problem]:
+    """Return the problems without the missing keys that stand there under their old names."""
+    old = {
+        (p.path.rpartition(".")[0], p.message.rpartition(" is now ")[2]) for p in problems if " is now " in p.message
+    }
+    return [p for p in problems if (p.path, p.message.removesuffix(" is missing")) not in old]
 
 
 def limited(problems: list[Problem]) -> list[Problem]:
