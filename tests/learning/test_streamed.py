@@ -52,7 +52,7 @@ class Trainer:
     def iterate(self, step, steps=STEPS):
         sampling = Sampling(2.0, self.tokens, processor=None)
         sampler = Sampler(self.stream, self.policy, sampling, 5, step)
-        trials = self.drive([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
+        trials = self.rollout([], sampler, self.stream, plan_of, self.rate, step, 0, steps, **self.options)
         self.seen.append(trials)
         change(self.policy, step)
         self.stream.sync(step + 1)
