@@ -37,8 +37,8 @@ def main() -> None:
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
-    from flows.steps.actors import RayActors
-    from flows.steps.workers import RayWorkers
+    from flows.steps.ray_actors import RayActors
+    from flows.steps.ray_workers import RayWorkers
     from learning.distributed.replica_worker import serve
     from learning.distributed.replicas import Replicas
     from learning.engines.making import engine_of

@@ -1,4 +1,4 @@
-"""What orchestration costs when many steps run at the same time: `flows.execute` over steps that do nothing.
+"""What orchestration costs when many steps run at the same time: `flows.execution.execute` over steps that do nothing.
 
     python benchmarks/wide_plan.py [--width 200] [--seconds 10]
 
@@ -104,8 +104,8 @@ def main() -> None:
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time of each part."""
-    from flows.execute import Execution, execute
-    from flows.launch import plan_recipe
+    from flows.execution.execute import Execution, execute
+    from flows.planning.recipe_plan import plan_recipe
     from lineage.layout import Layout
 
     layout, clock = Layout(folder), [time.process_time()]

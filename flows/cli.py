@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from flows.verbs import auditing, author, champions, keeping, operating, reproduction, running
+from flows.commands import auditing, author, champions, keeping, operating, reproduction, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(

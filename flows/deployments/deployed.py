@@ -23,13 +23,14 @@ from rich.console import Console
 from flows.deployments.catch_up import pass_on, skip_reason
 from flows.deployments.flow_runs import remember, run_of
 from flows.deployments.held import held_options
-from flows.launch import Outcome, plan_recipe, run_plan
-from flows.pipeline import THREADS, carry_out, flow_state
-from flows.running.audited import planned
-from flows.running.reader import outlive_reader
-from flows.running.runlog import new_run
-from flows.running.states import EXIT_CANCELLED
-from flows.runs import project
+from flows.execution.audit_entries import planned
+from flows.execution.run_log import new_run
+from flows.execution.states import EXIT_CANCELLED
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.pipeline import THREADS, carry_out, flow_state
+from flows.processes.reader import outlive_reader
+from flows.runs.launch import Outcome, run_plan
+from flows.runs.start import project
 from lineage.auditlog import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError

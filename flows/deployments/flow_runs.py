@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from flows.running.runlog import runs
+from flows.execution.run_log import runs
 from lineage.layout import Layout
 from schemas.whole_files import write_whole
 

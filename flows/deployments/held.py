@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.launch import plan_recipe
 from flows.planning.locking import lock_file, read_lock
+from flows.planning.recipe_plan import plan_recipe
 from lineage.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError

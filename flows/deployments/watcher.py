@@ -18,8 +18,8 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
+from flows.deployments.dead_runs import SAID, bury
 from flows.deployments.watching import Change, Watch
-from flows.running.dead_runs import SAID, bury
 from lineage.auditlog import append
 from lineage.layout import Layout
 from lineage.watched import content, glance

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flows.execution.run_log import events, read_plan
+from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, data_changes
 from flows.planning.difference import changes, code_changes
-from flows.running.runlog import events, read_plan
-from flows.running.states import FINISHED
 from lineage.layout import Layout
 from lineage.report import ALL
 from lineage.store import Store

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from flows.running.alive import undisturbed
+from flows.execution.active_runs import undisturbed
 from lineage import auditlog, sharing
 from lineage.layout import Layout
 from lineage.remote import place

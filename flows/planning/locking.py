@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from flows.planning.difference import changes, code_changes, said
 from lineage.layout import Layout
 from lineage.packages import needed_packages

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from flows.steps.family import die_with_parent
+from flows.processes.process_tree import die_with_parent
 from schemas.whole_files import write_whole
 
 LOOK = 0.2

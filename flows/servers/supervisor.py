@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.steps.family import Stopped, bury, die_with_parent
+from flows.processes.process_tree import Stopped, bury, die_with_parent
 from schemas.errors import StepError
 
 LOOK = 0.2

@@ -17,11 +17,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from flows.processes.process_tree import Stopped, with_family
 from flows.servers.prefect_host import write_server
 from flows.servers.prefect_server import HOST, free_port, is_healthy
 from flows.servers.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
 from flows.servers.supervisor import Say, Service, Supervisor
-from flows.steps.family import Stopped, with_family
 from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
 from lineage.layout import Layout
 from schemas.errors import PlanError

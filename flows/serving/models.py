@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.gates.promotion import artifact
+from flows.champions.promotion import artifact
 from lineage.artifactcheck import check_artifact
 from lineage.champions import promoted_artifact, standing
 from lineage.layout import Layout

@@ -15,17 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.compile import nameless
+from flows.planning.compile import nameless
 from flows.planning.contracts import CARRIERS, INDEPENDENT
 from flows.planning.difference import first_difference
-from flows.planning.environment import secrets_of
-from flows.planning.redaction import redactor
-from flows.running.audited import artifact_published
-from flows.steps.actors import actors_of
-from flows.steps.capture import captured, wait_for_writers
-from flows.steps.lock import locked
-from flows.steps.received import Received, check_unchanged, receive
-from flows.steps.restoring import find_or_restore
+from flows.processes.capture import captured, wait_for_writers
+from flows.processes.locks import locked
+from flows.processes.redaction import redactor
+from flows.processes.secret_values import secrets_of
+from flows.steps.artifacts import artifact_published, find_or_restore
+from flows.steps.ray_actors import actors_of
+from flows.steps.step_inputs import Received, check_unchanged, receive
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
 from lineage.contract import disagreement, fingerprint
 from lineage.digests import digest_of
@@ -86,7 +85,9 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
         contextlib.closing(context.actors),
     ):
         if grouped:
-            from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
+            from flows.steps.ray_train_group import (
+                run_group,  # Ray Train takes a second to import, and few steps need it
+            )
 
             result, told = run_group(spec, step, context, work)
             spent.update(told)

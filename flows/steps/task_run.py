@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows.planning.environment import secrets_of, with_environment
-from flows.planning.redaction import redactor
+from flows.processes.redaction import redactor
+from flows.processes.secret_values import secrets_of, with_environment
 from lineage.keys import derived_key, signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError

@@ -5,10 +5,11 @@ import json
 import psutil
 import pytest
 
-from flows.launch import plan_recipe, run_plan
+from flows.execution.ledger import Ledger, spending_lines, with_budget
 from flows.planning.estimate import cost_lines, estimates, excess, over
 from flows.planning.explain import explain_plan
-from flows.running.budget import Ledger, spending_lines, with_budget
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 from lineage.spending import Cost, read_spending, total
 from lineage.store import Store

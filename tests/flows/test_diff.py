@@ -11,8 +11,9 @@ from rich.console import Console
 from flows.cli import main
 from flows.history.diff import compare, difference_interval, read_side
 from flows.history.diff_view import render
-from flows.launch import plan_recipe, run_plan
-from flows.runs import chosen_run
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.runs.lookup import chosen_run
 from lineage.ancestry import render as render_lineage
 from lineage.ancestry import trace
 from lineage.digests import content_digest, folder_digests

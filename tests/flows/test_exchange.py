@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from flows.servers.prefect_server import free_port
 from lineage.layout import Layout
 from lineage.store import Store

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
+from flows.execution.run_log import events
 from flows.planning.explain import explain_plan
-from flows.running.runlog import events
-from flows.steps.inprocess import InProcess, Running
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.in_process import InProcess, Running
 from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.store import Store

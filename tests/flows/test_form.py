@@ -8,9 +8,9 @@ from jsonschema import Draft202012Validator, ValidationError
 from flows.deployments.deploy import write_prefect_yaml
 from flows.deployments.deployables import deployable, deployables, recipe_files
 from flows.deployments.flow_runs import remember, run_of, told
-from flows.running.states import StepState
-from flows.servers.prefect_artifacts import artifact_key, progress_words
-from flows.servers.run_page import expected, outcome, plan_page, result_page, result_rows
+from flows.execution.states import StepState
+from flows.prefect_runs.artifacts import artifact_key, progress_words
+from flows.prefect_runs.run_page import expected, outcome, plan_page, result_page, result_rows
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 
@@ -119,7 +119,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
 
 
 def plan_of(path, layout):
-    from flows.launch import plan_recipe
+    from flows.planning.recipe_plan import plan_recipe
 
     return plan_recipe(path, layout)
 

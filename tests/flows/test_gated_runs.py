@@ -11,15 +11,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execute import Execution
-from flows.gates.approval import Answer, Desk, approve_gate
-from flows.gates.evidence import evidence_page
-from flows.launch import plan_recipe, run_plan
+from flows.execution.approval import Answer, Desk, approve_gate
+from flows.execution.execute import Execution
+from flows.execution.run_log import RunLog, events, read_plan
 from flows.planning.explain import explain_plan
-from flows.planning.power import condition
-from flows.running.runlog import RunLog, events, read_plan
-from flows.runs import status_table
-from flows.steps.inprocess import InProcess
+from flows.planning.gate_power import condition
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.evidence_page import evidence_page
+from flows.runs.launch import run_plan
+from flows.runs.lookup import status_table
+from flows.steps.in_process import InProcess
 from lineage import auditlog
 from lineage.ancestry import trace
 from lineage.approvals import decisions
@@ -212,7 +213,7 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     plan = lab("min: 0.9, on_fail: approve")
 
     def elsewhere(execution, question, over):
-        from flows.gates.approval import record
+        from flows.execution.approval import record
 
         record(
             lab.layout, "attended", question.step, question.manifest, question.gate, Answer("reject", "e", "no"), "x"

@@ -10,9 +10,10 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from flows.launch import plan_recipe, run_plan
-from flows.steps.placement import Placement, bundles, requests
-from flows.steps.workers import refuse_impossible
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.ray_placement import Placement, bundles, requests
+from flows.steps.ray_workers import refuse_impossible
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError, RecipeError
@@ -247,7 +248,7 @@ def made(layout, name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_of_what_ranks_say_the_first_cause_is_told_and_who_is_silent_has_died(tmp_path):
-    from flows.steps.groups import TrainingFailedError, _first_words, _lost_another
+    from flows.steps.ray_train_group import TrainingFailedError, _first_words, _lost_another
 
     def fails(rank, time, lost, said):
         told = {"rank": rank, "time": time, "lost": lost, "said": said}

@@ -7,8 +7,8 @@ from jsonschema import Draft202012Validator, ValidationError
 from flows.deployments.deploy import deploy_recipes
 from flows.deployments.deployables import deployable
 from flows.deployments.held import held_options
-from flows.launch import plan_recipe
 from flows.planning.locking import lock_recipe
+from flows.planning.recipe_plan import plan_recipe
 from lineage import auditlog
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -133,7 +133,7 @@ def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):
 
 def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkout, monkeypatch):
     """A champion that changes after the lock was written: refused by default, another key where the gate says so."""
-    from flows.planning import challenge
+    from flows.planning import champion_inputs as challenge
     from lineage.champions import Champion, Standing
     from lineage.registered import Registered
     from lineage.sources import Source
@@ -148,7 +148,7 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))
     monkeypatch.setattr("flows.planning.contracts.find_source", lambda source, *_: Source(checkout.root, "x"))
     monkeypatch.setattr("flows.planning.locking.pin", lambda name, digest, *_: {"digest": digest})
-    monkeypatch.setattr("flows.compile.check_contracts", lambda *_: None)
+    monkeypatch.setattr("flows.planning.compile.check_contracts", lambda *_: None)
     against = "gate: {against: champion, max_regression: 0.1%s}"
     for floating, kept in ((", floating: true", True), ("", False)):
         text = RECIPE.replace("gate: {metric: accuracy, min: 0.0}", against % floating)

@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
-from flows.running.alive import alive
+from flows.execution.active_runs import alive
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.ancestry import trace
 from lineage.auditlog import entries
 from lineage.layout import Layout

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.launch import plan_recipe
 from flows.planning.memory import needs, told, warnings
+from flows.planning.recipe_plan import plan_recipe
 from learning.asynchrony import streams
 from learning.engines import running
 from learning.footprint import estimate as memory_estimate

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app, main
-from flows.launch import plan_recipe
+from flows.planning.recipe_plan import plan_recipe
 from lineage import auditlog
 from lineage.approvals import decide
 from lineage.champions import champion, history
@@ -209,8 +209,8 @@ def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
     against = ("stages.exam.gate.against=champion", "stages.exam.gate.min_delta=0.0", "stages.two.seed=7")
     plan = plan_recipe("small.yaml", lab.layout, overrides=against)  # with version 1
     lab("rollback", "chat", "--to", "2")
-    from flows.gates.promotion import promote_after
-    from flows.launch import run_plan
+    from flows.champions.promotion import promote_after
+    from flows.runs.launch import run_plan
 
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
     verdict = promote_after(plan, outcome.states, lab.layout)

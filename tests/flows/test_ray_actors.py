@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.steps.actors import RayActors
-from flows.steps.workers import RayWorkers
+from flows.steps.ray_actors import RayActors
+from flows.steps.ray_workers import RayWorkers
 from learning.distributed.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError

@@ -9,7 +9,7 @@ import os, sys, time
 from pathlib import Path
 from rich.console import Console
 if sys.argv[1] == "outlive":
-    from flows.running.reader import outlive_reader
+    from flows.processes.reader import outlive_reader
     outlive_reader()
 console = Console(file=sys.stderr)
 print("begun", flush=True)

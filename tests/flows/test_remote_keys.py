@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.endpoint import Endpoint, endpoints_in
 from schemas.recipe import load_recipe

@@ -5,9 +5,9 @@ import sqlite3
 
 import pytest
 
-from flows.running.states import StepState
-from flows.runs import rebuild_report
-from flows.servers.run_page import yield_tables
+from flows.execution.states import StepState
+from flows.prefect_runs.run_page import yield_tables
+from flows.runs.lookup import rebuild_report
 from learning.texts.rows import read_rows
 from lineage.spending import read_spending
 from lineage.store import Store
@@ -41,7 +41,8 @@ stages:
 PRICES = 2e-6, 1e-5
 PROGRAM = """
 import sys
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 layout = Layout.find()
 plan = plan_recipe(sys.argv[1], layout, overrides=sys.argv[2:])

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import tasks.rl
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.recipe import load_recipe

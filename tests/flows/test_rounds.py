@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from flows.compile import compile_recipe
-from flows.launch import plan_recipe, run_plan
+from flows.planning.compile import compile_recipe
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from learning.texts.rows import read_rows
 from lineage.layout import Layout
 from lineage.store import Store

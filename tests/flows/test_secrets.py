@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pyarrow.parquet as pq
 import pytest
 
-from flows.planning.environment import hidden, secrets_of
+from flows.processes.secret_values import hidden, secrets_of
 from lineage.auditlog import entries
 from lineage.store import Store
 

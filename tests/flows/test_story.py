@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 from lineage.store import Store
 from schemas.errors import PlanError

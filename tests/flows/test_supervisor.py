@@ -17,7 +17,7 @@ KEEP = """
 import os, sys, time
 from pathlib import Path
 from flows.servers import supervisor
-from flows.steps.family import with_family
+from flows.processes.process_tree import with_family
 from flows.servers.supervisor import Service, Supervisor
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.asynchrony.rollout_service import RolloutService
 from learning.distributed.actors import Threads
 from learning.distributed.replicas import Replicas

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.engines.protocol import Generation, Sampling
 from learning.loop.collecting import bind_collecting
 from learning.loop.rollout import Sampler, score

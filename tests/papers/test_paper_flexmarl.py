@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm import bind_algorithm
 from learning.distributed.trained import Trained
 from learning.engines.protocol import Generation

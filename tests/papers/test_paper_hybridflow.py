@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.distributed.actors import Threads
 from learning.distributed.group import ALONE, Group, whole
 from learning.distributed.placed_rewards import Placed, Scorer

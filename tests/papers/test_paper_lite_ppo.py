@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
 from learning.loop.forest import single_turn

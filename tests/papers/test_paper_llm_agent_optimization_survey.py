@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from flows.planning.taxonomy import TREE, classify, covered, taxonomy_report
 from lineage.layout import Layout
 from schemas.errors import StepError

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from learning.asynchrony.local_rollouts import LocalRollouts
 from learning.engines.protocol import Turn
 from learning.environments.making import in_environment

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.lookup import bind
 from learning.preferences import dpo
 from learning.rewards import pairwise

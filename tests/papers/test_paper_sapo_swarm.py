@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm import bind_algorithm
 from learning.loop.collecting import bind_collecting, collect, gate
 from learning.loop.forest import forest

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.lookup import bind

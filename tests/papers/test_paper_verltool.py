@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.engines.protocol import Sampling
 from learning.engines.torch import Engine
 from learning.environments.clock import Virtual

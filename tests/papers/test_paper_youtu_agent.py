@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.agents.folder import read_agent
 from learning.problems import customs
 from learning.sandbox.run import available

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.papers_page import title_of
 from schemas.recipe import load_recipe

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.steps import received, step
+from flows.steps import step
+from flows.steps import step_inputs as received
 from flows.steps.step import run_step
 from lineage.layout import Layout
 from lineage.sources import check_source, find_source
@@ -232,7 +233,8 @@ def test_a_file_of_the_hub_is_what_was_fetched(hub, name):
 
 def test_the_checks_stand_where_every_executor_passes():
     """Ray's workers and the executor of one process both call `run_step`."""
-    from flows.steps import inprocess, worker_main
+    from flows.steps import in_process as inprocess
+    from flows.steps import ray_worker_main as worker_main
 
     assert inprocess.run_step is run_step
     assert "from flows.steps.step import run_step" in Path(worker_main.__file__).read_text()

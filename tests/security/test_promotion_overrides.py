@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from flows.champions.committed_recipe import committed_recipe, promotion_changes
+from flows.champions.promotion import promote_after
 from flows.cli import app
-from flows.gates.committed import committed_recipe, promotion_changes
-from flows.gates.promotion import promote_after
-from flows.launch import plan_recipe
-from flows.running.runlog import runs
-from flows.running.states import StepState
+from flows.execution.run_log import runs
+from flows.execution.states import StepState
+from flows.planning.recipe_plan import plan_recipe
 from lineage import auditlog
 from lineage.approvals import file_of
 from lineage.champions import champion

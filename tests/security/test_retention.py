@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
-from flows.running.alive import alive
+from flows.execution.active_runs import alive
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.approvals import decide
 from lineage.auditlog import append, log_file
 from lineage.layout import Layout

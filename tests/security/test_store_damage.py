@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import run_plan
-from flows.running.runlog import read_plan, runs
+from flows.execution.run_log import read_plan, runs
+from flows.runs.launch import run_plan
 from lineage.auditlog import entries, hash_of, log_file
 from lineage.champions import check_artifact
 from lineage.digests import content_digest, dvc_digest, folder_digests

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.runs import rebuild_report
+from flows.runs.lookup import rebuild_report
 from lineage.approvals import decide, file_of
 from lineage.auditlog import append, log_file
 from lineage.champions import move

@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.agents.folder import write_agent
 from learning.problems import customs
 from learning.texts.rows import write_rows
