@@ -68,9 +68,15 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
 
 
 def promote_step(
-    layout: Layout, model_word: str, gate_word: str, name: str, *, approve: bool = False, who: str | None = None,
+    layout: Layout,
+    model_word: str,
+    gate_word: str,
+    name: str,
+    *,
+    approve: bool = False,
+    who: str | None = None,
     why: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """Promote a model that was made earlier by an evaluation that was made earlier; returns what was done.
 
     `approve`: a person answers for a gate that is not that of the committed recipe, by name and with a reason. Raises
@@ -125,9 +131,14 @@ class Overridden(GateError):
 
 
 def promote(
-    layout: Layout, name: str, gate: Manifest, model: Manifest, output: str, evidence: dict[str, Any],
+    layout: Layout,
+    name: str,
+    gate: Manifest,
+    model: Manifest,
+    output: str,
+    evidence: dict[str, Any],
     asked: Callable[[], dict[str, Any]],
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Make a model champion on the strength of an evaluation; `asked` says what the committed recipe adds to it.
 
     Raises PlanError when either is damaged or the champion moved, GateError when `asked` does.
@@ -136,8 +147,9 @@ def promote(
     before = champion(layout, name)
     if (compared := _compared_with(gate, name)) is not None and compared != (before.version if before else 0):
         had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
-        raise PlanError(f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: "
-                        "evaluate again")  # fmt: skip
+        raise PlanError(
+            f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
+        )
     digest = model.outputs[output].digest
     after = move(layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest)
     if before is not None and before.by == after.by:

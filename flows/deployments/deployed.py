@@ -66,9 +66,12 @@ def recipe_run(
     os.chdir(layout.root)
     logging.getLogger("prefect.flow_runs").addFilter(_says_something)
     options = {
-        "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
+        "profile": profile or None,
+        "to": to_stages or [],
+        "start": from_stages or [],
+        "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
-    }  # fmt: skip
+    }
     return interruptible(lambda stop: _carried_out(recipe, layout, options, locked, stop))
 
 

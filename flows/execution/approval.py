@@ -122,9 +122,18 @@ def record(
     """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
     said = manifest.details["gates"][gate.index].get("text", "")
     return decide(
-        layout, manifest.key, gate.index, answer.decision, name=answer.name, reason=answer.reason, step=step.name,
-        run=run, metric=gate.name, text=said, via=via,
-    )  # fmt: skip
+        layout,
+        manifest.key,
+        gate.index,
+        answer.decision,
+        name=answer.name,
+        reason=answer.reason,
+        step=step.name,
+        run=run,
+        metric=gate.name,
+        text=said,
+        via=via,
+    )
 
 
 def approve_gate(

@@ -20,8 +20,11 @@ def planned(layout: Layout, run: str) -> Plan:
     Raises PlanError when there is no such run, or its plan is another than the one it began with.
     """
     plan = read_plan(layout, run)
-    known = [e["facts"].get("plan") for e in read_chain(layout).entries
-            if e["action"] == "run started" and e["facts"].get("run") == run]  # fmt: skip
+    known = [
+        e["facts"].get("plan")
+        for e in read_chain(layout).entries
+        if e["action"] == "run started" and e["facts"].get("run") == run
+    ]
     file = layout.run(run) / PLAN
     if known and known[-1] != seen(file)["sha256"]:
         raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
@@ -34,10 +37,17 @@ def planned(layout: Layout, run: str) -> Plan:
 def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
     return append(
-        layout, "run started", run=run, recipe=plan.recipe, file=plan.file, profile=plan.profile,
-        plan=seen(layout.run(run) / PLAN)["sha256"], recipe_digest=digest_of(plan.resolved),
-        steps=len(plan.steps), hits=hits,
-    )  # fmt: skip
+        layout,
+        "run started",
+        run=run,
+        recipe=plan.recipe,
+        file=plan.file,
+        profile=plan.profile,
+        plan=seen(layout.run(run) / PLAN)["sha256"],
+        recipe_digest=digest_of(plan.resolved),
+        steps=len(plan.steps),
+        hits=hits,
+    )
 
 
 def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
@@ -48,9 +58,14 @@ def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code:
             steps[name]["key"] = state.manifest.key
     folder = layout.run(run)
     return append(
-        layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=seen(folder / EVENTS),
+        layout,
+        "run ended",
+        run=run,
+        exit_code=exit_code,
+        steps=steps,
+        events=seen(folder / EVENTS),
         records=seen_records(folder),
-    )  # fmt: skip
+    )
 
 
 def report_written(layout: Layout, run: str) -> Entry:
@@ -58,9 +73,3 @@ def report_written(layout: Layout, run: str) -> Entry:
     folder = layout.run(run)
     events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
     return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)
-
-
-
-
-
-

@@ -69,9 +69,17 @@ class Executor(Protocol):
 class Execution:
     """One run of a plan; `perform` does one step whose needs have ended and may be called from several threads."""
 
-    def __init__(self, plan: Plan, layout: Layout, executor: Executor | None, reporter: Reporter, run: str,
-                 stop: threading.Event | None = None, ledger: Ledger | None = None,
-                 outlook: Outlook | None = None):  # fmt: skip
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        executor: Executor | None,
+        reporter: Reporter,
+        run: str,
+        stop: threading.Event | None = None,
+        ledger: Ledger | None = None,
+        outlook: Outlook | None = None,
+    ):
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
         self.ledger = ledger or Ledger(plan, layout, run, {})
         self.outlook = outlook or Outlook(plan, layout)
@@ -228,10 +236,15 @@ class Execution:
             else:
                 inputs[given.port] = {"source": given.source, "digest": given.digest}
         return {
-            "root": str(self.layout.root), "run": self.run, "recipe": self.plan.recipe, "folders": self.folders,
-            "attempt": secrets.token_hex(4), "step": step.model_dump(mode="json"), "inputs": inputs,
+            "root": str(self.layout.root),
+            "run": self.run,
+            "recipe": self.plan.recipe,
+            "folders": self.folders,
+            "attempt": secrets.token_hex(4),
+            "step": step.model_dump(mode="json"),
+            "inputs": inputs,
             "whole_process": False,
-        }  # fmt: skip
+        }
 
 
 def _said(step: Step, error: StepError) -> str:

@@ -40,8 +40,14 @@ class Ledger:
     What an interrupted run spent before counts too. `clock` returns seconds.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, run: str, foreseen: dict[str, Cost | None],
-                 clock: Callable[[], float] = time.monotonic):  # fmt: skip
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        run: str,
+        foreseen: dict[str, Cost | None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.budget, self.layout, self.run, self.clock = plan.budget, layout, run, clock
         before = read_spending(layout, run)
         self.foreseen = before.predicted if before else foreseen

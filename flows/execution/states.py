@@ -10,9 +10,16 @@ State = Literal["queued", "running", "cached", "done", "failed", "skipped", "blo
 FINISHED = frozenset({"cached", "done"})
 STUCK = frozenset({"failed", "blocked", "cancelled"})
 STYLES: dict[str, str] = {
-    "queued": "dim", "running": "bold cyan", "cached": "blue", "done": "green", "failed": "bold red",
-    "skipped": "dim", "blocked": "yellow", "cancelled": "yellow", "waiting": "bold magenta",
-}  # fmt: skip
+    "queued": "dim",
+    "running": "bold cyan",
+    "cached": "blue",
+    "done": "green",
+    "failed": "bold red",
+    "skipped": "dim",
+    "blocked": "yellow",
+    "cancelled": "yellow",
+    "waiting": "bold magenta",
+}
 """How a state looks in the terminal."""
 EXIT_CANCELLED = 130
 

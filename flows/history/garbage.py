@@ -115,9 +115,15 @@ def _clear(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
     """Remove; noted before it begins, so that what is gone can always be explained."""
     garbage = found.garbage
     auditlog.append(
-        layout, "gc", artifacts=[record["key"] for record in garbage.artifacts], objects=len(garbage.objects),
-        works=[work.name for work in garbage.works], bytes=size, kept=len(found.kept), policy=asdict(policy),
-    )  # fmt: skip
+        layout,
+        "gc",
+        artifacts=[record["key"] for record in garbage.artifacts],
+        objects=len(garbage.objects),
+        works=[work.name for work in garbage.works],
+        bytes=size,
+        kept=len(found.kept),
+        policy=asdict(policy),
+    )
     remove(layout, garbage)
     for work in garbage.works:
         with unused(work / "lock") as free:

@@ -91,8 +91,6 @@ def _twice() -> Iterator[str]:
         yield f"{both} are both installed, and both are the package vllm: remove both, then install one of them"
 
 
-
-
 def engine_problems(steps: Iterable[Step]) -> list[str]:
     """Why steps that sample with vLLM cannot run with what is installed here."""
     if not any(MODULE in step.code for step in steps):

@@ -75,17 +75,33 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
     identity = _identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
-        name=name, stage=recipe.origin(name), kind=kind, settings=settings, seed=recipe.seed(name), inputs=inputs,
-        after=recipe.after(name), unless=recipe.unless(name), branch_of=recipe.branch_of(name),
-        outputs=recipe.outputs(name), code=code, key=digest_of(identity), identity=identity,
-        resources=stage.resources, retries=stage.retries, timeout=stage.timeout,
-    )  # fmt: skip
+        name=name,
+        stage=recipe.origin(name),
+        kind=kind,
+        settings=settings,
+        seed=recipe.seed(name),
+        inputs=inputs,
+        after=recipe.after(name),
+        unless=recipe.unless(name),
+        branch_of=recipe.branch_of(name),
+        outputs=recipe.outputs(name),
+        code=code,
+        key=digest_of(identity),
+        identity=identity,
+        resources=stage.resources,
+        retries=stage.retries,
+        timeout=stage.timeout,
+    )
 
 
 def _identity(
-    kind: str, settings: dict[str, Any], seed: int, inputs: tuple[Input, ...], code: dict[str, str],
+    kind: str,
+    settings: dict[str, Any],
+    seed: int,
+    inputs: tuple[Input, ...],
+    code: dict[str, str],
     steps: dict[str, Step],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What the key of a step is the hash of."""
     return {
         "format": IDENTITY_FORMAT,

@@ -1,6 +1,5 @@
 """For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
 
-
 from rich.table import Table
 from rich.text import Text
 
@@ -44,8 +43,6 @@ def _time(estimate: Estimate) -> str:
     return f"saves {took}" if estimate.is_hit else f"about {took}"
 
 
-
-
 def promotion_lines(plan: Plan) -> list[str]:
     """What becomes champion, and when, in a line; none without `promote`."""
     wanted = plan.promotion
@@ -67,11 +64,3 @@ def why_text(plan: Plan, name: str, layout: Layout) -> str:
     before = latest(layout, plan.recipe, [name]).get(name)
     lines = [f"  {line}" for line in differences(before.identity, step.identity)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
-
-
-
-
-
-
-
-

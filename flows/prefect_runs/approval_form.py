@@ -70,8 +70,9 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
     limit = time.monotonic() + question.within
     state = Paused(
         pause_expiration_time=datetime.now(UTC) + timedelta(seconds=question.within + MARGIN),
-        pause_key=uuid4().hex, name="AwaitingApproval",
-    )  # fmt: skip
+        pause_key=uuid4().hex,
+        name="AwaitingApproval",
+    )
     keys = keyset_from_paused_state(state)
     state.state_details.run_input_keyset = keys
     form = Approval.with_initial_data(description=summary(question, link))

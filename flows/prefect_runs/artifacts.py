@@ -174,10 +174,14 @@ class ProgressBars:
             if known is None:
                 made = client.create_artifact(
                     ArtifactCreate(
-                        key=artifact_key(self.plan.recipe, f"progress-{step}"), type="progress", data=percent,
-                        description=f"{step}: {text}", flow_run_id=self.flow_run, task_run_id=self.tasks.get(step),
+                        key=artifact_key(self.plan.recipe, f"progress-{step}"),
+                        type="progress",
+                        data=percent,
+                        description=f"{step}: {text}",
+                        flow_run_id=self.flow_run,
+                        task_run_id=self.tasks.get(step),
                     )
-                )  # fmt: skip
+                )
                 known = (made.id, percent, text)
             else:
                 client.update_artifact(known[0], ArtifactUpdate(data=percent, description=f"{step}: {text}"))

@@ -32,8 +32,9 @@ def evidence_page(execution: Execution, question: Question) -> str:
         f"# {question.step.name}: approve or reject",
         f"The gate on `{question.gate.name}` did not pass. Run `{execution.run}` of `{plan.file}`; the key of the "
         f"evaluation is `{manifest.key[:16]}`. Approving lets the run go on as if the gate had passed.",
-        "## Gates", gate_table(manifest.details.get("gates", [])),
-    ]  # fmt: skip
+        "## Gates",
+        gate_table(manifest.details.get("gates", [])),
+    ]
     if table.is_file():
         parts += ["## Results", table.read_text(encoding="utf-8")]
     if samples := manifest.details.get("samples"):
@@ -44,8 +45,10 @@ def evidence_page(execution: Execution, question: Question) -> str:
 
 def gate_table(gates: list[dict[str, Any]]) -> str:
     """One row per gate."""
-    rows = [[str(i), str(g.get("metric", "")), "passed" if g.get("passed") else "**failed**", str(g.get("text", ""))]
-            for i, g in enumerate(gates)]  # fmt: skip
+    rows = [
+        [str(i), str(g.get("metric", "")), "passed" if g.get("passed") else "**failed**", str(g.get("text", ""))]
+        for i, g in enumerate(gates)
+    ]
     return _grid(["gate", "metric", "", "measured and wanted"], rows)
 
 

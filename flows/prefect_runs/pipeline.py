@@ -33,8 +33,13 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
 
     errors: list[Exception] = []
 
-    @flow(name=plan.recipe, flow_run_name=execution.run, task_runner=ThreadPoolTaskRunner(THREADS),
-          persist_result=False, validate_parameters=False)  # fmt: skip
+    @flow(
+        name=plan.recipe,
+        flow_run_name=execution.run,
+        task_runner=ThreadPoolTaskRunner(THREADS),
+        persist_result=False,
+        validate_parameters=False,
+    )
     def pipeline(recipe: str, profile: str | None) -> State[Any]:
         try:
             return flow_state(carry_out(execution, ended))

@@ -38,5 +38,3 @@ def _forget_server(home: Path) -> None:
     with unused(home / "users") as nobody, unused(home / "host.lock") as dead:
         if nobody and dead:
             (home / "server.json").unlink(missing_ok=True)
-
-

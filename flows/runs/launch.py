@@ -41,8 +41,6 @@ class Outcome:
         return exit_code(self.states)
 
 
-
-
 def run_plan(
     plan: Plan,
     layout: Layout,

@@ -30,9 +30,13 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
     report: list[Path] = []
     with TerminalReporter(plan, console) as reporter:
         outcome = run_plan(
-            plan, layout, executor=executor, reporter=reporter, run=run,
+            plan,
+            layout,
+            executor=executor,
+            reporter=reporter,
+            run=run,
             project=lambda ended: report.append(project(ended, plan, layout, console)),
-        )  # fmt: skip
+        )
     if outcome.exit_code == EXIT_CANCELLED:
         _say(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
         return outcome.exit_code
@@ -123,8 +127,6 @@ def _cell(row: dict[str, Any] | None) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row else ""
 
 
-
-
 def resume_run(
     run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
 ) -> int:
@@ -134,9 +136,3 @@ def resume_run(
     """
     name = chosen_run(run, layout)
     return start(with_budget(planned(layout, name), budget), layout, executor, console, name)
-
-
-
-
-
-

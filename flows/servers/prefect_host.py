@@ -52,9 +52,14 @@ def write_server(home: Path, pid: int, url: str = "") -> None:
 
 def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        start_new_session=True,
         preexec_fn=die_with_parent,
-    )  # fmt: skip
+    )
 
 
 def _listens(port: int) -> bool:

@@ -112,9 +112,15 @@ class Supervisor:
     def _start(self, kept: Kept) -> None:
         with self.log(kept.service.name).open("ab") as log:
             kept.process = subprocess.Popen(
-                kept.service.command, env=kept.service.environment, cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                kept.service.command,
+                env=kept.service.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         kept.started, kept.answered = time.time(), False
 
     def _ask(self, kept: Kept) -> None:

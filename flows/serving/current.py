@@ -49,9 +49,14 @@ class Served:
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""
         return {
-            "id": self.name, "object": "model", "created": self.since, "owned_by": "posttrain",
-            "root": self.chosen.said, "max_model_len": self.worker.max_length, "digest": self.chosen.digest,
-        }  # fmt: skip
+            "id": self.name,
+            "object": "model",
+            "created": self.since,
+            "owned_by": "posttrain",
+            "root": self.chosen.said,
+            "max_model_len": self.worker.max_length,
+            "digest": self.chosen.digest,
+        }
 
 
 class Current:

@@ -61,10 +61,15 @@ def _restore(store: Store, found: Condition) -> list[str]:
 def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
     """Note what a step made, and which key signed it."""
     return append(
-        layout, "artifact published", run=manifest.run, step=manifest.step, kind=manifest.kind, key=manifest.key,
+        layout,
+        "artifact published",
+        run=manifest.run,
+        step=manifest.step,
+        kind=manifest.kind,
+        key=manifest.key,
         digests={name: output.digest for name, output in manifest.outputs.items()},
         signed_by=signed_by(Store(layout).folder(manifest)),
-    )  # fmt: skip
+    )
 
 
 def artifact_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:

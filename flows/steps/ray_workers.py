@@ -89,10 +89,14 @@ class RayWorkers:
             fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
             try:
                 self.ray.init(
-                    address="local", num_cpus=len(os.sched_getaffinity(0)), include_dashboard=False,
-                    log_to_driver=False, logging_level="error", object_store_memory=OBJECT_STORE,
+                    address="local",
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    object_store_memory=OBJECT_STORE,
                     _temp_dir=str(self.temporary),
-                )  # fmt: skip
+                )
             except Exception as error:  # Ray raises bare ones here
                 for process in set(psutil.Process().children()) - before:
                     with contextlib.suppress(psutil.Error):

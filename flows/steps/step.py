@@ -72,12 +72,18 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     hear, spent = listener(layout, step, spec["attempt"])
     grouped = spec["whole_process"] and step.resources.train is not None
     context = Context(
-        inputs={one.record.port: one.folder for one in received}, folder=folder, checkpoints=work / "checkpoints",
-        seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
-        device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
-        actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
+        inputs={one.record.port: one.folder for one in received},
+        folder=folder,
+        checkpoints=work / "checkpoints",
+        seed=step.seed,
+        num_threads=max(1, int(step.resources.num_cpus)),
+        device="cuda" if step.resources.num_gpus else "cpu",
+        on_progress=hear,
+        actors=actors_of(spec, step, work / "step.log"),
+        key=step.key,
+        remote=layout.remote,
         redact=redactor(hide).value,
-    )  # fmt: skip
+    )
     started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
     with (
         _inputs_watched(step, received, work),
@@ -99,14 +105,31 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     (work / "step.log").rename(folder / "step.log")
     head, dirty = commit(Path(__file__).resolve().parents[2])
     return folder, Manifest(
-        key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
-        seed=step.seed, inputs=tuple(one.record for one in received), outputs=outputs,
-        contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
-        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
-        tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
+        key=step.key,
+        kind=step.kind,
+        identity=step.identity,
+        step=step.name,
+        recipe=spec["recipe"],
+        run=spec["run"],
+        seed=step.seed,
+        inputs=tuple(one.record for one in received),
+        outputs=outputs,
+        contract=_contract(folder, step),
+        metrics=result.metrics,
+        details=result.details,
+        commit=head,
+        dirty=dirty,
+        versions=versions(),
+        machine=machine(),
+        started=started.isoformat(),
+        seconds=seconds,
+        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"],
+        gpu_seconds=seconds * step.resources.all_gpus,
+        tokens=spent["spent"],
+        paid=float(spent["paid"]),
+        paid_tokens=spent["paid_tokens"],
         peak_rss=max(peak_rss(), spent["peak_rss"]),
-    )  # fmt: skip
+    )
 
 
 def _check_identity(step: Step) -> None:

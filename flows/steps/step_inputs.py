@@ -68,9 +68,13 @@ def _from_step(given: Input, chosen: dict[str, Any], step: Step, layout: Layout)
         raise StepError(f"{step.name}: input {given.port}: the artifact of {chosen['step']} {what}; {advice}")
     output = found.manifest.outputs[chosen["output"]]
     record = InputRecord(
-        port=given.port, step=chosen["step"], key=chosen["key"], output=chosen["output"], digest=output.digest,
+        port=given.port,
+        step=chosen["step"],
+        key=chosen["key"],
+        output=chosen["output"],
+        digest=output.digest,
         type=output.type,
-    )  # fmt: skip
+    )
     return Received(record, folder, seen, _digests(found.manifest, chosen["output"]), links=False)
 
 

@@ -155,8 +155,10 @@ def test_limits_and_prices_by_hand():
     budget = Budget(core_seconds=100, gpu_seconds=50, money=1.0, prices=Prices(core_hour=0.36, gpu_hour=36))
     assert over(budget, Cost(core_seconds=100, gpu_seconds=50)) == ["0.51 of money, the limit is 1"][:0]
     assert over(budget, Cost(core_seconds=150, gpu_seconds=99)) == [
-        "150 core-seconds, the limit is 100", "99 GPU-seconds, the limit is 50", "1 of money, the limit is 1",
-    ]  # fmt: skip
+        "150 core-seconds, the limit is 100",
+        "99 GPU-seconds, the limit is 50",
+        "1 of money, the limit is 1",
+    ]
     assert Prices(core_hour=0.36, gpu_hour=36).money(100, 50, 10**9) == pytest.approx(0.01 + 0.5)
     assert Prices().money(100, 50, 10**9) is None
 

@@ -47,9 +47,15 @@ def test_killed_it_starts_again_and_nothing_is_left_of_the_first_try(tmp_path):
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
     step = plan.step("clean")
     spec = {
-        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
-        "attempt": "1", "step": step.model_dump(mode="json"), "inputs": {"data": {}}, "whole_process": False,
-    }  # fmt: skip
+        "root": str(layout.root),
+        "run": "r",
+        "recipe": plan.recipe,
+        "folders": [str(Path(plan.file).parent)],
+        "attempt": "1",
+        "step": step.model_dump(mode="json"),
+        "inputs": {"data": {}},
+        "whole_process": False,
+    }
     process = multiprocessing.get_context("spawn").Process(target=run_step, args=(spec,))
     process.start()
     work = layout.work(step.key)

@@ -231,10 +231,13 @@ def test_the_lineage_of_a_model_names_stages_digests_commit_and_filters(lab):
     assert {n.record["step"] for n in model.up} == {"tuned", "base", "rows", "clean"}
     source = lab.layout.root / "words"
     for word in (
-        "path:words", content_digest(folder_digests(source))[:12], "quality: 1 rows dropped", "seed 3",
+        "path:words",
+        content_digest(folder_digests(source))[:12],
+        "quality: 1 rows dropped",
+        "seed 3",
         *(o["digest"][:12] for step in ("tuned", "base", "rows", "clean") for o in up[step]["outputs"].values()),
         f"commit {up['tuned']['commit'][:12]}",
-    ):  # fmt: skip
+    ):
         assert word in text, text
     lost = trace(lab.layout, "9 + 9")
     filters = {key: f"{reason} {detail}" for key, reason, detail in lost.target.dropped}

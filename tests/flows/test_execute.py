@@ -197,10 +197,15 @@ stages:
 
 def spec_of(plan, layout, step="c"):
     return {
-        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
-        "attempt": str(os.getpid()), "step": plan.step(step).model_dump(mode="json"), "inputs": {},
+        "root": str(layout.root),
+        "run": "r",
+        "recipe": plan.recipe,
+        "folders": [str(Path(plan.file).parent)],
+        "attempt": str(os.getpid()),
+        "step": plan.step(step).model_dump(mode="json"),
+        "inputs": {},
         "whole_process": False,
-    }  # fmt: skip
+    }
 
 
 def test_two_processes_at_once_do_a_step_once(lab):

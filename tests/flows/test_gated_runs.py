@@ -92,9 +92,14 @@ def text_of(outcome, step, layout):
 def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
     failed = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
     assert states(failed) == {
-        "base": "done", "check": "done", "repair": "done", "polish": "skipped", "more": "skipped", "final": "done",
+        "base": "done",
+        "check": "done",
+        "repair": "done",
+        "polish": "skipped",
+        "more": "skipped",
+        "final": "done",
         "aside": "done",
-    }  # fmt: skip
+    }
     assert failed.exit_code == 0
     assert text_of(failed, "final", lab.layout) == "repaired"
     assert failed.states["polish"].reason == "a gate of check failed: its branch runs instead"
@@ -127,8 +132,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     outcome = go(plan, lab.layout)
     assert states(outcome)["check"] == "done"
     assert (states(outcome)["polish"], outcome.states["polish"].reason) == (
-        "blocked", "a gate of check waits for approval: accuracy",
-    )  # fmt: skip
+        "blocked",
+        "a gate of check waits for approval: accuracy",
+    )
     assert (states(outcome)["aside"], outcome.exit_code) == ("done", 2)
     called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
     assert called.exit_code == 0, called.output

@@ -58,8 +58,9 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     assert given == {"recipe": "held.yaml", "locked": digest}
     entry = list(auditlog.entries(checkout))[-1]
     assert (entry["action"], entry["facts"]) == (
-        "deployed", {"recipe": "held", "file": "held.yaml", "locked": digest},
-    )  # fmt: skip
+        "deployed",
+        {"recipe": "held", "file": "held.yaml", "locked": digest},
+    )
     held = held_options(checkout, "held.yaml", digest, NOTHING)
     assert held == NOTHING | {"profile": None, "locked": True}
     assert plan_recipe("held.yaml", checkout, **held).recipe == "held"

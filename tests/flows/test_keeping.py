@@ -65,8 +65,9 @@ def checkout(tmp_path, monkeypatch):
 
 
 def run(layout, value):
-    plan = plan_recipe(layout.root / "numbers.yaml", layout,
-                       overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"])  # fmt: skip
+    plan = plan_recipe(
+        layout.root / "numbers.yaml", layout, overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"]
+    )
     outcome = run_plan(plan, layout, executor="inprocess", prefect=False, run=f"run-{value}")
     assert outcome.exit_code == 0, outcome.states
     return {step.name: step.key for step in plan.steps}
@@ -138,8 +139,9 @@ def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypa
     said = gc("--last", "0", "--yes")
     assert here(checkout) == set(keys[1].values())
     assert {kept["step"]: kept["why"] for kept in said["kept"]} == {
-        "first": "made into what is kept: reader@canary", "second": "reader@canary",
-    }  # fmt: skip
+        "first": "made into what is kept: reader@canary",
+        "second": "reader@canary",
+    }
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:////proc/nowhere/all.db")
     refused = CliRunner().invoke(app, ["gc", "--last", "0", "--yes"])
     assert (refused.exit_code, here(checkout)) == (1, set(keys[1].values()))

@@ -117,10 +117,13 @@ def test_the_story_of_a_champion(lab):
     now, plan = champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
     assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
     assert now.by.evidence == {
-        "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
+        "gate": "exam",
+        "key": exam.key,
+        "run": exam.run,
+        "recipe": "small",
         "gates": [exam.details["gates"][0]["text"]],
         "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
-    }  # fmt: skip
+    }
     assert now.by.who == "ada"
     said = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
     assert said in lab.run()  # all there: nothing moves

@@ -30,9 +30,12 @@ def printed(folder, how):
     """Exit code of a process that prints on after its reader has gone."""
     folder.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", PRINTS, how], cwd=folder, env={**os.environ, "PYTHONPATH": str(HOUSE)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", PRINTS, how],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline() == b"begun\n"
     process.stdout.close()
     process.stderr.close()

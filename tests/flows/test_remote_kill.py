@@ -143,8 +143,12 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     (table,) = yield_tables(states)
     assert table.splitlines()[2].startswith("| family | problems | wanted | missing | asked | answered | cached |")
     assert table.splitlines()[4].startswith("| chain_sum | 20 | 60 | 0 | 60 | 60 | 0 |")
-    assert json.loads(whole.layout.run(run_name).joinpath("plan.json").read_text())["steps"][0]["settings"]["teacher"][
-        "endpoint"]["api_key"] == "${env:TEACHER_KEY}"  # fmt: skip
+    assert (
+        json.loads(whole.layout.run(run_name).joinpath("plan.json").read_text())["steps"][0]["settings"]["teacher"][
+            "endpoint"
+        ]["api_key"]
+        == "${env:TEACHER_KEY}"
+    )
 
 
 @pytest.mark.slow

@@ -16,10 +16,18 @@ from schemas.recipe import load_recipe
 ROOT = Path(__file__).parents[2]
 BLOCKS = dict(re.findall(r"^```yaml (\w+)\n(.*?)^```$", (ROOT / "docs/rl.md").read_text(), re.MULTILINE | re.DOTALL))
 SMALL = {
-    "base": {"config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-                        "num_key_value_heads": 2, "head_dim": 8}},
+    "base": {
+        "config": {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        }
+    },
     "cold_start": {"max_steps": 12},
-}  # fmt: skip
+}
 LESS = {"generation_batch_size": 32, "max_steps": 4, "save_steps": 2, "logging_steps": 1}
 
 
