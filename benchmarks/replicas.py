@@ -10,7 +10,6 @@ completion ends at its end token or at `--tokens`. One JSON line.
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -37,7 +36,8 @@ def main() -> None:
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
-    from flows.steps.ray_actors import RayActors
+    from flows.processes.process_tree import ProcessGroup
+    from flows.steps.ray_actors import RayActors, StepHome
     from flows.steps.ray_workers import RayWorkers
     from learning.distributed.replica_worker import serve
     from learning.distributed.replicas import Replicas
@@ -51,8 +51,8 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     model, use = make_model(folder), EngineUse(use="torch")
     workers = RayWorkers(Layout(folder / "root"))
     try:
-        home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(folder / "log"), "folders": []}
-        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home | {"secrets": frozenset()})
+        home = StepHome(ProcessGroup.of_this_process(), folder / "log", (), frozenset())
+        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home)
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
         sides = {"embedded": engine_of(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}

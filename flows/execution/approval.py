@@ -51,7 +51,8 @@ class Waited(Protocol):
 
     @property
     def wrapped_future(self) -> Future[Any]:
-        """The thread's own future: asking it asks no server."""
+        """Return the thread's own future, which asks no server."""
+        ...
 
     def wait(self) -> None:
         """Return when it has ended."""
@@ -78,7 +79,9 @@ class Desk:
         assert state.manifest is not None
         run = self.execution
         how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
-        run.reporter.event(state.event() | {"state": "waiting", "reason": how})
+        waiting = state.as_event()
+        waiting["state"], waiting["reason"] = "waiting", how
+        run.reporter.report(waiting)
         for gate in (g for g in state.gates if g.verdict == "waiting"):
             within = float(step.settings["gate"][gate.index]["approve_within"])
             self.questions.append(Question(step, state.manifest, gate, within))

@@ -1,4 +1,4 @@
-"""A plan carried out, in plain Python: what may start, what is there already, what is skipped, blocked, tried again.
+"""Execute a plan in plain Python: what may start, what is found, skipped, blocked or tried again.
 
 Executors run the steps (`flows.steps.in_process`, `flows.steps.ray_workers`); reporters show what happens.
 """
@@ -12,15 +12,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, cast
 
+from flows.execution.events import Event, ProgressEvent, Reporter, StepEvent
 from flows.execution.gates import judged
-from flows.execution.ledger import Ledger
+from flows.execution.ledger import Consumption, Ledger
 from flows.execution.states import FINISHED, StepState
 from flows.planning.estimate import Outlook
 from flows.processes.file_tail import Tail
 from flows.processes.secret_values import hidden, secrets_of
 from flows.steps.artifacts import Restored
+from flows.steps.step_spec import MadeInput, StepSpec, TaskReport
 from flows.steps.task_run import progress_file
 from lineage.layout import Layout
 from lineage.store import Store
@@ -33,37 +35,33 @@ POLL = 0.1
 """Seconds between looks at a running step."""
 
 
-class Reporter(Protocol):
-    """Hears what happens; called from several threads."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """{"type": "step" | "progress" | "log" | "run", ...}."""
-
-
 class Handle(Protocol):
     """A submitted step."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most that long."""
+        """Return whether the step has ended, after waiting at most that long."""
+        ...
 
-    def result(self) -> dict[str, Any]:
-        """The manifest of the ended step. Raises StepError."""
+    def result(self) -> Manifest:
+        """Return the manifest of the ended step. Raise StepError if it failed."""
+        ...
 
     def kill(self) -> None:
-        """End it now, with everything it started."""
+        """End the step now, with everything it started."""
 
 
 class Executor(Protocol):
     """Runs steps somewhere."""
 
     def check(self, steps: list[Step]) -> None:
-        """Raises PlanError when a step can never run here."""
+        """Raise PlanError if a step can never run here."""
 
-    def submit(self, spec: dict[str, Any]) -> Handle:
-        """Start a step (see `flows.steps.step`), or queue it until its resources are free."""
+    def submit(self, spec: StepSpec) -> Handle:
+        """Start a step, or queue it until its resources are free."""
+        ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
 
 class Execution:
@@ -87,47 +85,47 @@ class Execution:
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
         self.restored: Restored = {}
-        """What was put back of artifacts before the run, by step."""
+        """Files of artifacts that were restored before the run, by step."""
         self.ask_people: Callable[[Step, StepState], StepState] = lambda step, state: state
-        """What becomes of a step whose gate waits for a person: by default the run goes on without its dependants."""
-        self.folders = [str(f) for f in dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root))]
+        """Waits for approvals of a step's gates; by default the run goes on without what depends on the step."""
+        self.folders = tuple(dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root)))
 
     def perform(self, step: Step, on_line: Callable[[str], None] = lambda line: None) -> StepState:
-        """Do a step, unless it is there, skipped or blocked; never raises for what the step does."""
+        """Do a step unless its artifact exists or it is skipped or blocked; return its state, also when it fails."""
         begun = time.monotonic()
         try:
-            state = self._settled(step) or self._found(step) or self._tried(step, on_line)
+            state = self._settle(step) or self._find_artifact(step) or self._try(step, on_line)
         except StepError as error:
-            state = StepState(step.name, "failed", _said(step, error), seconds=time.monotonic() - begun)
+            state = StepState(step.name, "failed", _message_of(step, error), seconds=time.monotonic() - begun)
         if state.manifest is not None:
             state = replace(state, gates=judged(step, state.manifest, self.layout))
         if state.waits:
             state = self.ask_people(step, state)
         self.states[step.name] = state
-        self.reporter.event(state.event())
+        self.reporter.report(state.as_event())
         return state
 
-    def _settled(self, step: Step) -> StepState | None:
-        """The state of a step that will not run: its loop ended, or something before it stands in the way."""
+    def _settle(self, step: Step) -> StepState | None:
+        """Return the state of a step that will not run: its loop ended, or a step before it failed; else None."""
         if self.stop.is_set():
             return StepState(step.name, "cancelled", "the run was stopped")
         for name in step.needs:
             before = self.states[name]
             if before.stops:
-                what = f"the gate of {name} failed: {before.gate}" if before.gate else f"{name} {before.state}"
-                what = f"a gate of {name} waits for approval: {before.waits}" if before.waits else what
-                return StepState(step.name, "blocked", what)
-        if (elsewhere := self._branched(step)) is not None:
-            return StepState(step.name, "skipped", elsewhere)
+                reason = f"the gate of {name} failed: {before.gate}" if before.gate else f"{name} {before.state}"
+                reason = f"a gate of {name} waits for approval: {before.waits}" if before.waits else reason
+                return StepState(step.name, "blocked", reason)
+        if (reason := self._not_on_branch(step)) is not None:
+            return StepState(step.name, "skipped", reason)
         for until in step.unless:
             if self.states[until.step].state == "skipped" or self._holds(until):
                 return StepState(step.name, "skipped", f"{until.step}: {until.metric} {until.op} {until.value}")
-        if any(given.steps and self._chosen(given.steps) is None for given in step.inputs):
+        if any(given.steps and self._first_finished(given.steps) is None for given in step.inputs):
             return StepState(step.name, "skipped", "what it reads was skipped")
         return None
 
-    def _branched(self, step: Step) -> str | None:
-        """Why gates that branch keep a step from running: it is on the branch of none that failed, or behind one."""
+    def _not_on_branch(self, step: Step) -> str | None:
+        """Return why gates that branch keep a step from running; None when they do not."""
         taken = {b.step for b in step.branch_of if b.gate in self.states[b.step].branches}
         if step.branch_of and not taken:
             return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
@@ -142,118 +140,124 @@ class Execution:
             raise StepError(f"until: {until.step} has no number `{until.metric}`; it has: {known or 'none'}")
         return COMPARE[until.op](value, until.value)
 
-    def _chosen(self, candidates: tuple[str, ...]) -> Manifest | None:
-        found = (self.states[name] for name in candidates)
-        return next((s.manifest for s in found if s.state in FINISHED), None)
+    def _first_finished(self, candidates: tuple[str, ...]) -> Manifest | None:
+        states = (self.states[name] for name in candidates)
+        return next((state.manifest for state in states if state.state in FINISHED), None)
 
-    def _found(self, step: Step) -> StepState | None:
+    def _find_artifact(self, step: Step) -> StepState | None:
         manifest = self.store.find(step.kind, step.key)
         if manifest is None:
             return None
-        back = f"; restored from DVC's cache: {', '.join(files)}" if (files := self.restored.get(step.name)) else ""
-        return StepState(step.name, "cached", f"made by run {manifest.run}{back}", manifest)
+        files = self.restored.get(step.name)
+        restored = f"; restored from DVC's cache: {', '.join(files)}" if files else ""
+        return StepState(step.name, "cached", f"made by run {manifest.run}{restored}", manifest)
 
-    def _tried(self, step: Step, on_line: Callable[[str], None]) -> StepState:
+    def _try(self, step: Step, on_line: Callable[[str], None]) -> StepState:
         begun, error = time.monotonic(), ""
         for attempt in range(step.retries + 1):
-            if spent := self.ledger.stops():
-                error = error or spent
+            if exceeded := self.ledger.find_stop_reason():
+                error = error or exceeded
                 break
             if error:
-                self.reporter.event({"type": "retry", "step": step.name, "attempt": attempt + 1, "reason": error})
+                self.reporter.report({"type": "retry", "step": step.name, "attempt": attempt + 1, "reason": error})
             try:
-                manifest = self._once(step, on_line)
+                manifest = self._run_once(step, on_line)
             except StepError as failure:
-                error = hidden(_said(step, failure), secrets_of(step.settings))
+                error = hidden(_message_of(step, failure), secrets_of(step.settings))
                 if self.stop.is_set():
-                    return StepState(step.name, "cancelled", "stopped; `posttrain resume` goes on from its checkpoints")
+                    reason = "stopped; `posttrain resume` continues from its checkpoints"
+                    return StepState(step.name, "cancelled", reason)
                 continue
-            shared = manifest.run != self.run
-            state, why = ("cached", f"made by run {manifest.run} meanwhile") if shared else ("done", "")
-            return StepState(step.name, state, why, manifest, time.monotonic() - begun)
+            if manifest.run != self.run:
+                reason = f"made by run {manifest.run} meanwhile"
+                return StepState(step.name, "cached", reason, manifest, time.monotonic() - begun)
+            return StepState(step.name, "done", "", manifest, time.monotonic() - begun)
         return StepState(step.name, "failed", error, seconds=time.monotonic() - begun)
 
-    def _once(self, step: Step, on_line: Callable[[str], None]) -> Manifest:
-        """One try, watched until it ends, exceeds its time limit or the run is stopped."""
+    def _run_once(self, step: Step, on_line: Callable[[str], None]) -> Manifest:
+        """Run one attempt; watch it until it ends, exceeds its time limit or the run is stopped."""
         if self.executor is None:
-            raise StepError(f"{step.name}: its artifact disappeared while the run was going on; run again")
-        spec = self._spec(step)
+            raise StepError(f"{step.name}: its artifact disappeared during the run; run again")
+        spec = self._make_spec(step)
         log = Tail(self.layout.work(step.key) / "step.log", at_end=True)
-        progress = Tail(progress_file(self.layout, step.key, spec["attempt"]))
+        progress = Tail(progress_file(self.layout, step.key, spec.attempt))
         with closing(progress), closing(log):
             handle = self.executor.submit(spec)
             try:
-                seen = self._watch(step, handle, progress, log, on_line)
-                manifest = Manifest.model_validate(handle.result())
+                has_reported = self._watch(step, handle, progress, log, on_line)
+                manifest = handle.result()
             except BaseException:
                 self.ledger.end(step)
                 raise
         made_here = manifest.run == self.run
-        spent = manifest.seconds, manifest.tokens, manifest.paid, manifest.paid_tokens
-        self.ledger.end(step, spent if made_here else None)
-        if not seen:  # it was over, and its progress gone, before the first look
-            self._told(step, {"started": 0})
+        consumption = Consumption(manifest.seconds, manifest.tokens, manifest.paid, manifest.paid_tokens)
+        self.ledger.end(step, consumption if made_here else None)
+        if not has_reported:  # it ended, and its progress file was removed, before the first look
+            self._pass_on(step, {"started": 0})
         return manifest
 
     def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> bool:
-        """Tell how the step goes until it ends; returns whether anything was seen of it."""
-        ended, started, seen, secrets = False, None, False, secrets_of(step.settings)
+        """Report how the step goes until it ends; return whether it reported anything."""
+        ended, started, has_reported, secret_values = False, None, False, secrets_of(step.settings)
         while not ended:
             ended = handle.wait(POLL)
-            for event in progress.events():
-                started, seen = time.monotonic() if "started" in event else started, True
-                self._told(step, event)
-            for line in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
-                said = hidden(line, secrets)
-                on_line(said)
-                self.reporter.event({"type": "log", "step": step.name, "line": said})
+            for report in progress.events():
+                started, has_reported = time.monotonic() if "started" in report else started, True
+                self._pass_on(step, report)
+            for raw in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
+                line = hidden(raw, secret_values)
+                on_line(line)
+                self.reporter.report({"type": "log", "step": step.name, "line": line})
             late = step.timeout is not None and started is not None and time.monotonic() - started > step.timeout
-            spent = self.ledger.stops()
-            if not ended and (late or spent or self.stop.is_set()):
+            exceeded = self.ledger.find_stop_reason()
+            if not ended and (late or exceeded or self.stop.is_set()):
                 handle.kill()
-                why = f"exceeded its time limit of {step.timeout:g} s" if late else spent or "stopped"
-                raise StepError(f"{step.name}: {why}, its process was ended")
-        return seen
+                reason = f"exceeded its time limit of {step.timeout:g} s" if late else exceeded or "stopped"
+                raise StepError(f"{step.name}: {reason}, its process was ended")
+        return has_reported
 
-    def _told(self, step: Step, event: dict[str, Any]) -> None:
-        if "spent" in event:
-            self.ledger.tokens(step, event["spent"], event.get("paid"))
-        elif "started" in event or "waiting" in event:
-            if event.get("started"):
+    def _pass_on(self, step: Step, report: TaskReport) -> None:
+        """Count what a task reports as spent, and report the rest as events of the run."""
+        event: Event
+        if "spent" in report:
+            self.ledger.add_tokens(step, int(report["spent"] or 0), report.get("paid"))
+            return
+        if "started" in report or "waiting" in report:
+            if report.get("started"):
                 self.ledger.begin(step)
-            why = {} if "started" in event else {"reason": "another run is doing this step; waiting for it"}
-            self.reporter.event({"type": "step", "step": step.name, "state": "running", **why})
+            event = StepEvent(type="step", step=step.name, state="running")
+            if "waiting" in report:
+                event["reason"] = "another run is doing this step; waiting for it"
         else:
-            at = event.pop("step", None)
-            self.reporter.event({"type": "progress", "step": step.name, "at": at, **event})
+            figures = {name: value for name, value in report.items() if name != "step"}
+            progress = {"type": "progress", "step": step.name, "at": report.get("step"), **figures}
+            event = cast(ProgressEvent, progress)  # tasks name their figures freely
+        self.reporter.report(event)
 
-    def _spec(self, step: Step) -> dict[str, Any]:
-        inputs: dict[str, Any] = {}
+    def _make_spec(self, step: Step) -> StepSpec:
+        inputs: dict[str, MadeInput] = {}
         for given in step.inputs:
-            made = self._chosen(given.steps) if given.steps else None
+            made = self._first_finished(given.steps) if given.steps else None
             if made is not None:
-                inputs[given.port] = {"kind": made.kind, "key": made.key, "output": given.output, "step": made.step}
-            else:
-                inputs[given.port] = {"source": given.source, "digest": given.digest}
-        return {
-            "root": str(self.layout.root),
-            "run": self.run,
-            "recipe": self.plan.recipe,
-            "folders": self.folders,
-            "attempt": secrets.token_hex(4),
-            "step": step.model_dump(mode="json"),
-            "inputs": inputs,
-            "whole_process": False,
-        }
+                inputs[given.port] = MadeInput(made.kind, made.key, str(given.output), made.step)
+        return StepSpec(
+            root=self.layout.root,
+            run=self.run,
+            recipe=self.plan.recipe,
+            folders=self.folders,
+            attempt=secrets.token_hex(4),
+            step=step,
+            inputs=inputs,
+        )
 
 
-def _said(step: Step, error: StepError) -> str:
-    """The message without the step's name, which stands beside it everywhere."""
+def _message_of(step: Step, error: StepError) -> str:
+    """Return the message without the step's name, which is shown next to it everywhere."""
     return str(error).removeprefix(f"{step.name}: ")
 
 
 def execute(execution: Execution) -> dict[str, StepState]:
-    """Perform every step that has not ended as soon as what it needs has; independent ones at the same time."""
+    """Perform every step that has not ended as soon as its needs have; independent steps run at the same time."""
     waiting = [step for step in execution.plan.steps if step.name not in execution.states]
     names = {step.name for step in waiting}
     running: dict[Future[StepState], Step] = {}

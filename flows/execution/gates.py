@@ -1,4 +1,4 @@
-"""What follows from the gates of an evaluation: its outcome, the plan's `on_fail`, and what a person decided."""
+"""Verdicts of the gates of an evaluation: from its outcome, the plan's `on_fail`, and decisions of people."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,19 +22,19 @@ class GateState:
     """Its metric."""
     verdict: Verdict
     text: str
-    """What it measured and wanted; for a decision also who, when and why."""
+    """What it measured and required; for a decision also who decided, when and why."""
 
 
 def judged(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
-    """The gates of a finished step; what they do when they fail is said by the plan, not by the artifact."""
+    """Return the gates of a finished step; the plan, not the artifact, says what a failed gate does."""
     policies = step.settings.get("gate") or []
-    found = []
-    for index, told in enumerate(manifest.details.get("gates", [])):
-        policy = policies[index] if index < len(policies) else told
-        text = str(told.get("text", ""))
-        verdict: Verdict = "passed" if told.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
+    states = []
+    for index, outcome in enumerate(manifest.details.get("gates", [])):
+        policy = policies[index] if index < len(policies) else outcome
+        text = str(outcome.get("text", ""))
+        verdict: Verdict = "passed" if outcome.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
         if verdict == "waiting" and (decided := decision(layout, manifest.key, index)) is not None:
             verdict = "approved" if decided["decision"] == "approve" else "rejected"
             text = f"{text}; {sentence(decided)}" if text else sentence(decided)
-        found.append(GateState(index, str(told.get("metric", "gate")), verdict, text))
-    return tuple(found)
+        states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text))
+    return tuple(states)

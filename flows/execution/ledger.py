@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -24,8 +23,8 @@ ADVICE = "raise `budget:` and run again, or go on with `posttrain resume --budge
 
 
 @dataclass
-class _Try:
-    """A step under way."""
+class _Attempt:
+    """A running attempt at a step."""
 
     step: Step
     since: float
@@ -34,8 +33,17 @@ class _Try:
     paid_tokens: int = 0
 
 
+class Consumption(NamedTuple):
+    """What the manifest of an artifact says its step consumed."""
+
+    seconds: float
+    tokens: int = 0
+    paid: float = 0.0
+    paid_tokens: int = 0
+
+
 class Ledger:
-    """Counts what the steps of a run hold and how many tokens they tell; asked from several threads.
+    """Counts the resources that the steps of a run hold and the tokens they report; called from several threads.
 
     What an interrupted run spent before counts too. `clock` returns seconds.
     """
@@ -52,58 +60,64 @@ class Ledger:
         before = read_spending(layout, run)
         self.foreseen = before.predicted if before else foreseen
         self.spent = dict(before.spent) if before else {}
-        self.tries: dict[str, _Try] = {}
+        self.attempts: dict[str, _Attempt] = {}
         self.lock = threading.Lock()
         self.noted = self.clock()
 
     def begin(self, step: Step) -> None:
-        """A try of a step has started."""
+        """Start to count an attempt at a step."""
         with self.lock:
-            self.tries[step.name] = _Try(step, self.clock())
+            self.attempts[step.name] = _Attempt(step, self.clock())
 
-    def tokens(self, step: Step, number: int, paid: float | None = None) -> None:
-        """A running step has sampled, or trained on, so many more tokens; `paid`: what a server charged for them."""
+    def add_tokens(self, step: Step, number: int, paid: float | None = None) -> None:
+        """Count tokens that a running step sampled or trained on; `paid` is what a server charged for them."""
         with self.lock:
-            if (one := self.tries.get(step.name)) is not None:
-                one.tokens += number
-                one.paid, one.paid_tokens = one.paid + (paid or 0.0), one.paid_tokens + (paid is not None) * number
+            if (attempt := self.attempts.get(step.name)) is not None:
+                attempt.tokens += number
+                attempt.paid += paid or 0.0
+                attempt.paid_tokens += (paid is not None) * number
 
-    def end(self, step: Step, made: tuple[float, ...] | None = None) -> None:
-        """A try has ended; `made` are seconds and tokens by the manifest of an artifact that this run made.
+    def end(self, step: Step, made: Consumption | None = None) -> None:
+        """Add the cost of an attempt that ended; `made` is what the artifact says that the step consumed.
 
-        What servers charged, and for how many tokens, may follow. They count where the try was over before anything was
-        heard of it.
+        The larger of both counts: an attempt may end before its reports are read.
         """
         with self.lock:
-            cost = self._cost(self.tries.pop(step.name)) if step.name in self.tries else Cost()
+            cost = self._cost(self.attempts.pop(step.name)) if step.name in self.attempts else Cost()
             if made is not None:
-                told = (cost.seconds, cost.tokens, cost.paid, cost.paid_tokens)
-                cost = holding(step, *map(max, zip_longest(told, made, fillvalue=0)))
+                cost = holding(
+                    step,
+                    max(cost.seconds, made.seconds),
+                    max(cost.tokens, made.tokens),
+                    max(cost.paid, made.paid),
+                    max(cost.paid_tokens, made.paid_tokens),
+                )
             self.spent[step.name] = self.spent.get(step.name, Cost()) + cost
             self._note()
 
-    def passed(self) -> list[str]:
-        """The limits of the budget that the run has passed, in words; whatever `on_exceed` says."""
+    def list_exceeded(self) -> list[str]:
+        """Return the limits of the budget that the run has exceeded, whatever `on_exceed` says."""
         if self.budget is None:
             return []
         with self.lock:
-            running = [self._cost(one) for one in self.tries.values()]
+            running = [self._cost(attempt) for attempt in self.attempts.values()]
             if self.clock() - self.noted > EVERY:
                 self._note()
             return over(self.budget, total([*self.spent.values(), *running]))
 
-    def stops(self) -> str:
-        """Why nothing may go on or begin; empty while the budget lasts or only warns."""
+    def find_stop_reason(self) -> str:
+        """Return why nothing may continue or begin; empty while the budget lasts or only warns."""
         if self.budget is None or self.budget.on_exceed != "stop":
             return ""
-        passed = self.passed()
-        return f"the run's budget is spent: {'; '.join(passed)}" if passed else ""
+        exceeded = self.list_exceeded()
+        return f"the run's budget is spent: {'; '.join(exceeded)}" if exceeded else ""
 
-    def _cost(self, one: _Try) -> Cost:
-        return holding(one.step, self.clock() - one.since, one.tokens, one.paid, one.paid_tokens)
+    def _cost(self, attempt: _Attempt) -> Cost:
+        seconds = self.clock() - attempt.since
+        return holding(attempt.step, seconds, attempt.tokens, attempt.paid, attempt.paid_tokens)
 
     def _note(self) -> None:
-        running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.tries.items()}
+        running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.attempts.items()}
         write_spending(self.layout, self.run, Spending(self.foreseen, self.spent | running))
         self.noted = self.clock()
 

@@ -1,47 +1,48 @@
-"""What a run does, in the terminal: a live table, or plain lines where there is no terminal."""
+"""The progress of a run in the terminal: a live table, or plain lines where there is no terminal."""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TypeGuard
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.execution.events import Event, ProgressEvent, StepEvent
 from flows.execution.states import STYLES
 from schemas.plan import Plan
 
 FIGURES = ("reward", "loss", "accuracy")
-"""The figure shown is the first of these that a step tells."""
+"""The figure that is shown is the first of these that a step reports."""
 LINE_EVERY = 10.0
 """Seconds between plain lines of one running step."""
 
 
 @dataclass
 class Row:
-    """One step as the table shows it."""
+    """One row of the table: the progress of one step."""
 
     state: str = "queued"
     reason: str = ""
     at: int = 0
-    total: int | None = None
+    total: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     started: float | None = None
     ended: float | None = None
     first: tuple[int, float] | None = None
-    """Step and time of the first progress of this try: a resumed step does not begin at 0."""
-    told: float = float("-inf")
+    """Step and time of the first progress of this attempt: a resumed step does not begin at 0."""
+    printed: float = float("-inf")
     """When the last plain line was printed."""
 
 
 class TerminalReporter:
-    """Hears the events of `flows.execution.execute` from any thread; used as a context around the run.
+    """Shows the events of a run; used as a context manager around the run.
 
-    `clock` returns seconds; tests give their own.
+    `clock` returns seconds; tests pass their own.
     """
 
     def __init__(self, plan: Plan, console: Console, clock: Callable[[], float] = time.monotonic):
@@ -62,21 +63,20 @@ class TerminalReporter:
         if self.live:
             self.live.stop()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def report(self, event: Event) -> None:
         """Take in one event; types other than step, progress and retry are not shown."""
-        row = self.rows.get(event.get("step", ""))
-        if row is None:
+        if event["type"] == "run" or (row := self.rows.get(event["step"])) is None:
             return
         with self.lock:
             if event["type"] == "step":
-                self._stepped(event["step"], row, event)
+                self._show_state(row, event)
             elif event["type"] == "progress":
-                self._progressed(event["step"], row, event)
+                self._show_progress(row, event)
             elif event["type"] == "retry":
                 row.reason, row.first, row.at = f"try {event['attempt']}: {event['reason']}", None, 0
-                self._say(f"{event['step']}: {row.reason}")
+                self._print(f"{event['step']}: {row.reason}")
 
-    def _stepped(self, name: str, row: Row, event: dict[str, Any]) -> None:
+    def _show_state(self, row: Row, event: StepEvent) -> None:
         now, before = self.clock(), row.state
         row.state, row.reason = event["state"], event.get("reason", "")
         if row.state == "running":
@@ -87,25 +87,25 @@ class TerminalReporter:
         row.reason = "; ".join(part for part in (row.reason, event.get("gates", "")) if part)
         if row.state != before:
             took = f" in {clock_text(elapsed)}" if row.state == "done" and (elapsed := self._elapsed(row)) else ""
-            self._say(f"{name}: {row.state}{took}" + (f" ({row.reason})" if row.reason else ""))
+            self._print(f"{event['step']}: {row.state}{took}" + (f" ({row.reason})" if row.reason else ""))
 
-    def _progressed(self, name: str, row: Row, event: dict[str, Any]) -> None:
+    def _show_progress(self, row: Row, event: ProgressEvent) -> None:
         now = self.clock()
-        row.at, row.total = event.get("at") or row.at, event.get("total", row.total)
+        row.at, row.total = int(event.get("at") or row.at), event.get("total", row.total)
         row.values |= figures_of(event)
         row.first = row.first or (row.at, now)
         row.started = row.started if row.started is not None else now
-        if now - row.told >= LINE_EVERY:
-            row.told = now
+        if now - row.printed >= LINE_EVERY:
+            row.printed = now
             shown = [_steps_text(row), *_figure(row), _speed(row), f"{left} left" if (left := self._left(row)) else ""]
-            self._say(f"{name}: " + ", ".join(text for text in shown if text))
+            self._print(f"{event['step']}: " + ", ".join(text for text in shown if text))
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if not self.live:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def table(self) -> Table:
-        """The live table as it stands now."""
+        """Return the live table as it is now."""
         table = Table(box=None, pad_edge=False, header_style="dim")
         for title in ("stage", "state"):
             table.add_column(title, no_wrap=True)
@@ -129,7 +129,7 @@ class TerminalReporter:
         return (row.ended if row.ended is not None else self.clock()) - row.started
 
     def _left(self, row: Row) -> str:
-        """Time to the end at the speed since the first progress; empty while unknown."""
+        """Return the time to the end at the speed since the first progress; empty while unknown."""
         if row.first is None or row.total is None or row.at <= row.first[0]:
             return ""
         per_step = (self.clock() - row.first[1]) / (row.at - row.first[0])
@@ -137,7 +137,7 @@ class TerminalReporter:
 
 
 def clock_text(seconds: float) -> str:
-    """Seconds as 0:07, 12:03 or 1:02:03."""
+    """Return seconds as 0:07, 12:03 or 1:02:03."""
     whole = int(seconds + 0.5)
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
@@ -158,10 +158,14 @@ def _speed(row: Row) -> str:
     return f"{speed:,.0f} tokens/s" if speed is not None else ""
 
 
-def figures_of(event: dict[str, Any]) -> dict[str, float]:
-    """The numbers that a step tells with its progress, by name."""
-    return {k: v for k, v in event.items() if k not in ("type", "step", "at", "total") and _is_number(v)}
+def figures_of(event: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers that a step reports with its progress, by name."""
+    return {
+        name: value
+        for name, value in event.items()
+        if name not in ("type", "step", "at", "total") and _is_number(value)
+    }
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,12 +1,11 @@
-"""How the steps of a run stand."""
+"""States of the steps of a run, and the exit code that follows from them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
+from flows.execution.events import State, StepEvent
 from flows.execution.gates import STOPPING, GateState
 from schemas.manifest import Manifest
 
-State = Literal["queued", "running", "cached", "done", "failed", "skipped", "blocked", "cancelled", "waiting"]
 FINISHED = frozenset({"cached", "done"})
 STUCK = frozenset({"failed", "blocked", "cancelled"})
 STYLES: dict[str, str] = {
@@ -26,12 +25,12 @@ EXIT_CANCELLED = 130
 
 @dataclass(frozen=True)
 class StepState:
-    """How one step ended, or stands."""
+    """The state of one step."""
 
     step: str
     state: State
     reason: str = ""
-    """Why, where that is not obvious: the error, what blocked it, which condition skipped it."""
+    """The error, what blocked the step, or which condition skipped it; empty where that is obvious."""
     manifest: Manifest | None = None
     """Of a finished step."""
     seconds: float = 0.0
@@ -41,48 +40,49 @@ class StepState:
 
     @property
     def gate(self) -> str:
-        """Which gate of a finished step says stop; empty when none does."""
+        """Return the gates of a finished step that stop what depends on it; empty when none does."""
         return ", ".join(g.name for g in self.gates if g.verdict in STOPPING)
 
     @property
     def waits(self) -> str:
-        """Which gate of a finished step waits for a person; empty when none does."""
+        """Return the gates of a finished step that wait for approval; empty when none does."""
         return ", ".join(g.name for g in self.gates if g.verdict == "waiting")
 
     @property
     def branches(self) -> frozenset[int]:
-        """The gates whose branches run in place of what depends on the step."""
+        """Return the indices of the gates whose branches run in place of what depends on the step."""
         return frozenset(g.index for g in self.gates if g.verdict == "branched")
 
     @property
     def gate_text(self) -> str:
-        """What its gates say, for people; empty when all of them passed."""
-        said = [f"gate failed: {self.gate}"] if self.gate else []
-        said += [f"gate waits for approval: {self.waits}"] if self.waits else []
-        said += [f"gate {g.verdict}: {g.name}" for g in self.gates if g.verdict in ("branched", "approved", "warned")]
-        return "; ".join(said)
+        """Return the verdicts of the gates as text; empty when all of them passed."""
+        parts = [f"gate failed: {self.gate}"] if self.gate else []
+        parts += [f"gate waits for approval: {self.waits}"] if self.waits else []
+        parts += [f"gate {g.verdict}: {g.name}" for g in self.gates if g.verdict in ("branched", "approved", "warned")]
+        return "; ".join(parts)
 
     @property
     def stops(self) -> bool:
-        """Whether what depends on this step cannot run."""
+        """Return whether what depends on this step cannot run."""
         return self.state in STUCK or bool(self.gate) or bool(self.waits)
 
-    def event(self) -> dict[str, Any]:
-        """As reporters and the event log see it."""
-        told: dict[str, Any] = {"type": "step", "step": self.step, "state": self.state, "seconds": self.seconds}
+    def as_event(self) -> StepEvent:
+        """Return the event that reporters and the event log receive."""
+        event = StepEvent(type="step", step=self.step, state=self.state, seconds=self.seconds)
         if self.reason:
-            told["reason"] = self.reason
+            event["reason"] = self.reason
         if self.manifest is not None:
-            told |= {"key": self.manifest.key, "kind": self.manifest.kind, "metrics": self.manifest.metrics}
+            event["key"], event["kind"] = self.manifest.key, self.manifest.kind
+            event["metrics"] = self.manifest.metrics
         if self.gate:
-            told["gate"] = self.gate
+            event["gate"] = self.gate
         if self.gate_text:
-            told["gates"] = self.gate_text
-        return told
+            event["gates"] = self.gate_text
+        return event
 
 
 def exit_code(states: dict[str, StepState]) -> int:
-    """0 when all went well, 130 when the run was cancelled, 1 when a step failed, 2 when a gate did or waits."""
+    """Return 0 when all went well, 130 for a cancelled run, 1 for a failed step, 2 for a gate that failed or waits."""
     if any(s.state == "cancelled" for s in states.values()):
         return EXIT_CANCELLED
     if any(s.state == "failed" for s in states.values()):

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flows.execution.run_log import events, read_plan
+from flows.execution.events import RecordedStep
+from flows.execution.run_log import read_plan, read_step_events
 from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, data_changes
 from flows.planning.difference import changes, code_changes
@@ -22,7 +23,7 @@ class Side:
 
     run: str
     plan: Plan
-    states: dict[str, dict[str, Any]]
+    states: dict[str, RecordedStep]
     """Step to its last event."""
     manifests: dict[str, Manifest]
     """Step to its manifest, of finished steps whose artifacts are there."""
@@ -113,7 +114,7 @@ def compare(before: str, after: str, layout: Layout) -> Difference:
 def read_side(run: str, layout: Layout) -> Side:
     """A run as it was recorded. Raises PlanError when there is no such run."""
     plan, store = read_plan(layout, run), Store(layout)
-    states = {e["step"]: e for e in events(layout, run) if e["type"] == "step"}
+    states = read_step_events(layout, run)
     manifests = {}
     for step in plan.steps:
         if states.get(step.name, {}).get("state") in FINISHED and (found := store.find(step.kind, step.key)):

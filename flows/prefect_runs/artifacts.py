@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -18,7 +19,8 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.execution.execute import Execution, Reporter
+from flows.execution.events import Event, Reporter
+from flows.execution.execute import Execution
 from flows.execution.progress import figures_of
 from flows.planning.estimate import cost_lines, excess
 from flows.planning.gate_power import gate_lines
@@ -107,7 +109,7 @@ class ProgressBars:
         self.lock, self.over = threading.Lock(), threading.Event()
         self.tasks: dict[str, UUID] = {}
         self.nameless: dict[str, UUID] = {}
-        self.heard: dict[str, dict[str, Any]] = {}
+        self.heard: dict[str, dict[str, object]] = {}
         self.shown: dict[str, tuple[UUID, float, str]] = {}
         self.thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
@@ -132,9 +134,9 @@ class ProgressBars:
         with self.lock:
             self.nameless[step] = task_run
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Hear an event of the run."""
-        self.inner.event(event)
+    def report(self, event: Event) -> None:
+        """Pass an event on, and keep what it says of a step's progress."""
+        self.inner.report(event)
         with self.lock:
             if event["type"] == "progress":
                 known = self.heard.get(event["step"], {})
@@ -188,7 +190,7 @@ class ProgressBars:
         self.shown[step] = (known[0], percent, text)
 
 
-def progress_words(event: dict[str, Any]) -> tuple[float, str]:
+def progress_words(event: Mapping[str, Any]) -> tuple[float, str]:
     """Percent done, and the figures of a progress event in words."""
     at, total = event.get("at") or 0, event["total"]
     figures = [f"{k} {v:.4g}" for k, v in figures_of(event).items()]

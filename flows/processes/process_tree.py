@@ -10,10 +10,12 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from types import FrameType
 
 import psutil
@@ -64,6 +66,25 @@ def end_when_asked() -> None:
         for number in ASKS_TO_STOP:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_STOP)  # Ray blocks SIGINT
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The process group of a step, on the machine where the step runs; killing it ends everything that joined."""
+
+    host: str
+    number: int
+
+    @classmethod
+    def of_this_process(cls) -> "ProcessGroup":
+        """Return the group of this process."""
+        return cls(socket.gethostname(), os.getpgid(0))
+
+    def join(self) -> None:
+        """Join the group where it is on this machine."""
+        if self.host == socket.gethostname():
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # of another session, or just ended
+                os.setpgid(0, self.number)
 
 
 def kill_family(patience: float = 10.0) -> None:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from flows.execution.active_runs import alive
 from flows.execution.audit_entries import run_ended, run_started
-from flows.execution.execute import Execution, Executor, Reporter, execute
+from flows.execution.events import Reporter
+from flows.execution.execute import Execution, Executor, execute
 from flows.execution.ledger import open_ledger
 from flows.execution.run_log import RunLog, new_run, write_plan
 from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
@@ -98,8 +99,15 @@ def _missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
 def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
     outcome = Outcome(execution.run, execution.states)
     noted = run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
-    told = {"type": "run", "run": outcome.run, "state": "ended", "exit_code": outcome.exit_code}
-    log.event({**told, "audit": anchor(noted)})
+    log.report(
+        {
+            "type": "run",
+            "run": outcome.run,
+            "state": "ended",
+            "exit_code": outcome.exit_code,
+            "audit": anchor(noted),
+        }
+    )
     if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects
         project(outcome)
 
@@ -107,9 +115,9 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
 def _announce(log: RunLog, run: str, outlook: Outlook) -> Outlook:
     plan, verdicts = outlook.plan, outlook.verdicts
     run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
-    log.event({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
+    log.report({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
-        log.event({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+        log.report({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
     return outlook
 
 

@@ -2,13 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from flows.execution.audit_entries import report_written
-from flows.execution.run_log import events, read_plan, runs
+from flows.execution.events import StepEvent
+from flows.execution.run_log import events, read_plan, read_step_events, runs
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.layout import Layout
 from lineage.store import Store
@@ -53,11 +53,9 @@ def status_table(run: str | None, layout: Layout) -> Table:
     """State, time and key of every step of a run."""
     name = chosen_run(run, layout)
     plan = read_plan(layout, name)
-    last: dict[str, dict[str, Any]] = {}
+    steps = read_step_events(layout, name)
     state = "planned"
     for event in events(layout, name):
-        if event["type"] == "step":
-            last[event["step"]] = event
         if event["type"] == "run":
             under_way = "under way, or killed (then: posttrain resume)"
             ended = event.get("exit_code")
@@ -67,8 +65,8 @@ def status_table(run: str | None, layout: Layout) -> Table:
     for column in ("step", "state", "seconds", "key", "why"):
         table.add_column(column, overflow="fold")
     for step in plan.steps:
-        event = last.get(step.name, {"state": "queued"})
-        seconds = f"{event['seconds']:.1f}" if event.get("seconds") else ""
+        event = steps.get(step.name) or StepEvent(type="step", step=step.name, state="queued")
+        seconds = f"{duration:.1f}" if (duration := event.get("seconds")) else ""
         why = "; ".join(part for part in (event.get("reason", ""), event.get("gates", "")) if part)
         mark = Text(event["state"], STYLES.get(event["state"], ""))
         table.add_row(Text(step.name), mark, seconds, step.key[:16], Text(why))
@@ -94,12 +92,12 @@ def rebuild_report(run: str | None, layout: Layout) -> Path:
 
     name = chosen_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)
-    states = {e["step"]: e for e in events(layout, name) if e["type"] == "step"}
+    states = read_step_events(layout, name)
     manifests: dict[str, Manifest] = {}
     for step in plan.steps:
-        found = store.find(step.kind, step.key)
-        if found is not None and states.get(step.name, {}).get("state") in FINISHED:
-            manifests[step.name] = found
-    report = write_report(plan, states, manifests, layout, name)
+        manifest = store.find(step.kind, step.key)
+        if manifest is not None and step.name in states and states[step.name]["state"] in FINISHED:
+            manifests[step.name] = manifest
+    report = write_report(plan, {step: dict(event) for step, event in states.items()}, manifests, layout, name)
     report_written(layout, name)
     return report

@@ -78,7 +78,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     from lineage.tracking import project_run
     from lineage.tracking_pages import add_report
 
-    states = {name: _as_made(state, outcome.run).event() for name, state in outcome.states.items()}
+    states = {name: dict(_as_made(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
     _projected("DVC", lambda: project_dvc(layout, plan), console)
     _projected("The index of lineage", lambda: ask(layout, read_new_tables), console)

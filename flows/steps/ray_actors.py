@@ -5,69 +5,83 @@ step's log, and on the step's machine belong to its process group: what ends the
 """
 
 import contextlib
+import itertools
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.processes.capture import captured
 from flows.processes.process_env import surroundings
-from flows.processes.process_tree import die_with_parent, end_when_asked
+from flows.processes.process_tree import ProcessGroup, die_with_parent, end_when_asked
 from flows.processes.redaction import redactor
 from flows.processes.secret_values import secrets_of
 from flows.steps.ray_placement import bundles
+from flows.steps.step_spec import StepSpec
 from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
-from schemas.plan import Step
 from schemas.stages.base import Resources, bytes_of
 
+Recipe = tuple[Factory, Sequence[Any], Mapping[str, Any]]
+"""How an object is made: its factory with arguments."""
 Answer = tuple[Any, str | None]
-"""What came of a call, or what was wrong."""
+"""The value that a call returned, or its error."""
 
 
-def actors_of(spec: dict[str, Any], step: Step, log: Path) -> Actors:
-    """The workers of a step's roles: processes where the step itself is one on Ray, else threads."""
-    if not spec["whole_process"]:
-        return Threads({name: role.workers for name, role in step.resources.roles()})
-    home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(log), "folders": spec["folders"]}
-    return RayActors(step.resources, home | {"secrets": secrets_of(step.settings)})
+@dataclass(frozen=True)
+class StepHome:
+    """What an actor knows of the step that it works for."""
+
+    group: ProcessGroup
+    log: Path
+    folders: tuple[Path, ...]
+    """Where modules of the user are looked for."""
+    secrets: frozenset[str]
 
 
-class Host:
-    """What runs in the process of an actor: one object, made when it is first asked to be."""
+def actors_of(spec: StepSpec, log: Path) -> Actors:
+    """Return the workers of a step's roles: processes where the step itself is one on Ray, else threads."""
+    resources = spec.step.resources
+    if not spec.own_process:
+        return Threads({name: role.workers for name, role in resources.roles()})
+    home = StepHome(ProcessGroup.of_this_process(), log, spec.folders, secrets_of(spec.step.settings))
+    return RayActors(resources, home)
 
-    def __init__(self, role: str, num_cpus: float, num_gpus: float, home: Mapping[str, Any]):
+
+class ActorHost:
+    """The process of an actor: it holds one object, made by its first call."""
+
+    def __init__(self, role: str, num_cpus: float, num_gpus: float, home: StepHome):
         die_with_parent()
         end_when_asked()
-        if home["host"] == socket.gethostname():
-            with contextlib.suppress(PermissionError, ProcessLookupError):  # of another session, or ended just now
-                os.setpgid(0, home["group"])
+        home.group.join()
         surroundings(num_cpus)
         if not num_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        sys.path.extend(f for f in home["folders"] if f not in sys.path)
-        self.open = contextlib.ExitStack()
-        self.open.enter_context(captured(Path(home["log"]), True, home["secrets"]))
-        self.role, self.made, self.broken = role, None, None
-        self.redact = redactor(home["secrets"]).text
+        folders = map(str, home.folders)
+        sys.path.extend(folder for folder in folders if folder not in sys.path)
+        self.capture = contextlib.ExitStack()
+        self.capture.enter_context(captured(home.log, True, home.secrets))
+        self.role, self.object, self.error = role, None, None
+        self.redact = redactor(home.secrets).text
 
     def make(self, factory: Factory, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Make the object; what is wrong with it is told by every call."""
-        self.made, self.broken = self._told(lambda: factory(*args, **kwargs))
+        """Make the object; if that fails, every call returns the error."""
+        self.object, self.error = self._attempt(lambda: factory(*args, **kwargs))
 
     def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer:
-        """What a method returns, or what it raised in its own words."""
-        if self.broken is not None:
-            return None, self.broken
-        return self._told(lambda: getattr(self.made, method)(*args, **kwargs))
+        """Return the value of a method, or its error as text."""
+        if self.error is not None:
+            return None, self.error
+        return self._attempt(lambda: getattr(self.object, method)(*args, **kwargs))
 
-    def _told(self, do: Callable[[], Any]) -> Answer:
+    def _attempt(self, call: Callable[[], Any]) -> Answer:
         try:
-            return do(), None
+            return call(), None
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             return None, self.redact(str(said(error, self.role)))
@@ -76,7 +90,7 @@ class Host:
 class RayActors:
     """The workers of roles; in the bundles of the step's placement group where it has one."""
 
-    def __init__(self, resources: Resources, home: Mapping[str, Any]):
+    def __init__(self, resources: Resources, home: StepHome):
         import ray
 
         self.ray, self.resources, self.home = ray, resources, home
@@ -84,19 +98,19 @@ class RayActors:
         self.at_work: dict[str, list[RayRemote]] = {}
 
     def size(self, role: str) -> int:
-        """Workers of the role in the step's resources."""
+        """Return the workers of a role in the step's resources."""
         return self.roles[role].workers if role in self.roles else 0
 
     def start(self, role: str, factory: Factory, *args: Any, **kwargs: Any) -> list[Remote]:
-        """One process with one object per worker."""
+        """Start one process with one object per worker."""
         if any(remote.alive() for remote in self.at_work.get(role, [])):
             raise StepError(f"role {role}: its workers are at work already; stop them first")
-        made = [RayRemote(self, role, index, (factory, args, kwargs)) for index in range(self.size(role))]
-        self.at_work[role] = made
-        return list(made)
+        remotes = [RayRemote(self, role, index, (factory, args, kwargs)) for index in range(self.size(role))]
+        self.at_work[role] = remotes
+        return list(remotes)
 
     def restart(self, remote: Remote) -> Remote:
-        """A fresh process in the same place."""
+        """Start a fresh process in the same place."""
         assert isinstance(remote, RayRemote)
         remote.stop()
         fresh = RayRemote(self, remote.role, remote.index, remote.recipe)
@@ -105,36 +119,38 @@ class RayActors:
 
     def close(self) -> None:
         """End every process."""
-        for remote in (one for some in self.at_work.values() for one in some):
+        for remote in itertools.chain.from_iterable(self.at_work.values()):
             remote.stop()
 
-    def process(self, role: str, index: int) -> Any:
-        """A new Ray actor in the place of a worker."""
+    def start_process(self, role: str, index: int) -> Any:
+        """Start a new Ray actor in the place of a worker."""
         from ray.util import get_current_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        wanted = self.roles[role]
-        options: dict[str, Any] = {"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus, "max_restarts": 0}
-        if memory := bytes_of(wanted.memory):
-            options["memory"] = memory
+        settings, strategy = self.roles[role], None
         if (group := get_current_placement_group()) is not None:
-            places = {"placement_group": group, "placement_group_bundle_index": bundles(self.resources, role)[index]}
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(**places)
-        host = self.ray.remote(Host).options(**options)
-        return host.remote(role, wanted.num_cpus, wanted.num_gpus, self.home)
+            strategy = PlacementGroupSchedulingStrategy(group, bundles(self.resources, role)[index])
+        host = self.ray.remote(ActorHost).options(
+            num_cpus=settings.num_cpus,
+            num_gpus=settings.num_gpus,
+            max_restarts=0,
+            memory=bytes_of(settings.memory) or None,
+            scheduling_strategy=strategy,
+        )
+        return host.remote(role, settings.num_cpus, settings.num_gpus, self.home)
 
 
 class RayRemote:
     """An object in a process of Ray."""
 
-    def __init__(self, actors: RayActors, role: str, index: int, recipe: tuple[Factory, tuple, dict[str, Any]]):
+    def __init__(self, actors: RayActors, role: str, index: int, recipe: Recipe):
         self.actors, self.role, self.index, self.recipe = actors, role, index, recipe
         self.lost: str | None = None
-        self.handle = actors.process(role, index)
+        self.handle = actors.start_process(role, index)
         self.handle.make.remote(*recipe)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future:
-        """The answer of a method, later."""
+        """Return a future of the value of a method."""
         if self.lost is not None:
             answer: Future = Future()
             answer.set_exception(Lost(self.lost))
@@ -147,15 +163,15 @@ class RayRemote:
         self.actors.ray.kill(self.handle, no_restart=True)
 
     def alive(self) -> bool:
-        """Until it was stopped or a call told that it has died."""
+        """Return whether it was not stopped, and no call has found that it died."""
         return self.lost is None
 
     def _future(self, reference: Any) -> Future:
         answer: Future = Future()
 
-        def heard(told: Future) -> None:
+        def settle(ended: Future) -> None:
             try:
-                value, wrong = told.result()
+                value, message = ended.result()
             except self.actors.ray.exceptions.RayActorError as error:
                 first = str(error).strip().splitlines()[0]
                 self.lost = self.lost or f"{self.role} worker {self.index}: its process died: {first}"
@@ -163,7 +179,7 @@ class RayRemote:
             except Exception as error:  # what it returned cannot be read here
                 answer.set_exception(said(error, self.role))
             else:
-                answer.set_result(value) if wrong is None else answer.set_exception(StepError(wrong))
+                answer.set_result(value) if message is None else answer.set_exception(StepError(message))
 
-        reference.future().add_done_callback(heard)
+        reference.future().add_done_callback(settle)
         return answer

@@ -6,6 +6,7 @@ used (its nodes must see the same checkout).
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import secrets
@@ -14,6 +15,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,9 +25,11 @@ import psutil
 from flows.planning.closure import HOUSE
 from flows.processes.cleanup import ELSEWHERE
 from flows.steps.ray_placement import Bundle, Placement, gone, misfit, requests, wait_until
-from flows.steps.ray_worker_main import work
+from flows.steps.ray_worker_main import pid_file, work
+from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
+from schemas.manifest import Manifest
 from schemas.plan import Step
 from schemas.stages.base import bytes_of
 
@@ -72,7 +76,7 @@ class RayWorkers:
         if address := os.environ.get("RAY_ADDRESS"):
             environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="error", runtime_env=environment)
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
             except ConnectionError as error:
                 advice = "is it up? Where it wants a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
@@ -93,7 +97,7 @@ class RayWorkers:
                     num_cpus=len(os.sched_getaffinity(0)),
                     include_dashboard=False,
                     log_to_driver=False,
-                    logging_level="error",
+                    logging_level=logging.ERROR,
                     object_store_memory=OBJECT_STORE,
                     _temp_dir=str(self.temporary),
                 )
@@ -114,10 +118,10 @@ class RayWorkers:
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         refuse_impossible(steps, nodes)
 
-    def submit(self, spec: dict[str, Any]) -> "Submitted":
-        """Queue a step until a node has its resources. Raises StepError when Ray is not there any more."""
+    def submit(self, spec: StepSpec) -> "Submitted":
+        """Queue a step until a node has its resources. Raise StepError if Ray has died."""
         self.stands()
-        step = Step.model_validate(spec["step"])
+        step = spec.step
         options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
         if (memory := bytes_of(step.resources.memory)) > 0:
             options["memory"] = memory
@@ -125,9 +129,8 @@ class RayWorkers:
         if any(step.resources.roles()):
             placement = Placement(self.ray, step.resources)
             options["scheduling_strategy"] = placement.strategy()
-        pid_file = Path(spec["root"]) / ".posttrain" / "work" / step.key / f"pid-{spec['attempt']}"
-        reference = self.work.options(**options).remote({**spec, "whole_process": True})
-        return Submitted(self.ray, reference, pid_file, self.stands, placement)
+        reference = self.work.options(**options).remote(replace(spec, own_process=True))
+        return Submitted(self.ray, reference, pid_file(spec), self.stands, placement)
 
     def stands(self) -> None:
         """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
@@ -173,8 +176,8 @@ class Submitted:
                 raise
         return ended
 
-    def result(self) -> dict[str, Any]:
-        """The manifest of the ended step. Raises StepError, also when its process died."""
+    def result(self) -> Manifest:
+        """Return the manifest of the ended step. Raise StepError if it failed or its process died."""
         try:
             answer = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
@@ -184,9 +187,9 @@ class Submitted:
             raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
         finally:
             self._free()
-        if "error" in answer:
-            raise StepError(answer["error"])
-        return answer["manifest"]
+        if isinstance(answer, StepFailure):
+            raise StepError(answer.message)
+        return answer
 
     def kill(self) -> None:
         """End the worker process with those of its roles, and on this machine everything that they started."""
@@ -271,7 +274,7 @@ def cluster_skew() -> list[str]:
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="critical")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError) as error:
         said = " ".join(str(error).split())
         return [f"the cluster at RAY_ADDRESS={address}: {said[:400]}"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from flows.steps.step_spec import MadeInput, StepSpec
 from lineage.digest_cache import DigestCache, Scan, hash_file, scan
 from lineage.layout import Layout
 from lineage.sources import check_source, find_source
@@ -27,15 +27,16 @@ class Received:
     """Whether links to files count as files: in folders from outside."""
 
 
-def receive(spec: dict[str, Any], step: Step, layout: Layout) -> list[Received]:
-    """Every input with its folder; raises StepError where one is not what the plan says.
+def receive(spec: StepSpec) -> list[Received]:
+    """Return every input of a step with its folder. Raise StepError if one is not what the plan says.
 
     A file is hashed, unless it has not changed since it was hashed last (`lineage.digest_cache`).
     """
+    step, layout = spec.step, spec.layout
     return [
-        _from_outside(given, step, layout, [Path(f) for f in spec["folders"]])
+        _from_outside(given, step, layout, list(spec.folders))
         if given.source is not None
-        else _from_step(given, spec["inputs"][given.port], step, layout)
+        else _from_step(given, spec.inputs[given.port], step, layout)
         for given in step.inputs
     ]
 
@@ -57,25 +58,25 @@ def _from_outside(given: Input, step: Step, layout: Layout, folders: list[Path])
     return Received(record, source.folder, seen, digests, links=True)
 
 
-def _from_step(given: Input, chosen: dict[str, Any], step: Step, layout: Layout) -> Received:
+def _from_step(given: Input, made: MadeInput, step: Step, layout: Layout) -> Received:
     store = Store(layout)
-    folder = store.output_folder(chosen["kind"], chosen["key"], chosen["output"])
+    folder = store.output_folder(made.kind, made.key, made.output)
     seen = scan(folder) if folder.is_dir() else Scan({}, ())
-    found = store.examine(chosen["kind"], chosen["key"])
+    found = store.examine(made.kind, made.key)
     if found.manifest is None or not found.is_whole:
         what = f"is damaged: {found.text}" if found.damages else "is missing"
         advice = "run the recipe again: what DVC's cache holds is restored, the rest is made again"
-        raise StepError(f"{step.name}: input {given.port}: the artifact of {chosen['step']} {what}; {advice}")
-    output = found.manifest.outputs[chosen["output"]]
+        raise StepError(f"{step.name}: input {given.port}: the artifact of {made.step} {what}; {advice}")
+    output = found.manifest.outputs[made.output]
     record = InputRecord(
         port=given.port,
-        step=chosen["step"],
-        key=chosen["key"],
-        output=chosen["output"],
+        step=made.step,
+        key=made.key,
+        output=made.output,
         digest=output.digest,
         type=output.type,
     )
-    return Received(record, folder, seen, _digests(found.manifest, chosen["output"]), links=False)
+    return Received(record, folder, seen, _digests(found.manifest, made.output), links=False)
 
 
 def _digests(manifest: Manifest, output: str | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ import json
 import psutil
 import pytest
 
-from flows.execution.ledger import Ledger, spending_lines, with_budget
+from flows.execution.ledger import Consumption, Ledger, spending_lines, with_budget
 from flows.planning.estimate import cost_lines, estimates, excess, over
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
@@ -169,14 +169,14 @@ def test_core_seconds_are_counted_while_steps_run(lab):
     ledger = Ledger(plan, lab.layout, "r", {}, clock=lambda: now[0])
     ledger.begin(plan.step("beside"))
     now[0] = 5.0
-    assert ledger.stops() == ""
+    assert ledger.find_stop_reason() == ""
     now[0] = 5.5
-    assert ledger.stops() == "the run's budget is spent: 11 core-seconds, the limit is 10"
+    assert ledger.find_stop_reason() == "the run's budget is spent: 11 core-seconds, the limit is 10"
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(5.5, 11.0, 0.0, 0)  # a killed run has noted it
-    ledger.end(plan.step("beside"), made=(6.0, 7))
+    ledger.end(plan.step("beside"), Consumption(6.0, 7))
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(6.0, 12.0, 0.0, 7)
     later = Ledger(plan, lab.layout, "r", {"beside": None}, clock=lambda: now[0])
-    assert later.stops() == "the run's budget is spent: 12 core-seconds, the limit is 10"
+    assert later.find_stop_reason() == "the run's budget is spent: 12 core-seconds, the limit is 10"
 
 
 def test_the_budget_enters_no_key(lab):

@@ -25,7 +25,7 @@ def reporter(terminal):
 def tell(reporter, clock, events):
     for now, event in events:
         clock.now = now
-        reporter.event(event)
+        reporter.report(event)
 
 
 RUN = [

@@ -18,7 +18,7 @@ class Heard:
     def __init__(self):
         self.events = []
 
-    def event(self, event):
+    def report(self, event):
         self.events.append((event.get("step"), event.get("state")))
 
 
