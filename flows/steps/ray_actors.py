@@ -22,7 +22,7 @@ from flows.processes.redaction import redactor
 from flows.processes.secret_values import secrets_of
 from flows.steps.ray_placement import bundles
 from flows.steps.step_spec import StepSpec
-from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
+from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.stages.base import Resources, bytes_of
 

@@ -36,7 +36,7 @@ from flows.steps.ray_actors import actors_of
 from flows.steps.ray_placement import bundle
 from flows.steps.step_spec import StepSpec, TaskReport
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task
-from learning.distributed.group import Group
+from learning.parallel.group import Group
 from schemas.errors import StepError
 from schemas.stages.base import TrainRole
 from tasks.context import Context, Result

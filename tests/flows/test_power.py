@@ -8,7 +8,7 @@ from flows.planning.gate_power import gate_lines
 from flows.planning.plan_table import plan_table
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
-from learning.evaluating.paired_tests import minimum_detectable
+from learning.evaluation.paired_tests import minimum_detectable
 from lineage.layout import Layout
 
 RECIPE = """
