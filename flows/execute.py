@@ -23,8 +23,8 @@ from flows.running.states import FINISHED, StepState
 from flows.running.tail import Tail
 from flows.steps.restoring import Restored
 from flows.steps.task_run import progress_file
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import StepError
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step, Until

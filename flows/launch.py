@@ -22,11 +22,11 @@ from flows.running.runlog import RunLog, new_run, write_plan
 from flows.running.states import EXIT_CANCELLED, StepState, exit_code
 from flows.steps.restoring import restore_damaged
 from flows.steps.workers import check_machine
-from lineage.auditlog import anchor
+from lineage.artifacts.store import Store
+from lineage.audit.log import anchor
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 ExecutorName = Literal["ray", "inprocess"]
 Carry = Callable[[Execution, Callable[[], None]], object]

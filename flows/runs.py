@@ -19,12 +19,12 @@ from flows.running.audited import planned, report_written
 from flows.running.budget import spending_lines, with_budget
 from flows.running.runlog import append, events, read_plan, runs
 from flows.running.states import EXIT_CANCELLED, FINISHED, STYLES, StepState
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
-from schemas.nearest import suggest
 from schemas.plan import Plan
+from schemas.suggestions import suggest
 
 
 def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
@@ -71,12 +71,11 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
     from flows.history.exporting import send_run
-    from lineage.dvcfiles import project_dvc
-    from lineage.index import ask
-    from lineage.report import write_report
-    from lineage.row_index import read_new_tables
-    from lineage.tracking import project_run
-    from lineage.tracking_pages import add_report
+    from lineage.catalogue.index import ask
+    from lineage.catalogue.row_index import read_new_tables
+    from lineage.exchange.dvc_files import project_dvc
+    from lineage.reports.report import write_report
+    from lineage.tracking.record import add_report, project_run
 
     states = {name: _as_made(state, outcome.run).event() for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
@@ -193,7 +192,7 @@ def step_log(step: str, run: str | None, layout: Layout) -> str:
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
     """Write the report of a run again from its plan, its events and the manifests."""
-    from lineage.report import write_report
+    from lineage.reports.report import write_report
 
     name = chosen_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)

@@ -28,7 +28,7 @@ from learning.operations.process import potential, rivals, stepwise
 from learning.operations.tokenwise import entropy_share, path_consistency, token_baseline
 from learning.operations.turns import by_turn
 from learning.selections import Source
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "Column", "affine", "best_margin", "by_turn", "center", "clip", "compensate", "decoupled", "diff", "entropy_share",

@@ -25,8 +25,8 @@ from learning.selections import Source
 from learning.texts.rows import read_rows
 from learning.worlds.tracing import trace_tasks
 from schemas.errors import StepError
+from schemas.number_schedules import Number
 from schemas.references import ChatRef
-from schemas.schedules import Number
 
 __all__ = ["allocate", "hint", "refill", "reject", "retry_with_exemplars", "trace_tasks"]
 

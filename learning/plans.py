@@ -18,8 +18,8 @@ from learning.loop.trials import Ask
 from learning.texts.rows import read_rows
 from learning.worlds.cooperation import observed
 from schemas.errors import StepError
+from schemas.number_schedules import Number
 from schemas.references import ChatRef
-from schemas.schedules import Number
 
 __all__ = [
     "adaptive_size",

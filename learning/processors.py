@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learning.engines.picking import entropy_of
 from learning.methods.heterogeneous import entropy_score
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def adaptive_temperature(

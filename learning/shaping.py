@@ -16,7 +16,7 @@ from learning.operations.process import named as _named
 from learning.selections import Source
 from learning.selections import sources as _sources
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def overlong(

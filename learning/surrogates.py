@@ -20,7 +20,7 @@ from learning.methods.soft_surrogates import (
     variational,
 )
 from learning.methods.valuation import rover
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",

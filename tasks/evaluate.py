@@ -23,7 +23,7 @@ from learning.texts.row_journal import RowJournal
 from learning.texts.rows import read_rows
 from learning.weight_geometry import weight_lines
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending

@@ -18,7 +18,7 @@ from learning.engines.protocol import Generation
 from learning.loop.forest import single_turn
 from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
 from learning.texts.rows import write_rows
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.stages.rl import Rl
 from schemas.use import FIXED, Use
 from tasks.context import Context

@@ -30,11 +30,11 @@ from flows.running.reader import outlive_reader
 from flows.running.runlog import new_run
 from flows.running.states import EXIT_CANCELLED
 from flows.runs import project
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
 from schemas.plan import Plan
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 
 @flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.launch import plan_recipe
 from flows.planning.locking import lock_file, read_lock
-from lineage.chain import read_chain
+from lineage.audit.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

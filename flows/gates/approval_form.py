@@ -19,7 +19,7 @@ from flows.gates.approval import LOOK, Answer, Desk, Question
 from flows.gates.evidence import evidence_page, summary
 from flows.servers.prefect_artifacts import show_page
 from flows.servers.up import is_up
-from lineage.approvals import Decision
+from lineage.audit.approvals import Decision
 from lineage.layout import Layout
 
 MARGIN = 600.0

@@ -9,9 +9,9 @@ from flows.history.diff_data import DataChange, data_changes
 from flows.planning.difference import changes, code_changes
 from flows.running.runlog import events, read_plan
 from flows.running.states import FINISHED
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.report import ALL
-from lineage.store import Store
+from lineage.reports.report import ALL
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 

@@ -10,16 +10,15 @@ from flows.planning.estimate import Estimate, Outlook, cost_lines, excess
 from flows.planning.explain import explain_plan
 from flows.running.runlog import read_plan
 from flows.runs import chosen_run
-from lineage.history import latest
 from lineage.layout import Layout
-from lineage.report import duration
-from schemas.errors import PlanError, RecipeError
+from lineage.reports.report import duration
+from lineage.tracing.history import latest
+from schemas.errors import PlanError, RecipeError, printable
 from schemas.plan import Plan
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
-from schemas.source import read_source
+from schemas.source.parser import read_source
 from schemas.suggestions import suggest
-from schemas.tree import shown
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
@@ -142,7 +141,7 @@ def recipe_list(folder: Path) -> Table:
         if (stages := content.get("stages")) is not None:
             said = due_words(_schedule_of(path)) if content.get("schedule") is not None else None
             description = content.get("description")
-            words = Text(shown(str(description.plain())) if description else "")
+            words = Text(printable(str(description.plain())) if description else "")
             table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
     return table
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from flows.compile import FRESH, identity_of, only
 from flows.running.runlog import new_run
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 from schemas.suggestions import suggest

@@ -5,13 +5,13 @@ from typing import Any
 from flows.compile import has_own_key
 from flows.running.runlog import read_plan
 from flows.running.states import FINISHED, StepState
-from lineage.auditlog import Entry, append
-from lineage.chain import read_chain
+from lineage.artifacts.signature import signed_by
+from lineage.artifacts.store import Store
+from lineage.audit.chain import read_chain
+from lineage.audit.log import Entry, append
+from lineage.audit.run_checks import EVENTS, PLAN, REPORT, seen, seen_records
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.runclaims import EVENTS, PLAN, REPORT, seen, seen_records
-from lineage.signature import signed_by
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.plan import Plan

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.layout import Layout
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan
-from schemas.whole_files import write_whole
 
 UNRECORDED = frozenset({"log", "progress"})
 """Kinds of events that lie in the artifact already (log and curves)."""
@@ -55,7 +55,7 @@ def write_plan(layout: Layout, run: str, plan: Plan) -> None:
     """Keep the plan of a run, so that it can be run again as it was planned. Raises PlanError when it cannot."""
     try:
         layout.make_state()
-        write_whole(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
+        write_text_atomically(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
     except OSError as error:
         advice = "give POSTTRAIN_ROOT a folder that can be written"
         raise PlanError(f"the state folder {layout.state} cannot be written: {error.strerror}; {advice}") from error

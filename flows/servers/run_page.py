@@ -9,7 +9,7 @@ from typing import Any
 from flows.planning.explain import Verdict
 from flows.planning.power import condition
 from flows.running.states import EXIT_CANCELLED, StepState, exit_code
-from lineage.report import duration, number
+from lineage.reports.report import duration, number
 from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}

@@ -23,7 +23,7 @@ from flows.steps.surroundings import surroundings
 from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step
-from schemas.stages.base import Resources, bytes_of
+from schemas.resources import Resources, bytes_of
 
 Answer = tuple[Any, str | None]
 """What came of a call, or what was wrong."""

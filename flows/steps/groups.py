@@ -39,7 +39,7 @@ from learning.distributed.group import Group
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.plan import Step
-from schemas.stages.base import TrainRole
+from schemas.resources import TrainRole
 from tasks.context import Context, Result
 
 QUIET = {

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from flows.running.audited import artifact_damaged, artifact_restored
 from flows.steps.lock import locked_at_once
+from lineage.artifacts.completeness import Condition
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
-from lineage.wholeness import Condition
 from schemas.manifest import Manifest
 from schemas.plan import Step
 

@@ -27,7 +27,7 @@ from flows.steps.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Step
-from schemas.stages.base import bytes_of
+from schemas.resources import bytes_of
 
 QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1

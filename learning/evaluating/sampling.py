@@ -15,7 +15,7 @@ from learning.loop.trials import Trial, last_turn, transcript
 from learning.remote.desk import Desk
 from learning.texts.chat import decode, encode_prompt
 from learning.texts.row_journal import RowJournal, row_key
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 
 
 @dataclass(frozen=True)

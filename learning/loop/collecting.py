@@ -16,7 +16,7 @@ from learning.loop.history import History
 from learning.loop.rollout import Sampler, names, score
 from learning.loop.supply import Columns
 from learning.loop.trials import Ask, Trial
-from schemas.schedules import Controlled, Number, settled
+from schemas.number_schedules import Controlled, Number, settled
 from schemas.stages.rl import Rl
 
 

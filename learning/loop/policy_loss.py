@@ -18,7 +18,7 @@ from learning.loop.supply import Columns
 from learning.methods.routing import replayed
 from learning.models.packed import STATISTICS, packed_statistics
 from learning.operations.columns import Column, lift, of_rewards
-from schemas.schedules import value_at
+from schemas.number_schedules import value_at
 
 
 def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:

@@ -18,7 +18,7 @@ from learning.loop.trials import Ask, Messages, Trial, last_turn
 from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_completion, encode_prompt
 from schemas.errors import StepError
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 
 
 def stream(seed: int, *places: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.operations.sequences import mean_of_path, sum_of_path
 from learning.selections import Source, sources
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 20.0
 SMALLEST = math.log(1e-8)

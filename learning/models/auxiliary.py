@@ -40,7 +40,7 @@ from learning.models.policy import Policy
 from learning.operations.columns import after, place
 from schemas.auxiliary import NEXT, Network
 from schemas.auxiliary import Auxiliary as Block
-from schemas.schedules import settled, value_at
+from schemas.number_schedules import settled, value_at
 from schemas.stages.rl import Rl
 
 

@@ -13,7 +13,7 @@ from learning.loop.batch import Batch
 from learning.operations.columns import Column
 from learning.operations.keyed import among_of
 from learning.selections import Source
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def affine(column: Column, batch: Batch, *, factor: Number = 1.0, offset: Number = 0.0) -> Column:

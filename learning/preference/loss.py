@@ -22,7 +22,7 @@ from learning.lookup import Bound, bind
 from learning.models.packed import pack, packed_logprobs
 from learning.preference.batches import Pair, by_tokens, micro_batches
 from schemas.errors import StepError
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 from schemas.stages.preference import Preference
 
 SIDES = ("chosen", "rejected")

@@ -13,7 +13,7 @@ from learning.lookup import Inner
 from learning.loop.trials import Trial
 from learning.rewards.composite import asked
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.use import RewardUse
 
 Unit = Literal["tokens", "characters"]

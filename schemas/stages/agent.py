@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.agent import AgentContext, MadeTool
-from schemas.agent_slots import AgentEnvUse, AuthorUse
+from schemas.agent import AgentContext, AgentEnvUse, AuthorUse, MadeTool
 from schemas.endpoint import Capped
 from schemas.stages.base import BaseStage
 from schemas.use import ToolUse

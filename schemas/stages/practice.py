@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.agent_slots import ExtractorUse
+from schemas.agent import ExtractorUse
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
 from schemas.stages.base import BaseStage

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from flows.launch import plan_recipe, run_plan
 from flows.steps.step import run_step
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from tests.waiting import wait_for
 
 RECIPE = """

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from flows.launch import plan_recipe, run_plan
 from flows.steps.placement import Placement, bundles, requests
 from flows.steps.workers import refuse_impossible
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Step
-from schemas.stages.base import Resources
+from schemas.resources import Resources
 
 HEAD = """
 name: groups

@@ -9,8 +9,8 @@ from flows.running.states import StepState
 from flows.runs import rebuild_report
 from flows.servers.run_page import yield_tables
 from learning.texts.rows import read_rows
-from lineage.spending import read_spending
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.reports.spending import read_spending
 from tests.teacher_server import Teacher, digest, serving
 
 KEY = "planted-key-of-the-teacher-51f0"

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.planning.environment import hidden, secrets_of
-from lineage.auditlog import entries
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
 
 REFERRED = {
     "LAB_TOKEN": "referred-7c2f-to-by-a-recipe", "LAB_URL_PART": "user:pw-9d1e@host",

@@ -5,8 +5,8 @@ import pytest
 from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
 from flows.planning.selection import repeated
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 
 LAB = """

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from flows.launch import plan_recipe, run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 pytestmark = [
     pytest.mark.vllm,

@@ -16,7 +16,7 @@ from learning.loop.trials import Trial
 from learning.models.packed import packed_logprobs
 from learning.models.references import statistics_of
 from schemas.errors import StepError
-from schemas.schedules import Linear
+from schemas.number_schedules import Linear
 from schemas.stages.rl import Rl
 from schemas.use import SurrogateUse
 

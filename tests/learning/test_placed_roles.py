@@ -17,7 +17,7 @@ from learning.loop.trials import Trial
 from learning.models.references import References
 from learning.models.reward_model import make_reward_model
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.stages.rl import ReferenceSpec
 from schemas.use import RewardUse
 

@@ -11,8 +11,7 @@ from learning.lookup import Bound, bind
 from learning.loop.trials import Ask, Trial
 from learning.texts.chat import encode_completion
 from learning.texts.row_journal import RowJournal
-from schemas.agent import Agent
-from schemas.agent_slots import ExtractorUse
+from schemas.agent import Agent, ExtractorUse
 from schemas.errors import StepError
 
 

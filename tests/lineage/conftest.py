@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Input, Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = """\
 schema_version: 1

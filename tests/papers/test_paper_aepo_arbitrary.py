@@ -15,7 +15,7 @@ from learning.loop.forest import forest
 from learning.loop.history import History
 from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 from learning.loop.trials import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "aepo-arbitrary.yaml"
 DOUBLE = {"dtype": torch.float64}

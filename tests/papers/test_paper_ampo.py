@@ -19,7 +19,7 @@ from learning.loop.policy_loss import columns_of, micro_loss, with_advantages, w
 from learning.loop.trials import Trial, by_group
 from learning.teachers import told_sum, worked_sum
 from learning.texts.rows import write_rows
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ampo.yaml"
 DOUBLE = {"dtype": torch.float64}

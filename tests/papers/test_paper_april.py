@@ -17,7 +17,7 @@ from learning.loop.forest import forest
 from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "april.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

@@ -13,7 +13,7 @@ from learning.algorithm import bind_algorithm
 from learning.engines.protocol import Generation
 from learning.loop.forest import single_turn
 from learning.loop.policy_loss import columns_of, with_dropped, with_factors
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "areal.yaml"

@@ -24,7 +24,7 @@ from learning.loop.trials import Ask
 from learning.models.policy import Policy
 from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.worlds.atlas import atlas, found, hops, needed, texts_of
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import EngineUse
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"

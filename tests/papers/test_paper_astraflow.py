@@ -27,7 +27,7 @@ from learning.texts.rows import write_rows
 from learning.worlds.atlas import look_up
 from learning.worlds.observers import looked_up
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

@@ -19,7 +19,7 @@ from learning.loop.collecting import bind_collecting, collect, gate
 from learning.loop.history import History
 from learning.loop.trials import by_group
 from learning.worlds.hardware import round_trip
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "codev-r1.yaml"
 GROUPS = 8

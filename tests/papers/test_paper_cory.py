@@ -18,7 +18,7 @@ from learning.worlds import cooperation
 from learning.worlds.observers import second_opinions, shown_to
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cory.yaml"
 HERE = __name__

@@ -17,7 +17,7 @@ from learning.preferences import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.searches import Node, mcts
 from learning.worlds.stories import incoherence
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.synthesize import paired
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cos-mo-s.yaml"

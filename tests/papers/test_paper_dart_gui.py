@@ -31,7 +31,7 @@ from learning.problems import forms
 from learning.rewards.environment import earned
 from learning.texts.chat import decode, encode_prompt
 from learning.worlds.forms import Form
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import Loop, by_chance
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dart-gui.yaml"

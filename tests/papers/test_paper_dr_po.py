@@ -26,7 +26,7 @@ from learning.texts.chat import decode, encode_completion
 from learning.texts.rows import read_rows, write_rows
 from learning.worlds.pairs import problems_of_pairs
 from learning.worlds.posts import posts
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

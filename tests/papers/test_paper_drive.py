@@ -17,7 +17,7 @@ from learning.loop.history import History
 from learning.problems import list_functions
 from learning.texts.chat import encode_prompt
 from learning.tokenizers import characters
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"
 

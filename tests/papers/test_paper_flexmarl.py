@@ -27,7 +27,7 @@ from learning.models.checkpoint import save_training
 from learning.models.optimize import make_optimizer
 from learning.models.policy import load_policy
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, letters
 

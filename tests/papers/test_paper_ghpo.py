@@ -17,7 +17,7 @@ from learning.loop.history import History
 from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.loop.trials import Trial
 from learning.texts.rows import write_rows
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"
 SOLUTION = "1 + 2 = 3, 3 + 3 = 6, 6 + 4 = 10 #### 10"

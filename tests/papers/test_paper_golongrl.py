@@ -16,7 +16,7 @@ from learning.loop.forest import forest
 from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.loop.trials import Trial
 from learning.operations.columns import of_rewards
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"
 

@@ -17,7 +17,7 @@ from learning.loop.forest import single_turn
 from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.loop.supply import Columns
 from learning.methods.heterogeneous import adaptive_bounds, entropy_score, redistributed
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"
 DOUBLE = {"dtype": torch.float64}

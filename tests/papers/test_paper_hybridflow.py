@@ -24,7 +24,7 @@ from learning.models.checksum import checksum
 from learning.models.reward_model import make_reward_model
 from learning.texts.rows import write_rows
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

@@ -20,7 +20,7 @@ from learning.loop.policy_loss import columns_of, with_advantages, with_dropped
 from learning.loop.trials import Trial, by_group
 from learning.texts.rows import write_rows
 from learning.worlds.operations import operations
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "icpo.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -15,7 +15,7 @@ from learning.engines.protocol import Generation
 from learning.loop.forest import single_turn
 from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lite-ppo.yaml"
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]

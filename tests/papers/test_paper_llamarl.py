@@ -17,7 +17,7 @@ from learning.engines.torch import Engine
 from learning.loop.forest import single_turn
 from learning.loop.policy_loss import columns_of, with_dropped
 from learning.models.policy import load_policy
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
 from tests.waiting import wait_for
 

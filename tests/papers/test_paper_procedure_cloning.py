@@ -17,7 +17,7 @@ from learning.texts.chat import encode_prompt
 from learning.texts.examples import encode_rows
 from learning.texts.rows import write_rows
 from learning.worlds.mazes import maze_of, mazes, solved_maze
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import evaluate, init, sft
 from tasks.context import Context
 

@@ -20,8 +20,8 @@ from learning.loop.trials import Trial
 from learning.loop.update import regulate
 from learning.models.references import References
 from learning.texts.rows import write_rows
-from schemas.recipe import load_recipe
-from schemas.schedules import settled
+from schemas.number_schedules import settled
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "recap.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

@@ -24,7 +24,7 @@ from learning.texts.rows import read_rows, write_rows
 from learning.worlds.demonstrations import human_over_sampled
 from learning.worlds.dialogues import donations, muddled
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "refine-and-imitate.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

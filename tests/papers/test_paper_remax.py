@@ -14,7 +14,7 @@ from learning.loop.collecting import bind_collecting
 from learning.loop.forest import forest
 from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 from learning.loop.trials import Trial, by_group
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remax.yaml"
 DOUBLE = {"dtype": torch.float64}

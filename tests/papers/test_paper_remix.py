@@ -21,7 +21,7 @@ from learning.loop.trials import SOURCES, Trial
 from learning.loop.update import update
 from learning.models.references import References
 from learning.sources import replay
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -23,7 +23,7 @@ from learning.modulation import duration
 from learning.sandbox.run import available
 from learning.worlds.fits import fits, points, score_of
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import EnvUse, RewardUse
 from tests.papers.loops import Update, letters
 

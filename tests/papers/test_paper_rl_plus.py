@@ -13,7 +13,7 @@ from learning.algorithm import bind_algorithm
 from learning.loop.forest import forest
 from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
 from learning.loop.trials import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rl-plus.yaml"
 DOUBLE = {"dtype": torch.float64}

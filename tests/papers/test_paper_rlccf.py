@@ -20,7 +20,7 @@ from learning.methods import crowd_vote
 from learning.rewards import consensus
 from learning.rewards.consensus import collective, elected, majority
 from learning.texts.rows import write_rows
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rlccf.yaml"

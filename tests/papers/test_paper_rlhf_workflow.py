@@ -18,7 +18,7 @@ from learning.rewards.pairwise import judged
 from learning.texts.rows import read_rows, write_rows
 from learning.worlds.comparisons import TEMPLATE, comparisons
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 from tasks.synthesize import paired, run
 

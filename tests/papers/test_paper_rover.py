@@ -14,7 +14,7 @@ from learning.engines.protocol import Generation
 from learning.loop.forest import single_turn
 from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.surrogates import clipped
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"
 DOUBLE = {"dtype": torch.float64}

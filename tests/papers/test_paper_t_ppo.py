@@ -18,7 +18,7 @@ from learning.loop.policy_loss import with_advantages, with_dropped, with_weight
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
 from learning.models.critic import Critic
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "t-ppo.yaml"
 STAGE = load_recipe(RECIPE, profile="tiny").stages["trained"]

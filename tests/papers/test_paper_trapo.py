@@ -17,7 +17,7 @@ from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped,
 from learning.loop.rollout import score
 from learning.loop.trials import Trial
 from learning.worlds.unlabelled import unlabelled
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "trapo.yaml"
 RISING, ALIKE, FALLING = [0.0, 0.5, 1.0], [0.2, 0.4, 0.6], [0.6, 0.4, 0.2]

@@ -17,7 +17,7 @@ from learning.loop.forest import forest, single_turn
 from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask, Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ulorl.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

@@ -19,7 +19,7 @@ from learning.rewards.answers import exact
 from learning.rewards.ranking import kendall, rises
 from learning.worlds.rankings import ratings, rising, worth
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "urpo.yaml"
 PORT = "rewards.0.families.rising.judge"

@@ -21,7 +21,7 @@ from learning.methods.sample_balance import balance
 from learning.texts.rows import read_rows, write_rows
 from learning.worlds.circuits import circuits
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "verirl.yaml"
 

@@ -35,7 +35,7 @@ from learning.problems import almanac
 from learning.sandbox.run import available
 from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import ToolUse
 from tests.papers.loops import Update
 

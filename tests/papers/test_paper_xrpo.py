@@ -20,7 +20,7 @@ from learning.loop.history import History
 from learning.loop.policy_loss import with_advantages, with_dropped
 from learning.loop.trials import Trial
 from learning.texts.chat import decode
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"
 

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.errors import RecipeError
 from schemas.gates import split_metric, without_policy
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = """
 name: gated

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 STEPS = '''
 import json

@@ -8,9 +8,9 @@ import pytest
 
 from flows.steps import received, step
 from flows.steps.step import run_step
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources import check_source, find_source
-from lineage.store import Store
+from lineage.sources.resolve import check_source, find_source
 from schemas.errors import PlanError, StepError
 from tests.security.store_lab import Lab, flipped, write_over
 
