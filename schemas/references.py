@@ -10,9 +10,19 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
 ArtifactType = Literal[
-    "policy", "adapter", "reward_model", "process_reward_model", "value_model",
-    "prompts", "chat", "preference_pairs", "trajectories", "eval_report", "agent", "directory",
-]  # fmt: skip
+    "policy",
+    "adapter",
+    "reward_model",
+    "process_reward_model",
+    "value_model",
+    "prompts",
+    "chat",
+    "preference_pairs",
+    "trajectories",
+    "eval_report",
+    "agent",
+    "directory",
+]
 ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
 SCHEMES = ("hub", "path", "mlflow")
 

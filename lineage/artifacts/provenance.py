@@ -77,8 +77,6 @@ def _labelled(file: Path, label: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(label)), "")
 
 
-
-
 @lru_cache
 def needed_packages() -> dict[str, str]:
     """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""

@@ -34,11 +34,15 @@ def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
         "subject": [{"name": name, "digest": {"sha256": _sha256(folder / name)}} for name in SIGNED],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
-            "key": manifest.key, "kind": manifest.kind, "step": manifest.step, "recipe": manifest.recipe,
-            "run": manifest.run, "outputs": {name: o.digest for name, o in manifest.outputs.items()},
+            "key": manifest.key,
+            "kind": manifest.kind,
+            "step": manifest.step,
+            "recipe": manifest.recipe,
+            "run": manifest.run,
+            "outputs": {name: o.digest for name, o in manifest.outputs.items()},
             "audit": head(layout),
         },
-    }  # fmt: skip
+    }
     body = json.dumps(statement, sort_keys=True).encode()
     signatures = [{"keyid": key.name, "sig": _base64(key.sign(pre_authentication(body)))}]
     envelope = {"payload": _base64(body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
@@ -104,11 +108,12 @@ def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | No
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
         spelt = {
-            "payload": _base64(body), "payloadType": PAYLOAD_TYPE,
+            "payload": _base64(body),
+            "payloadType": PAYLOAD_TYPE,
             "signatures": [
                 {"keyid": signature["keyid"], "sig": _base64(base64.b64decode(signature["sig"], validate=True))}
             ],
-        }  # fmt: skip
+        }
         statement = read_json(body)
         _ = statement["predicate"]["audit"], [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
         if not isinstance(signature["keyid"], str) or not isinstance(statement["predicate"], dict):

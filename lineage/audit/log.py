@@ -138,9 +138,13 @@ def is_cut_off(rest: bytes) -> bool:
 
 def _entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
     entry = {
-        "action": action, "at": datetime.now(UTC).isoformat(), "facts": _plain(facts),
-        "number": last["number"] + 1 if last else 1, "previous": last["hash"] if last else FIRST, "who": who(),
-    }  # fmt: skip
+        "action": action,
+        "at": datetime.now(UTC).isoformat(),
+        "facts": _plain(facts),
+        "number": last["number"] + 1 if last else 1,
+        "previous": last["hash"] if last else FIRST,
+        "who": who(),
+    }
     digest = hash_of(entry)
     return entry | {"hash": digest, "signature": {"keyid": key.name, "sig": key.sign(digest.encode()).hex()}}
 

@@ -93,10 +93,19 @@ def move_of(entry: Entry) -> Move | None:
         return None
     after = facts.get("after")
     return Move(
-        number=facts["number"], action=entry["action"], version=facts["version"], before=facts.get("before"),
-        key=facts["key"], digest=facts["digest"], output=facts["output"], when=str(entry["at"])[:19] + "+00:00",
-        who=str(entry["who"]), evidence=facts["evidence"], after=None if after is None else str(after), entry=entry,
-    )  # fmt: skip
+        number=facts["number"],
+        action=entry["action"],
+        version=facts["version"],
+        before=facts.get("before"),
+        key=facts["key"],
+        digest=facts["digest"],
+        output=facts["output"],
+        when=str(entry["at"])[:19] + "+00:00",
+        who=str(entry["who"]),
+        evidence=facts["evidence"],
+        after=None if after is None else str(after),
+        entry=entry,
+    )
 
 
 def model_of(entry: Entry) -> str:

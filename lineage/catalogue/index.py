@@ -24,9 +24,15 @@ FILE = "index.db"
 PREFIX = 16
 """Hex digits of a digest that are indexed; the rest is compared with the record."""
 UNFIT = (
-    AttributeError, KeyError, TypeError, UnicodeError, OverflowError, RecursionError, sqlite3.InterfaceError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    UnicodeError,
+    OverflowError,
+    RecursionError,
+    sqlite3.InterfaceError,
     sqlite3.ProgrammingError,
-)  # fmt: skip
+)
 """What a manifest raises that does not have the shape of one, down to values that SQLite does not take."""
 TABLES = {"rows.parquet": "rows", "dropped.parquet": "dropped"}
 SCHEMA = """

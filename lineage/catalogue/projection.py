@@ -11,14 +11,35 @@ from lineage.layout import Layout
 from lineage.records import Record, read_lines
 
 STEPS = (
-    "key", "kind", "step", "recipe", "run", "seed", "started",
-    "seconds", "cpu_seconds", "gpu_seconds", "peak_rss", "commit", "dirty",
-)  # fmt: skip
+    "key",
+    "kind",
+    "step",
+    "recipe",
+    "run",
+    "seed",
+    "started",
+    "seconds",
+    "cpu_seconds",
+    "gpu_seconds",
+    "peak_rss",
+    "commit",
+    "dirty",
+)
 TYPES = {
-    "seed": pa.int64(), "seconds": pa.float64(), "cpu_seconds": pa.float64(), "gpu_seconds": pa.float64(),
-    "peak_rss": pa.int64(), "dirty": pa.bool_(), "bytes": pa.int64(), "files": pa.int64(), "size": pa.int64(),
-    "value": pa.float64(), "at_step": pa.int64(), "time": pa.float64(), "number": pa.int64(),
-}  # fmt: skip
+    "seed": pa.int64(),
+    "seconds": pa.float64(),
+    "cpu_seconds": pa.float64(),
+    "gpu_seconds": pa.float64(),
+    "peak_rss": pa.int64(),
+    "dirty": pa.bool_(),
+    "bytes": pa.int64(),
+    "files": pa.int64(),
+    "size": pa.int64(),
+    "value": pa.float64(),
+    "at_step": pa.int64(),
+    "time": pa.float64(),
+    "number": pa.int64(),
+}
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple]) -> pa.Table:

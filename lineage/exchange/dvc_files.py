@@ -96,8 +96,9 @@ class Recipe:
 
     def __init__(self, layout: Layout, plan: Plan):
         if loop := next((step.name for step in plan.steps if step.is_conditional), None):
-            raise PlanError(f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop or a branch, and DVC "
-                            "knows neither")  # fmt: skip
+            raise PlanError(
+                f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop or a branch, and DVC knows neither"
+            )
         from dvc.utils.serialize import load_yaml  # YAML 1.2 as DVC reads it: 1e-3 is a number
 
         path = (layout.root / plan.file).resolve()

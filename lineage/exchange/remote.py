@@ -106,7 +106,7 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
         "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
         "cache": {"dir": str(layout.dvc_cache.parents[1])},
         **({"remote": {AD_HOC: {"url": url}}} if url else {}),
-    }  # fmt: skip
+    }
     try:
         with memory, Repo(str(layout.root), config=config) as repo:
             yield Remote(repo, AD_HOC if url else name, said)

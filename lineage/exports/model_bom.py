@@ -67,32 +67,48 @@ def _component(record: Record, name: str) -> Component:
     is_model = output["type"] in MODELS
     files = [
         Component(
-            name=file["path"], type=ComponentType.FILE, bom_ref=f"{record['key']}/{name}/{file['path']}",
-            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=file["sha256"]),
-                    HashType(alg=HashAlgorithm.MD5, content=file["md5"])],
+            name=file["path"],
+            type=ComponentType.FILE,
+            bom_ref=f"{record['key']}/{name}/{file['path']}",
+            hashes=[
+                HashType(alg=HashAlgorithm.SHA_256, content=file["sha256"]),
+                HashType(alg=HashAlgorithm.MD5, content=file["md5"]),
+            ],
         )
         for file in output["files"]
-    ]  # fmt: skip
+    ]
     facts = {
-        "digest": output["digest"], "key": record["key"], "kind": record["kind"], "type": output["type"],
-        "run": record["run"], "seed": record["seed"], "commit": record.get("commit"), "dirty": record.get("dirty"),
-    }  # fmt: skip
+        "digest": output["digest"],
+        "key": record["key"],
+        "kind": record["kind"],
+        "type": output["type"],
+        "run": record["run"],
+        "seed": record["seed"],
+        "commit": record.get("commit"),
+        "dirty": record.get("dirty"),
+    }
     return Component(
-        name=f"{record['recipe']}.{record['step']}.{name}", version=output["digest"][:16],
+        name=f"{record['recipe']}.{record['step']}.{name}",
+        version=output["digest"][:16],
         type=ComponentType.MACHINE_LEARNING_MODEL if is_model else ComponentType.DATA,
-        bom_ref=f"{record['key']}/{name}", components=files,
+        bom_ref=f"{record['key']}/{name}",
+        components=files,
         properties=[Property(name=f"posttrain:{k}", value=str(v)) for k, v in facts.items() if v is not None],
-    )  # fmt: skip
+    )
 
 
 def _source(given: dict[str, Any]) -> Component:
     """What came from outside: its digest stands for its content, as for a step's key."""
     return Component(
-        name=given["source"], version=given["digest"][:16], bom_ref=f"source/{given['digest']}",
+        name=given["source"],
+        version=given["digest"][:16],
+        bom_ref=f"source/{given['digest']}",
         type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODELS else ComponentType.DATA,
-        properties=[Property(name="posttrain:digest", value=given["digest"]),
-                    Property(name="posttrain:type", value=given["type"])],
-    )  # fmt: skip
+        properties=[
+            Property(name="posttrain:digest", value=given["digest"]),
+            Property(name="posttrain:type", value=given["type"]),
+        ],
+    )
 
 
 def _package(name: str, version: str) -> Component:

@@ -50,9 +50,10 @@ def data_entry(record: Record, output: str) -> dict[str, Any]:
     for reason, number in sorted((record["details"].get("dropped") or {}).items()):
         properties.append({"name": f"posttrain:dropped:{reason}", "value": str(number)})
     return {
-        "type": "dataset", "name": f"{record['recipe']}.{record['step']}.{output}",
+        "type": "dataset",
+        "name": f"{record['recipe']}.{record['step']}.{output}",
         "contents": {"properties": properties},
-    }  # fmt: skip
+    }
 
 
 def _data(record: Record, by_key: dict[str, Record]) -> list[str]:

@@ -91,9 +91,12 @@ def _of_runs(found: Scope) -> Iterator[RunEvent]:
         for event in [e for e in told if e["state"] == "started"][:1] + [e for e in told if e["state"] == "ended"][-1:]:
             state = RunState.START if event["state"] == "started" else _end_state(event["exit_code"])
             yield RunEvent(
-                eventTime=at(event["time"]), eventType=state, producer=PRODUCER, run=Run(stable_id("run", run)),
+                eventTime=at(event["time"]),
+                eventType=state,
+                producer=PRODUCER,
+                run=Run(stable_id("run", run)),
                 job=Job(NAMESPACE, recipes[0], {"jobType": _job_type("DAG")}),
-            )  # fmt: skip
+            )
 
 
 def _end_state(exit_code: int) -> RunState:
@@ -109,9 +112,14 @@ def _of_steps(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
             eventTime=record["started"], eventType=RunState.START, producer=PRODUCER, run=run, job=job, inputs=inputs
         )
         yield RunEvent(
-            eventTime=ended_at(record).isoformat(), eventType=RunState.COMPLETE, producer=PRODUCER, run=run, job=job,
-            inputs=inputs, outputs=[_output(record, name) for name in record["outputs"]],
-        )  # fmt: skip
+            eventTime=ended_at(record).isoformat(),
+            eventType=RunState.COMPLETE,
+            producer=PRODUCER,
+            run=run,
+            job=job,
+            inputs=inputs,
+            outputs=[_output(record, name) for name in record["outputs"]],
+        )
 
 
 def _of_unfinished(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
@@ -128,11 +136,13 @@ def _of_unfinished(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent
             (event["time"], end, parent | reason),
         ):
             yield RunEvent(
-                eventTime=at(seconds), eventType=state, producer=PRODUCER,
+                eventTime=at(seconds),
+                eventType=state,
+                producer=PRODUCER,
                 run=Run(stable_id("unfinished", found.target.word, event["step"]), facets),
                 job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _job_type("TASK")}),
                 inputs=_planned_inputs(found, event["step"], by_key),
-            )  # fmt: skip
+            )
 
 
 def _planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:

@@ -159,10 +159,19 @@ def move(
         # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
         # is finished by the next move.
         audit_log.append(
-            layout, action, model=name, number=here.moves[-1].number + 1 if here.moves else 1, version=version,
-            before=now.version if now else None, key=key, digest=digest, output=output, evidence=evidence | repaired,
-            after=here.moves[-1].entry["hash"] if here.moves else None, log=whole_chain(layout).name,
-        )  # fmt: skip
+            layout,
+            action,
+            model=name,
+            number=here.moves[-1].number + 1 if here.moves else 1,
+            version=version,
+            before=now.version if now else None,
+            key=key,
+            digest=digest,
+            output=output,
+            evidence=evidence | repaired,
+            after=here.moves[-1].entry["hash"] if here.moves else None,
+            log=whole_chain(layout).name,
+        )
         moves = recorded_moves(layout)[name]
         write_moves(mlflow, read_registered(mlflow, name), moves, manifest)
         return _champion(layout, name, moves[-1])

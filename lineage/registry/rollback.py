@@ -32,9 +32,15 @@ def rollback(layout: Layout, name: str, to: int | None = None, why: str = "") ->
         what = f"version {to} of {name} was never champion" if to else f"{name} had no champion before this one"
         raise PlanError(f"{what}; champions before: {were or 'none'}")
     after = move(
-        layout, name, target.key, evidence={"why": why} if why else {}, output=target.output, expected=now,
-        action="rollback", digest=target.digest,
-    )  # fmt: skip
+        layout,
+        name,
+        target.key,
+        evidence={"why": why} if why else {},
+        output=target.output,
+        expected=now,
+        action="rollback",
+        digest=target.digest,
+    )
     return now, after
 
 

@@ -61,13 +61,17 @@ def _new_version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: 
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     experiments = [e.experiment_id for e in pages(mlflow.search_experiments)]
-    made_in = mlflow.search_runs(experiments, f"tags.`posttrain.key` = '{manifest.key}'", max_results=1,
-                                 order_by=["attributes.start_time"])  # fmt: skip
+    made_in = mlflow.search_runs(
+        experiments, f"tags.`posttrain.key` = '{manifest.key}'", max_results=1, order_by=["attributes.start_time"]
+    )
     run = made_in[0].info.run_id if made_in else None
     made = mlflow.create_model_version(
-        name, source_of(manifest, output), run_id=run, tags=_tags_of(manifest, output),
+        name,
+        source_of(manifest, output),
+        run_id=run,
+        tags=_tags_of(manifest, output),
         description=_origin(manifest, output),
-    )  # fmt: skip
+    )
     return int(made.version)
 
 

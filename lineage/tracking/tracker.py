@@ -65,9 +65,13 @@ class Tracker:
                 return
             self.client.delete_run(found.info.run_id)
         tags = {
-            "mlflow.parentRunId": parent, "posttrain.run": run, "posttrain.step": step.name,
-            "posttrain.kind": step.kind, "posttrain.key": step.key, "posttrain.state": state,
-        }  # fmt: skip
+            "mlflow.parentRunId": parent,
+            "posttrain.run": run,
+            "posttrain.step": step.name,
+            "posttrain.kind": step.kind,
+            "posttrain.key": step.key,
+            "posttrain.state": state,
+        }
         if record:
             tags |= self._origin(record, state)
         start = milliseconds(record["started"]) if record and state == "done" else None
@@ -101,9 +105,11 @@ class Tracker:
         digest, folder = record["outputs"][output]["digest"], Path(record["folder"], "outputs", output)
         tags = {"key": record["key"], "digest": digest, "uri": folder.as_uri(), "output": output}
         existing = self._models(record["key"])
-        model = existing[0] if existing else self.client.create_logged_model(
-            self.experiment, model_name(step.name), source_run_id=made, tags=tags
-        )  # fmt: skip
+        model = (
+            existing[0]
+            if existing
+            else self.client.create_logged_model(self.experiment, model_name(step.name), source_run_id=made, tags=tags)
+        )
         if not existing:
             self.client.finalize_logged_model(model.model_id, "READY")
         self.client.log_outputs(made, models=[LoggedModelOutput(model.model_id, step=0)])

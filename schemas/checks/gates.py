@@ -22,8 +22,9 @@ def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
 def _metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Iterator[Problem]:
     named = {f"{here}.metric": gate.metric} | (
         {f"{here}.max_regression.{name}": name for name in gate.max_regression}
-        if isinstance(gate.max_regression, dict) else {}
-    )  # fmt: skip
+        if isinstance(gate.max_regression, dict)
+        else {}
+    )
     for where, name in named.items():
         if split_metric(name, metrics) is None:
             yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))

@@ -13,17 +13,36 @@ from schemas.suggestions import suggest
 from schemas.use import ControlUse, DriveUse, Use
 
 ALWAYS = (
-    "reward", "completions", "completion_length", "truncated", "unscorable", "trained", "broken_logprobs",
-    "sampled_tokens", "tokens_per_second", "generation_seconds", "learning_rate", "clip_fraction", "entropy",
-    "kl_to_sampler", "logprob_gap", "grad_norm",
-)  # fmt: skip
+    "reward",
+    "completions",
+    "completion_length",
+    "truncated",
+    "unscorable",
+    "trained",
+    "broken_logprobs",
+    "sampled_tokens",
+    "tokens_per_second",
+    "generation_seconds",
+    "learning_rate",
+    "clip_fraction",
+    "entropy",
+    "kl_to_sampler",
+    "logprob_gap",
+    "grad_norm",
+)
 OF_CRITIC = ("value", "value_loss", "value_grad_norm", "explained_variance")
 OF_NETWORK = ("loss", "grad_norm", "mean", "explained_variance")
 OF_AGE = ("staleness", "staleness_max", "older_tokens")
 OF_STREAM = (
-    "trainer_wait_seconds", "generator_idle_share", "generator_seconds", "groups_ready", "groups_under_way",
-    "groups_overlapped", "sampled_length", "trained_length",
-)  # fmt: skip
+    "trainer_wait_seconds",
+    "generator_idle_share",
+    "generator_seconds",
+    "groups_ready",
+    "groups_under_way",
+    "groups_overlapped",
+    "sampled_length",
+    "trained_length",
+)
 OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name points; a map names them by its keys."""
 

@@ -114,8 +114,12 @@ def preset(algorithm: Node, path: str) -> Node:
     """The slots of a named algorithm. Raises RecipeError."""
     known = preset_names()
     if algorithm.value not in known:
-        raise refuse(algorithm.mark, path, f"no algorithm `{algorithm.value}`",
-                     suggest(str(algorithm.value), known, "algorithms"))  # fmt: skip
+        raise refuse(
+            algorithm.mark,
+            path,
+            f"no algorithm `{algorithm.value}`",
+            suggest(str(algorithm.value), known, "algorithms"),
+        )
     return read_source(known[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
 
 

@@ -138,8 +138,12 @@ def _first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
         raise refuse(node.where, path, "wants a map of stages to references", "as `first: {rl: cold_start}`")
     for name, child in node.value.items():
         if name.partition("@")[0] not in stages.value:
-            raise refuse(child.where, join(path, name), f"the loop has no stage `{name}`",
-                         suggest(name, stages.value, "stages of the loop"))  # fmt: skip
+            raise refuse(
+                child.where,
+                join(path, name),
+                f"the loop has no stage `{name}`",
+                suggest(name, stages.value, "stages of the loop"),
+            )
         if not isinstance(child.value, str) or not child.value or child.value.startswith("previous."):
             raise refuse(child.mark, join(path, name), "wants a reference to an artifact outside the loop", "")
     return {name: child.value for name, child in node.value.items()}

@@ -67,8 +67,15 @@ def _slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json
     for name, found, body in options:
         keys = {"use": {"const": name, "description": found.summary}, **body.get("properties", {}), **own}
         needs = ["use", *body.get("required", []), *required]
-        forms.append({"type": "object", "description": found.summary, "properties": keys, "required": needs,
-                      "additionalProperties": False})  # fmt: skip
+        forms.append(
+            {
+                "type": "object",
+                "description": found.summary,
+                "properties": keys,
+                "required": needs,
+                "additionalProperties": False,
+            }
+        )
     forms.append({"type": "object", "properties": {"use": _IMPORT_PATH, **own}, "required": ["use", *required]})
     return {"description": (slot.__doc__ or "").strip(), "anyOf": [*forms, _TEXT]}
 
@@ -114,7 +121,9 @@ def _shared() -> Json:
             "type": "object",
             "propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"},
             "additionalProperties": {
-                "if": {"required": ["repeat"]}, "then": {"$ref": "#/$defs/loop"}, "else": {"$ref": "#/$defs/stage"},
+                "if": {"required": ["repeat"]},
+                "then": {"$ref": "#/$defs/loop"},
+                "else": {"$ref": "#/$defs/stage"},
             },
             "minProperties": 1,
         },
@@ -122,7 +131,7 @@ def _shared() -> Json:
             "anyOf": [{"type": "object", "additionalProperties": values}, _TEXT],
             "description": "Name to values: one step per combination; `${matrix.name}` is the value.",
         },
-    }  # fmt: skip
+    }
 
 
 def _by_kind(word: str) -> list[Json]:

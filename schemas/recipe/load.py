@@ -195,8 +195,7 @@ def _scope(root: Node) -> Scope:
 
 
 def _head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
-    said = {k: substitute(v, scope, k) if k in SAID else v
-            for k, v in root.value.items()}  # fmt: skip
+    said = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
     node = root.with_value(said)
     try:
         head = Head.model_validate(node.plain())

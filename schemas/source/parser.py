@@ -46,8 +46,12 @@ def parse_text(text: str, file: str) -> Node:
 def parse_value(text: str, start: Mark) -> Node:
     """The tree of any single YAML document. Raises RecipeError."""
     if odd := _UNPRINTABLE.search(text):
-        raise refuse(mark_at(text, odd.start(), start), "", f"character U+{ord(odd[0]):04X} is not allowed",
-                     "remove it; in a double-quoted string it may be written as an escape")  # fmt: skip
+        raise refuse(
+            mark_at(text, odd.start(), start),
+            "",
+            f"character U+{ord(odd[0]):04X} is not allowed",
+            "remove it; in a double-quoted string it may be written as an escape",
+        )
     builder = _Builder(start)
     try:
         for event in yaml.parse(text, Loader=_LOADER):

@@ -141,8 +141,17 @@ def _form(details: ErrorDetails) -> str:
         return str(details.get("ctx", {}).get("expected", "one of the words"))
     if details["type"] in ("missing", "extra_forbidden", "model_type", "model_attributes_type"):
         return "a schedule as {linear: {from: 1.0, to: 0.0, steps: 100}}"
-    names = {"int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list",
-             "dict": "a map", "none": "null", "greater": "larger", "less": "smaller"}  # fmt: skip
+    names = {
+        "int": "a whole number",
+        "float": "a number",
+        "string": "text",
+        "bool": "true or false",
+        "list": "a list",
+        "dict": "a map",
+        "none": "null",
+        "greater": "larger",
+        "less": "smaller",
+    }
     return names.get(kind, details["msg"].removeprefix("Input should be "))
 
 

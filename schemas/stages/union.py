@@ -32,7 +32,7 @@ Stage = Annotated[
     | Evaluate
     | Python,
     Field(discriminator="kind"),
-]  # fmt: skip
+]
 
 KINDS: dict[str, type[BaseStage]] = {
     get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Stage)[0])

@@ -79,9 +79,12 @@ def _no_gate(
 
 
 def _unjudged(
-    promote: Promote, node: Node, model: tuple[tuple[str, ...], str], gates: tuple[str, ...],
+    promote: Promote,
+    node: Node,
+    model: tuple[tuple[str, ...], str],
+    gates: tuple[str, ...],
     steps: Mapping[str, StepInfo],
-) -> Iterator[Problem]:  # fmt: skip
+) -> Iterator[Problem]:
     info = steps[gates[0]]
     names = [_name(port) for port in _model_ports(info)]
     mine = [_name(p) for p in _model_ports(info) if set(p.steps) & set(model[0]) and _output(p, steps) == model[1]]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.schemas.test_recipe_fuzz import mutate
+from tests.schemas.recipe.test_recipe_fuzz import mutate
 from tests.security.hostile_recipes import sampled
 from tests.security.recipe_mutations import mutate_tree
 

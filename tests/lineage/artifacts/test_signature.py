@@ -21,9 +21,9 @@ from schemas.errors import PlanError
 
 
 def private_key(path, key=None):
-    path.write_bytes((key or Ed25519PrivateKey.generate()).private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
-    ))  # fmt: skip
+    path.write_bytes(
+        (key or Ed25519PrivateKey.generate()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
     return path
 
 

@@ -35,10 +35,18 @@ def published(layout, token="x", files=FILES, value=1):
     (folder / "step.log").write_text("hello\n")
     identity = {"value": value}
     manifest = Manifest(
-        key=digest_of(identity), kind="python", identity=identity, step="s", recipe="r", run=f"run-{token}", seed=0,
-        inputs=(), outputs=store.describe(folder, {"data": "directory"}), started="2026-01-01T00:00:00+00:00",
+        key=digest_of(identity),
+        kind="python",
+        identity=identity,
+        step="s",
+        recipe="r",
+        run=f"run-{token}",
+        seed=0,
+        inputs=(),
+        outputs=store.describe(folder, {"data": "directory"}),
+        started="2026-01-01T00:00:00+00:00",
         seconds=1.0,
-    )  # fmt: skip
+    )
     return store, store.publish(folder, manifest)
 
 

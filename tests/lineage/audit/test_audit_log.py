@@ -175,9 +175,12 @@ def test_a_full_disk_cuts_a_write_off_for_real(log):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
     done = subprocess.run(
-        [sys.executable, "-c", WRITER, str(log.root), "x", "1"], cwd=HOUSE, preexec_fn=little_room, capture_output=True,
+        [sys.executable, "-c", WRITER, str(log.root), "x", "1"],
+        cwd=HOUSE,
+        preexec_fn=little_room,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert "an entry of the audit log was cut off" in done.stderr
     assert log_file(log).stat().st_size == room
     assert (check(log).problems, len(check(log).notes)) == ([], 1)

@@ -59,8 +59,9 @@ def grow(maker, rng, number):
     name, data = f"{kind}{number}", rng.sample(IDS, rng.randint(1, 5))
     if kind == "table":
         source = rng.choice([None, "path:./words"])
-        maker.make(name, "synthesize", {"data": {"rows.parquet": [{"id": i} for i in data]}}, {"data": "chat"},
-                   source=source)  # fmt: skip
+        maker.make(
+            name, "synthesize", {"data": {"rows.parquet": [{"id": i} for i in data]}}, {"data": "chat"}, source=source
+        )
     elif kind == "clean":
         lost = [{"id": i, "reason": rng.choice(["length", "duplicate"]), "detail": ""} for i in IDS if i not in data]
         files = {"data": {"rows.parquet": [{"id": i} for i in data]}, "report": {"dropped.parquet": lost}}

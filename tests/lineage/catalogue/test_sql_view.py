@@ -16,9 +16,12 @@ def test_tables_hold_what_the_manifests_say(small_run):
         ("loss", 0.25, None),
         ("note", None, "fine"),
     ]
-    sizes = query(layout, "select o.bytes, sum(f.size)::bigint as total, o.files from outputs o "
-                          "join files f using (key, output) "
-                          "where o.step = 'base' group by all").to_pylist()  # fmt: skip
+    sizes = query(
+        layout,
+        "select o.bytes, sum(f.size)::bigint as total, o.files from outputs o "
+        "join files f using (key, output) "
+        "where o.step = 'base' group by all",
+    ).to_pylist()
     assert sizes == [{"bytes": 4, "total": 4, "files": 2}]
     found = query(layout, "select settings->>'learning_rate' as rate from steps where step = 'tuned'").to_pylist()
     assert found == [{"rate": "0.1"}]

@@ -45,9 +45,13 @@ def with_a_merge(run):
 def examined(small_run):
     """The small run with an exam of both models and a record of how it went; a step of it failed."""
     small_run.make(
-        "exam", "evaluate", {"report": {"results.json": b"{}"}}, {"report": "eval_report"},
-        [("models.tuned", "tuned", "policy"), ("models.raw", "raw", "policy")], details={"table": TABLE},
-    )  # fmt: skip
+        "exam",
+        "evaluate",
+        {"report": {"results.json": b"{}"}},
+        {"report": "eval_report"},
+        [("models.tuned", "tuned", "policy"), ("models.raw", "raw", "policy")],
+        details={"table": TABLE},
+    )
     append(small_run.layout, "run started", run="run-1", recipe="small")
     folder = small_run.layout.run("run-1")
     folder.mkdir(parents=True)
@@ -117,10 +121,14 @@ def test_events_survive_the_clients_own_classes(examined):
     """Each event is taken apart and made again by the client, which checks ids, times and addresses."""
     for event in said(examined.layout, "run-1"):
         again = RunEvent(
-            eventTime=event["eventTime"], producer=event["producer"], eventType=RunState(event["eventType"]),
-            run=Run(**event["run"]), job=Job(**event["job"]), inputs=[InputDataset(**d) for d in event["inputs"]],
+            eventTime=event["eventTime"],
+            producer=event["producer"],
+            eventType=RunState(event["eventType"]),
+            run=Run(**event["run"]),
+            job=Job(**event["job"]),
+            inputs=[InputDataset(**d) for d in event["inputs"]],
             outputs=[OutputDataset(**d) for d in event["outputs"]],
-        )  # fmt: skip
+        )
         assert json.loads(Serde.to_json(again)) == event
 
 
@@ -197,8 +205,9 @@ def test_a_server_receives_every_event_once(examined, receiver, monkeypatch):
 def test_a_run_tells_what_it_did_and_not_what_it_found(examined, receiver, monkeypatch):
     from flows.history.exporting import send_run
 
-    newer = examined.make("more", "sft", {"policy": {"w": b"3"}}, {"policy": "policy"}, [("data", "lessons", "data")],
-                          run="run-2")  # fmt: skip
+    newer = examined.make(
+        "more", "sft", {"policy": {"w": b"3"}}, {"policy": "policy"}, [("data", "lessons", "data")], run="run-2"
+    )
     folder = examined.layout.run("run-2")
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(examined.plan().model_dump_json())
@@ -287,8 +296,10 @@ def test_a_model_card_holds_data_and_every_exam_with_its_intervals(examined):
     made = examined.made
     assert card["modelParameters"]["approach"] == {"type": "supervised"}
     assert {d["ref"] for d in card["modelParameters"]["datasets"]} == {
-        f"{made['lessons_clean'].key}/data", f"{made['lessons'].key}/data", f"source/{'ab' * 32}",
-    }  # fmt: skip
+        f"{made['lessons_clean'].key}/data",
+        f"{made['lessons'].key}/data",
+        f"source/{'ab' * 32}",
+    }
     all_, sums = card["quantitativeAnalysis"]["performanceMetrics"]
     assert (all_["type"], all_["value"], "slice" in all_) == ("accuracy (small.exam)", "0.5", False)
     assert all_["confidenceInterval"] == {"lowerBound": "0.25", "upperBound": "0.75"}

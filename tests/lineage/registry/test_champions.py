@@ -75,9 +75,13 @@ def test_a_champion_moves_is_found_by_recipes_and_goes_back(small_run):
         rollback(layout, "chat", 9)
     assert rollback(layout, "chat", 3)[1].key == third.key
     assert told(layout) == [
-        (1, "promote", None, 1), (2, "promote", 1, 2), (3, "promote", 2, 3),
-        (4, "rollback", 3, 2), (5, "rollback", 2, 1), (6, "rollback", 1, 3),
-    ]  # fmt: skip
+        (1, "promote", None, 1),
+        (2, "promote", 1, 2),
+        (3, "promote", 2, 3),
+        (4, "rollback", 3, 2),
+        (5, "rollback", 2, 1),
+        (6, "rollback", 1, 3),
+    ]
     assert history(layout, "chat")[3].evidence == {"why": "it swears"}
     logged = [e for e in audit_log.entries(layout) if e["action"] in ("promote", "rollback")]
     assert [(e["facts"]["number"], e["action"], e["facts"]["version"]) for e in logged] == [
@@ -118,10 +122,15 @@ def test_of_two_promotions_at_once_one_wins_and_the_other_sees_it(small_run):
     layout, made = small_run.layout, small_run.made
     keys = [made[name].key for name in ("tuned", "raw", "base")]
     racers = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", RACE, str(layout.root), key], cwd=HOUSE,
-                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RACE, str(layout.root), key],
+            cwd=HOUSE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for key in keys
-    ]  # fmt: skip
+    ]
     assert [racer.stdout.readline() for racer in racers] == ["ready\n"] * 3
     for racer in racers:
         racer.stdin.write("\n")

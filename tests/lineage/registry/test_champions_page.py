@@ -29,10 +29,12 @@ def address(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     settings = {
-        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}", "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_ARTIFACTS_DESTINATION": str(tmp_path / "served"), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_ARTIFACTS_DESTINATION": str(tmp_path / "served"),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "DO_NOT_TRACK": "1",
-    }  # fmt: skip
+    }
     log = (tmp_path / "server.log").open("w")
     words = ["mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     server = subprocess.Popen(

@@ -22,9 +22,17 @@ def step(name, kind, *needs):
     inputs = tuple(Input(port=f"in.{need}", steps=(need,), type="policy") for need in needs)
     outputs = {"model": "policy"}
     return Step(
-        name=name, stage=name, kind=kind, settings={}, seed=0, inputs=inputs, outputs=outputs, code={},
-        key=key(name), identity={},
-    )  # fmt: skip
+        name=name,
+        stage=name,
+        kind=kind,
+        settings={},
+        seed=0,
+        inputs=inputs,
+        outputs=outputs,
+        code={},
+        key=key(name),
+        identity={},
+    )
 
 
 def key(name):
@@ -36,9 +44,19 @@ def manifest(name, kind, seconds=1.5, **more):
     outputs = {"model": Output(type="policy", digest="e" * 64, dvc="f.dir", files=())}
     times = {"started": "2026-01-02T03:04:05+00:00", "seconds": seconds, "cpu_seconds": 12.5, "peak_rss": 345_000_000}
     return Manifest(
-        key=key(name), kind=kind, identity={}, step=name, recipe="r", run="x", seed=0, inputs=inputs, outputs=outputs,
-        commit="abcdef0123456789", **times, **more,
-    )  # fmt: skip
+        key=key(name),
+        kind=kind,
+        identity={},
+        step=name,
+        recipe="r",
+        run="x",
+        seed=0,
+        inputs=inputs,
+        outputs=outputs,
+        commit="abcdef0123456789",
+        **times,
+        **more,
+    )
 
 
 EVALUATION = {
@@ -50,15 +68,30 @@ EVALUATION = {
         for f in ("all", "chain_sum")
     ],
     "comparisons": [
-        {"model": "tuned", "against": "base", "family": "all", "metric": "accuracy", "value": 0.6819, "low": 0.61,
-         "high": 0.75, "n": 300, "p_value": 0.00013, "detectable": 0.05}
+        {
+            "model": "tuned",
+            "against": "base",
+            "family": "all",
+            "metric": "accuracy",
+            "value": 0.6819,
+            "low": 0.61,
+            "high": 0.75,
+            "n": 300,
+            "p_value": 0.00013,
+            "detectable": 0.05,
+        }
     ],
     "gates": [{"passed": False, "on_fail": "stop", "text": "accuracy of tuned 0.7431, wanted 0.9"}],
     "samples": [
-        {"family": "chain_sum", "prompt": "1 + 2 =", "answer": "3", "completions": {"base": HOSTILE, "tuned": "3"},
-         "scores": {"base": None, "tuned": 1.0}}
+        {
+            "family": "chain_sum",
+            "prompt": "1 + 2 =",
+            "answer": "3",
+            "completions": {"base": HOSTILE, "tuned": "3"},
+            "scores": {"base": None, "tuned": 1.0},
+        }
     ],
-}  # fmt: skip
+}
 CURATION = {
     "type": "chat",
     "rows": 5000,
@@ -70,10 +103,16 @@ PRACTICE = {
     "experiences": ["in step 1 <b>search</b>"],
     "before": [],
     "taught": [
-        {"round": 0, "problem": "4-2", "best": "search: 4-2", "worst": "6", "learnt": ["in step 1 <b>search</b>"],
-         "dropped": []},
+        {
+            "round": 0,
+            "problem": "4-2",
+            "best": "search: 4-2",
+            "worst": "6",
+            "learnt": ["in step 1 <b>search</b>"],
+            "dropped": [],
+        },
     ],
-}  # fmt: skip
+}
 WRITTEN = {
     "written": [
         {"what": "tool", "name": "spell", "attempt": 0, "accepted": False, "reasons": ["spell('a') gives <i>"]},

@@ -21,15 +21,36 @@ def value_of(text):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-4", 1e-4), ("-.5", -0.5), ("1.", 1.0), ("+12", 12), ("0o17", 15), ("0x1F", 31), ("017", 17), ("~",
-        None), ("", None),
-        ("null", None), ("true", True), ("FALSE", False), ("yes", "yes"), ("on", "on"), ("off", "off"),
+        ("1e-4", 1e-4),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        ("+12", 12),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("017", 17),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("true", True),
+        ("FALSE", False),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("off", "off"),
         ("1_000", "1_000"),
-        ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("'1'", "1"), ('"true"', "true"), ("!!str 3", "3"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("!!str 3", "3"),
         ("!!float 3", 3),
-        ("0b1", "0b1"), (".inf", math.inf), ("-.INF", -math.inf), ("1e", "1e"), ("e5", "e5"), ("1.2.3", "1.2.3"),
+        ("0b1", "0b1"),
+        (".inf", math.inf),
+        ("-.INF", -math.inf),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("1.2.3", "1.2.3"),
     ],
-)  # fmt: skip
+)
 def test_scalars_follow_yaml_1_2(text, value):
     found = value_of(text)
     assert found == value
