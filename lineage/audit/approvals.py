@@ -58,7 +58,7 @@ def decisions(layout: Layout, key: str) -> list[Record]:
 def decisions_on(record: Record) -> list[Record]:
     """Every decision about an artifact's gates, from its manifest as plain data with its folder."""
     state = Path(record["folder"]).parents[1]
-    return read_lines(state / FOLDER / f"{record['key']}.jsonl") if record["kind"] == "evaluate" else []
+    return read_lines(state / FOLDER / f"{record['key']}.jsonl")
 
 
 def decision(layout: Layout, key: str, gate: int) -> Record | None:

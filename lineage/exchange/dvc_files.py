@@ -167,16 +167,18 @@ class Recipe:
         stage = self._stage(step)
         if not stage:
             return []
-        own = [f"stages.{step.stage}", f"defaults.{step.kind}", *(self._evaluations() if step.kind == "curate" else [])]
+        own = [f"stages.{step.stage}", f"defaults.{step.kind}"]
+        if step.settings.get("decontaminate"):
+            own += self._evaluation_tasks()
         own = [name for name in own if _value(self.source, name) is not None]
         text = json.dumps([_value(self.source, name) for name in own])
         own += _variables(self.source.get("vars", {}), text)
         return [*own, "seed"] if "seed" in self.source else own
 
-    def _evaluations(self) -> list[str]:
-        """The problems of every evaluation: a curation keeps the training rows clear of them."""
+    def _evaluation_tasks(self) -> list[str]:
+        """Return the keys of all evaluation problems, which decontamination compares the training rows with."""
         stages = self.source.get("stages", {}).items()
-        return [f"stages.{name}.tasks" for name, stage in stages if (stage or {}).get("kind") == "evaluate"]
+        return [f"stages.{name}.tasks" for name, stage in stages if "tasks" in (stage or {})]
 
     def _stage(self, step: Step) -> dict[str, Any]:
         return self.source.get("stages", {}).get(step.stage) or {}

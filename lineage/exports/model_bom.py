@@ -16,8 +16,8 @@ from lineage.exports.scope import Scope, ended_at, scope, stable_id
 from lineage.layout import Layout
 from lineage.records import Record, read_record
 from lineage.tracing.ancestry import trace
-from lineage.tracing.relations import MODELS
 from schemas.errors import PlanError
+from schemas.references import MODEL_TYPES
 
 
 def model_bom(layout: Layout, word: str) -> str:
@@ -59,12 +59,12 @@ def _model(found: Scope) -> Record:
 
 
 def _outputs_of_models(record: Record) -> list[str]:
-    return [name for name, output in record["outputs"].items() if output["type"] in MODELS]
+    return [name for name, output in record["outputs"].items() if output["type"] in MODEL_TYPES]
 
 
 def _component(record: Record, name: str) -> Component:
     output = record["outputs"][name]
-    is_model = output["type"] in MODELS
+    is_model = output["type"] in MODEL_TYPES
     files = [
         Component(
             name=file["path"],
@@ -103,7 +103,7 @@ def _source(given: dict[str, Any]) -> Component:
         name=given["source"],
         version=given["digest"][:16],
         bom_ref=f"source/{given['digest']}",
-        type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODELS else ComponentType.DATA,
+        type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODEL_TYPES else ComponentType.DATA,
         properties=[
             Property(name="posttrain:digest", value=given["digest"]),
             Property(name="posttrain:type", value=given["type"]),
@@ -125,7 +125,7 @@ def _cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str,
         exams = _exams(layout, record) if _outputs_of_models(record) else []
         for name, output in record["outputs"].items():
             reference = f"{record['key']}/{name}"
-            if output["type"] in MODELS:
+            if output["type"] in MODEL_TYPES:
                 cards[reference] = {"modelCard": model_card(record, name, by_key, exams)}
             else:
                 cards[reference] = {"data": [data_entry(record, name)]}
@@ -134,10 +134,14 @@ def _cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str,
 
 def _exams(layout: Layout, record: Record) -> list[Record]:
     """The evaluations that read this very artifact, oldest first."""
-    readers = [node.record for node in trace(layout, record["key"]).down if node.record["kind"] == "evaluate"]
+    readers = [node.record for node in trace(layout, record["key"]).down if _is_evaluation(node.record)]
     whole = [read_record(Path(reader["folder"])) for reader in readers]
     found = [r for r in whole if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
     return sorted(found, key=lambda r: (r["started"], r["key"]))
+
+
+def _is_evaluation(record: Record) -> bool:
+    return any(output["type"] == "eval_report" for output in record["outputs"].values())
 
 
 def _with_cards(text: str, cards: dict[str, dict[str, Any]]) -> str:

@@ -8,23 +8,17 @@ import pyarrow.parquet as pq
 
 from lineage.exports.scope import tables
 from lineage.records import Record
-from lineage.tracing.relations import MODELS
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
 
-APPROACH = {
-    "sft": "supervised",
-    "preference": "supervised",
-    "reward_model": "supervised",
-    "rl": "reinforcement-learning",
-}
-"""CycloneDX's word for how a kind learns; kinds that do not learn have none."""
 ALL = "all"
 
 
 def model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
     """The card of a model among the outputs of a step."""
     parameters: dict[str, Any] = {"task": "text-generation", "datasets": [{"ref": r} for r in _data(record, by_key)]}
-    if record["kind"] in APPROACH:
-        parameters["approach"] = {"type": APPROACH[record["kind"]]}
+    if (approach := traits_of(record["kind"]).learning_approach) is not None:
+        parameters["approach"] = {"type": approach}
     config = _config(record, output)
     if "model_type" in config:
         parameters["architectureFamily"] = str(config["model_type"])
@@ -61,7 +55,7 @@ def _data(record: Record, by_key: dict[str, Record]) -> list[str]:
     found, waiting, seen = [], [record], set()
     while waiting:
         for given in waiting.pop()["inputs"]:
-            if given["type"] not in MODELS:
+            if given["type"] not in MODEL_TYPES:
                 found.append(
                     f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
                 )

@@ -24,11 +24,10 @@ from lineage.registry.registered import ALIAS, Registered, compare, pages, print
 from lineage.registry.writing import write_moves, write_version
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
+from schemas.references import MODEL_TYPES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
 
 
 @dataclass(frozen=True)
@@ -238,9 +237,9 @@ def _model(layout: Layout, key: str, output: str | None, digest: str | None) -> 
     manifest = Store(layout).with_key(key)
     if manifest is None:
         raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
-    output = output or next((n for n, o in manifest.outputs.items() if o.type in MODELS), None)
-    if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODELS:
-        raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODELS)}")
+    output = output or next((n for n, o in manifest.outputs.items() if o.type in MODEL_TYPES), None)
+    if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODEL_TYPES:
+        raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODEL_TYPES)}")
     if digest is not None and manifest.outputs[output].digest != digest:
         found = manifest.outputs[output].digest[:16]
         raise PlanError(f"{manifest.step} ({key[:16]}) has digest {found}, and not {digest[:16]}, which was promoted")

@@ -1,6 +1,7 @@
 """The report of a run: one HTML file that needs nothing else, made from the plan, the states and the manifests."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lineage.reports.curves import curves
 from lineage.reports.graph import draw
 from schemas.manifest import Manifest
 from schemas.plan import Plan
+from schemas.stages.base import ReportSection
+from schemas.stages.union import KINDS
 
 FILE = "report.html"
 ALL = "all"
@@ -46,7 +49,6 @@ def content(
     """Everything the page shows."""
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
-    details = {name: manifest.details for name, manifest in made.items()}
     drawn = {name: curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
     return {
         "plan": plan,
@@ -59,16 +61,39 @@ def content(
         "reasons": {n: s["reason"] for n, s in states.items() if s.get("reason")},
         "picture": draw(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
-        "evaluations": {name: d for name, d in details.items() if made[name].kind == "evaluate"},
         "gates": list(gate_rows(plan, made, layout)),
-        "yields": {name: d for name, d in details.items() if made[name].kind == "synthesize" and d.get("yield")},
-        "curations": {name: d for name, d in details.items() if made[name].kind == "curate"},
-        "agents": {name: d for name, d in details.items() if made[name].kind == "agent" and d.get("written")},
-        "practices": {name: d for name, d in details.items() if made[name].kind == "practice"},
+        "sections": sections(made),
         "manifests": made,
         "costs": costs(plan, made, state, layout, run),
         "ALL": ALL,
     }
+
+
+@dataclass(frozen=True)
+class Section:
+    """The details of the steps of one kind, and the template that shows them as `details`."""
+
+    template: str
+    is_result: bool
+    details: dict[str, dict[str, Any]]
+
+
+def sections(made: dict[str, Manifest]) -> list[Section]:
+    """Return a section for every kind that has one and of which some step has something to show."""
+    found: list[Section] = []
+    for kind, stage in KINDS.items():
+        section = stage.report_section
+        if section is None:
+            continue
+        details = {name: manifest.details for name, manifest in made.items() if manifest.kind == kind}
+        shown = {name: values for name, values in details.items() if _is_shown(section, values)}
+        if shown:
+            found.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
+    return found
+
+
+def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
+    return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
 
 
 def number(value: Any) -> str:

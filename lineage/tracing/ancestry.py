@@ -16,6 +16,7 @@ from lineage.records import Record
 from lineage.tracing.graph import Node, ancestors, descendants
 from lineage.tracing.relations import RANK, Relation, is_model, relations
 from lineage.tracing.target import Target, find_target
+from schemas.stages.union import traits_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def traced(index: Index, word: str) -> Lineage:
     holders = set(target.keys)
 
     def passes(key: str, kind: str) -> bool:
-        return target.row is None or kind != "curate" or key in holders
+        return target.row is None or not traits_of(kind).drops_rows or key in holders
 
     return Lineage(target, ancestors(index, target.keys), descendants(index, target.keys, passes))
 
@@ -83,7 +84,7 @@ def _node_json(node: Node) -> dict[str, Any]:
         "folder",
     )
     outputs = {name: {"type": o["type"], "digest": o["digest"]} for name, o in record["outputs"].items()}
-    dropped = record["details"].get("dropped") if record["kind"] == "curate" else None
+    dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     facts = {name: record.get(name) for name in kept}
     more = {"outputs": outputs, "dropped": dropped, "decisions": decisions_on(record)}
     return {"depth": node.depth, "via": node.via, **facts, **more}
@@ -143,7 +144,7 @@ def _label(node: Node) -> Text:
 def _facts(record: Record) -> list[str]:
     """What made an artifact besides other artifacts: outside sources, what was dropped, seed, code, versions."""
     sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
-    dropped = record["details"].get("dropped") if record["kind"] == "curate" else None
+    dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]
     commit = (
         f"commit {record['commit'][:12]}{' with changes' if record.get('dirty') else ''}"

@@ -16,12 +16,11 @@ from lineage.digests import digest_file
 from lineage.records import Record, table_name
 from lineage.state_files import Unreadable, read_json, read_regular, sha256_of
 from lineage.tracing.graph import Node
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
 
 How = Literal["trained on", "sampled", "offered", "reachable"]
 RANK: tuple[How, ...] = ("reachable", "offered", "sampled", "trained on")
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
-PORTS = {"sft": "data", "preference": "data", "reward_model": "data", "rl": "prompts"}
-"""Through which port each kind of stage reads what it trains on."""
 USED = "rows_used.parquet"
 TRAJECTORIES = "trajectories.parquet"
 
@@ -49,7 +48,7 @@ class Relation:
 
 def is_model(record: Record) -> bool:
     """Whether a step made a model."""
-    return any(output["type"] in MODELS for output in record["outputs"].values())
+    return any(output["type"] in MODEL_TYPES for output in record["outputs"].values())
 
 
 def relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
@@ -88,7 +87,7 @@ def _inherited(relation: Relation, parent: Record, record: Record) -> Relation:
 
 def _drawn(row: str, record: Record, ports: list[str]) -> Relation:
     """What a step did with a row of a table that it read."""
-    if PORTS.get(record["kind"]) not in ports:
+    if traits_of(record["kind"]).data_port not in ports:
         return Relation("offered", note=f"read as {', '.join(ports)}")
     folder = Path(record["folder"])
     counts = _counted(folder, row) if (folder / USED).is_file() else _from_trajectories(record, row)

@@ -11,8 +11,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from lineage.catalogue.projection import curve_points
 from lineage.records import Record
+from schemas.references import TABLE_TYPES
 
-DATA = ("prompts", "chat", "preference_pairs", "trajectories")
 DIGEST = 36
 """Longest digest of a dataset that MLflow keeps."""
 
@@ -60,7 +60,7 @@ def curve_metrics(folder: Path) -> list[Metric]:
 
 def datasets(record: Record) -> list[DatasetInput]:
     """The tables a step read, by name and digest; the source says where they lie."""
-    return [_dataset(given) for given in record["inputs"] if given["type"] in DATA]
+    return [_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
 
 
 def _dataset(given: dict[str, Any]) -> DatasetInput:

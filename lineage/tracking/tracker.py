@@ -12,9 +12,9 @@ from lineage.records import Record, read_record
 from lineage.registry.client import dvc_uri
 from lineage.tracking.content import curve_metrics, datasets, final_metrics, flat, milliseconds, model_name, named
 from schemas.plan import Plan, Step
+from schemas.references import MODEL_TYPES
 
 FINISHED = ("done", "cached")
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
 STATUS = {"done": "FINISHED", "cached": "FINISHED", "failed": "FAILED", "running": "RUNNING", "queued": "SCHEDULED"}
 BATCH = {"metrics": 1000, "params": 100}
 
@@ -93,11 +93,11 @@ class Tracker:
         """Numbers, curves (in the run that made them only), datasets and models."""
         curves = curve_metrics(Path(record["folder"])) if state == "done" else []
         self._log(made, metrics=curves + final_metrics(record))
-        read = [(i["key"], i["port"]) for i in record["inputs"] if i.get("key") and i["type"] in MODELS]
+        read = [(i["key"], i["port"]) for i in record["inputs"] if i.get("key") and i["type"] in MODEL_TYPES]
         models = [LoggedModelInput(model.model_id) for key, _ in read for model in self._models(key)[:1]]
         self.client.log_inputs(made, datasets=datasets(record), models=models)
         for name, output in record["outputs"].items():
-            if output["type"] in MODELS and state == "done":
+            if output["type"] in MODEL_TYPES and state == "done":
                 self._register(made, step, record, name)
 
     def _register(self, made: str, step: Step, record: Record, output: str) -> None:

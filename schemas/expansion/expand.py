@@ -13,12 +13,11 @@ from schemas.plan import Until
 from schemas.source.parser import read_source
 from schemas.source.tree import Node, join, merge, refuse
 from schemas.source.variables import Scope, substitute
-from schemas.stages.union import KINDS
+from schemas.stages.rl import Rl
+from schemas.stages.union import KINDS, traits_of
 from schemas.suggestions import suggest
 
 PRESETS = HOUSE / "recipes" / "algorithms"
-# Ports that take several models: a bare matrix word there means all its variants.
-FANS = {"evaluate": "models", "merge": "models", "python": "inputs"}
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,13 @@ class _Completion:
         word = kind.value if kind is not None and isinstance(kind.value, str) else ""
         if self.defaults is not None and (base := self.defaults.get(word)) is not None:
             node = merge(substitute(base, entry.scope, join("defaults", word)), node)
-        if word == "rl" and (algorithm := node.get("algorithm")) is not None and algorithm.value is not None:
+        traits = traits_of(word)
+        algorithm = node.get("algorithm") if "algorithm" in traits.model_fields else None
+        if algorithm is not None and algorithm.value is not None:
             base, path = self._preset(algorithm, join(entry.path, "algorithm")), join(entry.path, "algorithm")
             entry.scope.allowance.take_tree(base, algorithm.mark, path)
             node = merge(base, node)
-        return _spread(node, FANS[word], names, entry) if word in FANS else node
+        return node if traits.fan_port is None else _spread(node, traits.fan_port, names, entry)
 
     def _preset(self, algorithm: Node, path: str) -> Node:
         if not isinstance(algorithm.value, str):
@@ -126,6 +127,12 @@ def preset(algorithm: Node, path: str) -> Node:
 def preset_names() -> Mapping[str, Path]:
     """Every preset: name to file."""
     return {p.stem: p for p in sorted(PRESETS.glob("*.yaml"))}
+
+
+def preset_slots() -> list[str]:
+    """Return the required keys of an rl stage that presets fill, in the order of the stage."""
+    filled = read_source(PRESETS / "grpo.yaml", "recipes/algorithms/grpo.yaml").value
+    return [name for name, field in Rl.model_fields.items() if field.is_required() and name in filled]
 
 
 def _spread(node: Node, port: str, names: Names, entry: Entry) -> Node:

@@ -11,14 +11,13 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from schemas.checks.merges import methods
-from schemas.expansion.expand import preset_names
+from schemas.expansion.expand import preset_names, preset_slots
 from schemas.recipe.load import Head
 from schemas.signatures import Signature, options_model, signatures
 from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
 Json = dict[str, Any]
-PRESET_SLOTS = ["advantage", "ratio", "surrogate", "weigh"]
 _TEXT = {"type": "string", "pattern": r"\$\{[^{}]+\}"}
 _IMPORT_PATH = {
     "type": "string",
@@ -85,19 +84,26 @@ def _stage(kind: str, body: Json) -> Json:
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
     whole = {**body, "properties": properties, "required": ["kind", *required]}
-    for key in {"gate", "loss"} & properties.keys():
+    for key in sorted(KINDS[kind].single_keys):
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
-    if kind == "rl":
+    if "algorithm" in properties:
+        slots = preset_slots()
         properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(preset_names())}, _TEXT]}
-        whole["required"] = ["kind", *(k for k in required if k not in PRESET_SLOTS)]
-        whole["anyOf"] = [{"required": ["algorithm"]}, {"required": PRESET_SLOTS}]
-        # On top of a preset a slot may say only what differs.
+        whole["required"] = ["kind", *(key for key in required if key not in slots)]
+        whole["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
+        # On top of a preset a slot of one function may hold only the options that differ.
         part = {"type": "object", "not": {"required": ["use"]}}
-        properties |= {k: {**properties[k], "anyOf": [*properties[k]["anyOf"], part]} for k in PRESET_SLOTS[1:]}
-    if kind == "merge":
+        single = [slot for slot in slots if _is_use(KINDS[kind].model_fields[slot].annotation)]
+        properties |= {slot: {**properties[slot], "anyOf": [*properties[slot]["anyOf"], part]} for slot in single}
+    if "merge_method" in properties:
         properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": methods()}, _TEXT]}
     return whole
+
+
+def _is_use(annotation: object) -> bool:
+    """Return whether a field takes one function."""
+    return isinstance(annotation, type) and issubclass(annotation, Use)
 
 
 def _shared() -> Json:

@@ -1,7 +1,8 @@
 """What every stage can say."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -9,11 +10,38 @@ from schemas.base import Schema
 from schemas.resources import Resources
 
 
+@dataclass(frozen=True)
+class ReportSection:
+    """The section of a report about the steps of a kind, laid out by `lineage/reports/sections/<kind>.html.j2`."""
+
+    detail: str
+    """Key of the manifest's details without which a step has no place in the section."""
+    may_be_empty: bool = True
+    """Whether a step is shown although that detail is empty."""
+    is_result: bool = False
+    """Whether the section comes before the gates and the curves."""
+
+
 class BaseStage(Schema):
-    """Fields common to all kinds. None of them but `seed` enters the key of the step."""
+    """Fields common to all kinds. None of them but `seed` enters the key of the step.
+
+    The class variables are the traits of a kind: what other packages know of it, declared here and nowhere else.
+    """
 
     can: ClassVar[frozenset[str]] = frozenset()
     """Roles of `resources` that the kind can give places of their own."""
+    fan_port: ClassVar[str | None] = None
+    """Port that takes several models: the bare word of a matrix there means all its variants."""
+    single_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of lists that may be written as one entry, without brackets."""
+    data_port: ClassVar[str | None] = None
+    """Port of the table whose rows the kind trains on."""
+    learning_approach: ClassVar[Literal["supervised", "reinforcement-learning"] | None] = None
+    """CycloneDX's word for how the kind learns."""
+    drops_rows: ClassVar[bool] = False
+    """Whether rows of the input may be missing from the output; `dropped` of the details counts them by reason."""
+    report_section: ClassVar[ReportSection | None] = None
+    """What a run's report shows of the kind besides steps, curves and cost."""
 
     description: str = ""
     """Said in plans and reports."""

@@ -66,6 +66,8 @@ class Rl(Capped, Training, LoRA, BaseStage):
     """
 
     can: ClassVar = frozenset({"train", "rollout", "reward", "reference"})
+    data_port: ClassVar = "prompts"
+    learning_approach: ClassVar = "reinforcement-learning"
 
     kind: Literal["rl"]
     model: PolicyRef

@@ -8,12 +8,11 @@ from schemas.base import Schema
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.names import resolve
 from schemas.plan import Promotion
+from schemas.references import POLICY_TYPES
 from schemas.source.tree import Node, problem, refuse
 from schemas.stages.evaluate import Evaluate
 from schemas.steps.step_info import Port, StepInfo
 from schemas.suggestions import suggest
-
-MODELS = ("policy", "adapter")
 
 
 class Promote(Schema):
@@ -38,7 +37,7 @@ def promotion(
         problems += error.problems
         return None
     outputs = dict(steps[models[0]].outputs)
-    output = output or next((name for name, kind in outputs.items() if kind in MODELS), next(iter(outputs)))
+    output = output or next((name for name, kind in outputs.items() if kind in POLICY_TYPES), next(iter(outputs)))
     wrong = [*_no_model(promote, node, outputs, output), *_no_gate(promote, node, gates, rest, steps)]
     wrong = wrong or list(_unjudged(promote, node, (models, output), gates, steps))
     problems += wrong
@@ -60,8 +59,8 @@ def _no_model(promote: Promote, node: Node, outputs: Mapping[str, str], output: 
     if output not in outputs:
         advice = suggest(output, outputs, "outputs")
         yield _at(node, "model", f"`{promote.model}`: this stage has no output `{output}`", advice)
-    elif outputs[output] not in MODELS:
-        said = f"wants {' or '.join(MODELS)}, but `{promote.model}` is {outputs[output]}"
+    elif outputs[output] not in POLICY_TYPES:
+        said = f"wants {' or '.join(POLICY_TYPES)}, but `{promote.model}` is {outputs[output]}"
         yield _at(node, "model", said, "name the stage that makes the model")
 
 

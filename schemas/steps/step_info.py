@@ -9,20 +9,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.errors import Problem, RecipeError
-from schemas.expansion.expand import Unit, preset_names
+from schemas.expansion.expand import Unit, preset_names, preset_slots
 from schemas.expansion.names import Names, resolve
 from schemas.plan import BranchOf, Until
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Mark, Node, index_of, join, problem
 from schemas.source.validation import coerced, follow, problems_of
 from schemas.stages.base import BaseStage
-from schemas.stages.union import KINDS
+from schemas.stages.union import KINDS, traits_of
 from schemas.steps.slots import Slot, bind_slots, references
 from schemas.suggestions import suggest
 
 NOWHERE = Mark("", 1, 1)
-SINGLES = {KINDS["evaluate"]: "gate", KINDS["preference"]: "loss"}
-"""Key of a kind that takes a list, or a single entry without brackets."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,9 @@ def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> S
     if kind is None:
         return None
     node = unit.node
-    key = SINGLES.get(kind)
-    if key is not None and (alone := node.get(key)) is not None and (alone.is_map or isinstance(alone.value, str)):
-        node = node.with_value({**node.value, key: alone.with_value([alone])})
+    for key in kind.single_keys:
+        if (entry := node.get(key)) is not None and (entry.is_map or isinstance(entry.value, str)):
+            node = node.with_value({**node.value, key: entry.with_value([entry])})
     try:
         stage = kind.model_validate(node.plain())
     except ValidationError as error:
@@ -133,9 +131,10 @@ def resolved(info: StepInfo, where: str, reference: Any, problems: list[Problem]
 
 def _with_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
     """An rl stage without an algorithm lacks several slots: say once how to fill them all."""
-    if node.get("kind") is None or node.value["kind"].value != "rl" or node.get("algorithm") is not None:
+    kind = node.get("kind")
+    if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
         return found
-    slots = ("`advantage`", "`ratio`", "`surrogate`", "`weigh`")
+    slots = tuple(f"`{slot}`" for slot in preset_slots())
     advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(preset_names())})"
     return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
 
