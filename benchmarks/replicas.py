@@ -44,7 +44,7 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     from learning.generation.replicas.replicas import Replicas
     from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
-    from schemas.stages.base import Resources, Role
+    from schemas.resources import Resources, Role
     from schemas.use import EngineUse
 
     set_determinism(0, 1)

@@ -10,8 +10,8 @@ import yaml
 
 from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
-from schemas.extend import read_recipe
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
+from schemas.source.extend import read_recipe
 from schemas.stages.init import Init
 
 ROOT = Path(__file__).parent.parent

@@ -17,8 +17,8 @@ from lineage.digests import digest_of
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Plan, Step
-from schemas.recipe import Recipe, load_recipe
-from schemas.source import read_source
+from schemas.recipe.load import Recipe, load_recipe
+from schemas.source.parser import read_source
 
 UNVERSIONED = "not under version control"
 MODEL_PORTS = ("model", "models", "against")

@@ -10,19 +10,19 @@ from typing import Any
 from flows.champions.committed_recipe import committed_recipe, gate_changes, promotion_changes
 from flows.execution.audit_entries import planned
 from flows.execution.states import FINISHED, StepState
-from lineage import auditlog
-from lineage.approvals import decision, sentence
-from lineage.artifactcheck import check_artifact
-from lineage.chain import read_chain
-from lineage.champions import Champion, champion, move, standing
+from lineage.artifacts.artifact_check import check_artifact
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import decision, sentence
+from lineage.audit.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry import is_empty, registry_uri, shown
-from lineage.store import Store
+from lineage.registry.champions import Champion, champion, move, standing
+from lineage.registry.client import is_empty, registry_uri, shown
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Promotion
-from schemas.whole_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def promote_step(
         found, evidence = _changes_of(layout, gate, model)
         if found and not approve:
             raise Overridden(found)
-        answered = {"approved_by": who or auditlog.who(), "why": why.strip(), "changes": found}
+        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": found}
         return evidence | ({"override": answered} if found else {})
 
     evidence = proven(layout, gate, model, output, approved)
@@ -195,8 +195,8 @@ def _approvals(layout: Layout, key: str) -> set[int]:
 
 def artifact(layout: Layout, word: str) -> Manifest:
     """The one artifact that a step, key or folder names. Raises PlanError."""
-    from lineage.index import ask
-    from lineage.target import find_target
+    from lineage.catalogue.index import ask
+    from lineage.tracing.target import find_target
 
     target = ask(layout, lambda index: find_target(index, word))
     if len(target.keys) != 1:
@@ -237,7 +237,7 @@ def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) 
 
 
 def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
-    write_whole(_note(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds"))
+    write_text_atomically(_note(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:

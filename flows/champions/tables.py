@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lineage.champions import Champion, Standing, standing, standings
+from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.moves import Move
+from lineage.registry.champions import Champion, Standing, standing, standings
 from schemas.errors import PlanError
-from schemas.nearest import suggest
+from schemas.suggestions import suggest
 
 
 def show_champions(layout: Layout, console: Console, as_json: bool) -> int:

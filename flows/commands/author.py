@@ -48,7 +48,7 @@ def validate(
     overrides: Overrides = [],  # noqa: B006 — typer copies it
 ) -> None:
     """Check recipes: keys, values, slots, references, ports. Every error has file:line:column."""
-    from schemas.recipe import load_recipe
+    from schemas.recipe.load import load_recipe
 
     failures = []
     for path in recipes:
@@ -89,7 +89,7 @@ def plan(
         recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
     )
     if dvc:
-        from lineage.dvcfiles import write_pipeline
+        from lineage.exchange.dvc_files import write_pipeline
 
         write_pipeline(layout, made)
     if memory:
@@ -128,10 +128,10 @@ def schema(
 ) -> None:
     """Print the JSON Schema of recipes, for editors."""
     if markdown:
-        from schemas.reference_page import reference_page
+        from schemas.pages.reference_page import reference_page
 
         print(reference_page(), end="")
     else:
-        from schemas.editor_schema import editor_schema
+        from schemas.pages.editor_schema import editor_schema
 
         print(json.dumps(editor_schema(), indent=2))

@@ -5,11 +5,10 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from schemas.errors import PlanError, RecipeError
-from schemas.recipe import load_recipe
+from schemas.errors import PlanError, RecipeError, printable
+from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
-from schemas.source import read_source
-from schemas.tree import shown
+from schemas.source.parser import read_source
 
 STARTER = """\
 # A recipe to start from. Check it: posttrain validate {name}; run it: posttrain run {name}
@@ -62,7 +61,7 @@ def recipe_list(folder: Path) -> Table:
         if (stages := content.get("stages")) is not None:
             said = due_words(_schedule_of(path)) if content.get("schedule") is not None else None
             description = content.get("description")
-            words = Text(shown(str(description.plain())) if description else "")
+            words = Text(printable(str(description.plain())) if description else "")
             table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
     return table
 

@@ -31,11 +31,11 @@ from flows.prefect_runs.pipeline import THREADS, carry_out, flow_state
 from flows.processes.reader import outlive_reader
 from flows.runs.launch import Outcome, run_plan
 from flows.runs.start import project
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
 from schemas.plan import Plan
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 
 @flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)

@@ -6,7 +6,7 @@ Prefect's pages draw it and its server holds runs to it, also those started thro
 from collections.abc import Sequence
 from typing import Any
 
-from schemas.recipe import Recipe
+from schemas.recipe.load import Recipe
 
 Schema = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flows.planning.locking import lock_file, read_lock
 from flows.planning.recipe_plan import plan_recipe
-from lineage.chain import read_chain
+from lineage.audit.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

@@ -12,8 +12,8 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.server.schemas import schedules as prefects
 
-from schemas.recipe import Recipe
-from schemas.recurrence import START
+from schemas.checks.recurrence import START
+from schemas.recipe.load import Recipe
 from schemas.schedule import Schedule
 
 Times = prefects.CronSchedule | prefects.IntervalSchedule | prefects.RRuleSchedule

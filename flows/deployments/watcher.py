@@ -20,11 +20,11 @@ from prefect.states import Scheduled
 
 from flows.deployments.dead_runs import SAID, bury
 from flows.deployments.watching import Change, Watch
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.layout import Layout
-from lineage.watched import content, glance
+from lineage.sources.watched import content, glance
 from schemas.errors import PosttrainError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
 
 LOOK = 2.0

@@ -13,14 +13,14 @@ from flows.execution.execute import Execution
 from flows.execution.gates import GateState, judged
 from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
-from lineage import auditlog
-from lineage.approvals import Decision, decide, decision, sentence
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import Decision, decide, decision, sentence
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
-from schemas.nearest import suggest
 from schemas.plan import Step
+from schemas.suggestions import suggest
 
 LOOK = 0.2
 """Seconds between looks for a decision."""
@@ -160,7 +160,7 @@ def approve_gate(
     gates = [g for g in judged(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}]
     if not gates:
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
-    answer = Answer(choice, name or auditlog.who(), reason.strip())
+    answer = Answer(choice, name or audit_log.who(), reason.strip())
     for gate in gates:
         told = record(layout, run, step, manifest, gate, answer, "command line")
         console.print(f"{step_name}: {gate.name} {sentence(told)}", highlight=False, markup=False, soft_wrap=True)

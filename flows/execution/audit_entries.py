@@ -5,11 +5,11 @@ from typing import Any
 from flows.execution.run_log import read_plan
 from flows.execution.states import FINISHED, StepState
 from flows.planning.compile import has_own_key
-from lineage.auditlog import Entry, append
-from lineage.chain import read_chain
+from lineage.audit.chain import read_chain
+from lineage.audit.log import Entry, append
+from lineage.audit.run_checks import EVENTS, PLAN, REPORT, seen, seen_records
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.runclaims import EVENTS, PLAN, REPORT, seen, seen_records
 from schemas.errors import PlanError
 from schemas.plan import Plan
 

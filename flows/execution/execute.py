@@ -24,8 +24,8 @@ from flows.processes.secret_values import hidden, secrets_of
 from flows.steps.artifacts import Restored
 from flows.steps.step_spec import MadeInput, StepSpec, TaskReport
 from flows.steps.task_run import progress_file
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import StepError
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step, Until

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lineage.approvals import decision, sentence
+from lineage.audit.approvals import decision, sentence
 from lineage.layout import Layout
 from schemas.manifest import Manifest
 from schemas.plan import Step

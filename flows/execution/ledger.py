@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.planning.estimate import Outlook, holding, over, predicted, said
 from lineage.layout import Layout
-from lineage.spending import Cost, Spending, read_spending, total, write_spending
+from lineage.reports.spending import Cost, Spending, read_spending, total, write_spending
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step

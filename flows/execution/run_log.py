@@ -12,9 +12,9 @@ from typing import Any
 
 from flows.execution.events import Event, RecordedStep, Reporter
 from lineage.layout import Layout
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan
-from schemas.whole_files import write_whole
 
 UNRECORDED = frozenset({"log", "progress"})
 """Types of events that are not recorded, since the artifact holds them: its log and its curves."""
@@ -56,7 +56,7 @@ def write_plan(layout: Layout, run: str, plan: Plan) -> None:
     """Write the plan of a run, from which it can be resumed. Raise PlanError if the state folder cannot be written."""
     try:
         layout.make_state()
-        write_whole(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
+        write_text_atomically(layout.run(run) / "plan.json", plan.model_dump_json(indent=1))
     except OSError as error:
         advice = "give POSTTRAIN_ROOT a folder that can be written"
         raise PlanError(f"the state folder {layout.state} cannot be written: {error.strerror}; {advice}") from error

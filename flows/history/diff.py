@@ -10,9 +10,9 @@ from flows.execution.run_log import read_plan, read_step_events
 from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, data_changes
 from flows.planning.difference import changes, code_changes
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.report import ALL
-from lineage.store import Store
+from lineage.reports.report import ALL
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 

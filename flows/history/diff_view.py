@@ -10,7 +10,7 @@ from rich.text import Text
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
 from flows.planning.difference import said
-from lineage.report import duration
+from lineage.reports.report import duration
 
 SHOWN = 12
 """Ids of rows per list; all of them are in `--json`."""

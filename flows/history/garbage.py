@@ -13,14 +13,14 @@ from rich.text import Text
 from flows.execution.active_runs import clearing
 from flows.history.needed_artifacts import keys_of, needed_by_runs
 from flows.processes.locks import unused
-from lineage import auditlog
-from lineage.ancestry import trace
-from lineage.auditcheck import check_log
-from lineage.keepsakes import keepsakes, pin, unpin
+from lineage.artifacts.reclaim import Garbage, freed, left_over, remove, unneeded_objects
+from lineage.audit import log as audit_log
 from lineage.layout import Layout
-from lineage.reclaim import Garbage, freed, left_over, remove, unneeded_objects
 from lineage.records import Record, read_records
-from lineage.retention import best, pinned, promoted, refuse_damaged, refuse_missing, with_ancestors
+from lineage.retention.keep import best, pinned, promoted, refuse_damaged, refuse_missing, with_ancestors
+from lineage.retention.keepsakes import keepsakes, pin, unpin
+from lineage.tracing.ancestry import trace
+from lineage.verification.audit_check import check_log
 from schemas.errors import PlanError
 
 
@@ -114,7 +114,7 @@ def _is_used(work: Path) -> bool:
 def _clear(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
     """Remove; noted before it begins, so that what is gone can always be explained."""
     garbage = found.garbage
-    auditlog.append(
+    audit_log.append(
         layout,
         "gc",
         artifacts=[record["key"] for record in garbage.artifacts],

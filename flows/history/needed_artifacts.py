@@ -6,14 +6,14 @@ from flows.execution.active_runs import is_alive
 from flows.execution.gates import STOPPING, judged
 from flows.execution.run_log import runs
 from flows.execution.states import EXIT_CANCELLED
-from lineage.auditclaims import AuditCheck
+from lineage.artifacts.store import Store
+from lineage.audit.claims import AuditCheck
 from lineage.layout import Layout
-from lineage.retention import Reasons
+from lineage.retention.keep import Reasons
 from lineage.state_files import Unreadable, read_regular
-from lineage.store import Store
 from schemas.errors import PlanError
-from schemas.nearest import suggest
 from schemas.plan import Plan
+from schemas.suggestions import suggest
 
 ALL = "all"
 FAILED = 1

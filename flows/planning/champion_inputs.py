@@ -3,10 +3,10 @@
 from typing import Any
 
 from lineage.layout import Layout
-from lineage.sources import find_source
+from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.plan import Input
-from schemas.recipe import Recipe
+from schemas.recipe.load import Recipe
 
 
 def with_champions(
@@ -17,7 +17,7 @@ def with_champions(
     Where there is none yet they stay as they are, and the gate says so. Raises PlanError when the audit log does not
     hold, MLflow cannot be asked or names a champion that no known move made, or the champion is not in this checkout.
     """
-    from lineage.champions import standing
+    from lineage.registry.champions import standing
 
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:

@@ -11,13 +11,13 @@ from flows.planning.closure import Closure, uses
 from flows.planning.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.sources import find_source
+from lineage.sources.resolve import find_source
 from schemas.endpoint import without_operation
 from schemas.errors import PlanError
 from schemas.gates import without_policy
-from schemas.graph import Port
 from schemas.plan import Input, Plan, Step
-from schemas.recipe import Recipe
+from schemas.recipe.load import Recipe
+from schemas.steps.step_info import Port
 from schemas.suggestions import suggest
 
 IDENTITY_FORMAT = 1

@@ -9,11 +9,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lineage.contract import disagreement, fingerprint
+from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.sources import find_source
-from lineage.store import Store
+from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.manifest import Contract
 from schemas.plan import Input, Plan, Step

@@ -8,8 +8,8 @@ from scipy.special import ndtri
 
 from learning.evaluation.gate_statistics import Question, questions
 from learning.evaluation.paired_tests import POWER, minimum_detectable
-from lineage.history import latest
 from lineage.layout import Layout
+from lineage.tracing.history import latest
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step

@@ -14,13 +14,13 @@ import yaml
 
 from flows.planning.compile import compile_recipe
 from flows.planning.difference import changes, code_changes, said
+from lineage.artifacts.provenance import needed_packages
 from lineage.layout import Layout
-from lineage.packages import needed_packages
-from lineage.pins import pin
+from lineage.sources.resolve import pin
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
-from schemas.whole_files import write_whole
+from schemas.recipe.load import load_recipe
 
 VERSION = 2
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
@@ -138,7 +138,7 @@ def lock_recipe(
 def _write(file: Path, recipe: str, lock: dict[str, Any]) -> None:
     text = yaml.dump(lock, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
     try:
-        write_whole(file, HEAD.format(name=recipe) + text)
+        write_text_atomically(file, HEAD.format(name=recipe) + text)
     except OSError as error:
         raise PlanError(f"{file} cannot be written: {error.strerror}") from error
 

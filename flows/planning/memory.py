@@ -17,7 +17,7 @@ from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step
-from schemas.stages.base import MEMORY, bytes_of
+from schemas.resources import MEMORY, bytes_of
 
 SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
 """Headings that leave room for numbers."""

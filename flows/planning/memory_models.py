@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from learning.memory_model.shape import Shape, shape_of
-from lineage.contract import UNBOUNDED
+from lineage.artifacts.contract import UNBOUNDED
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources import find_source
-from lineage.store import Store
+from lineage.sources.resolve import find_source
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Input, Plan, Step
 from schemas.use import TokenizerUse

@@ -22,8 +22,8 @@ from learning.memory_model.estimate import (
 )
 from learning.memory_model.forward import ROW, Forward, Pass, Precision
 from schemas.errors import StepError
+from schemas.resources import Resources
 from schemas.signatures import SignatureError, signature
-from schemas.stages.base import Resources
 from schemas.stages.rl import Rl
 
 TOKENS = 16_384

@@ -6,9 +6,9 @@ from rich.text import Text
 from flows.planning.difference import differences
 from flows.planning.estimate import Estimate, Outlook, cost_lines, excess
 from flows.planning.explain import explain_plan
-from lineage.history import latest
 from lineage.layout import Layout
-from lineage.report import duration
+from lineage.reports.report import duration
+from lineage.tracing.history import latest
 from schemas.errors import PlanError
 from schemas.plan import Plan
 from schemas.suggestions import suggest

@@ -7,12 +7,12 @@ from pathlib import Path
 from flows.planning.compatibility import engine_problems
 from flows.planning.compile import FRESH, compile_recipe, identity_of, only
 from flows.planning.locking import check_locked
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.suggestions import suggest
 
 

@@ -12,7 +12,7 @@ from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 
 TREE: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from flows.execution.execute import Execution
 from flows.prefect_runs.artifacts import show_page
 from flows.prefect_runs.evidence_page import evidence_page, summary
 from flows.servers.up import is_up
-from lineage.approvals import Decision
+from lineage.audit.approvals import Decision
 from lineage.layout import Layout
 
 MARGIN = 600.0

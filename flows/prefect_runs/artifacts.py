@@ -28,7 +28,7 @@ from flows.planning.recipe_plan import repeated
 from flows.prefect_runs.run_page import plan_page, result_page, result_rows
 from flows.servers.up import is_up
 from lineage.layout import Layout
-from lineage.tracking_pages import run_page
+from lineage.tracking.record import run_page
 from schemas.plan import Plan
 
 EVERY = 2.0

@@ -4,8 +4,8 @@ from typing import Any
 
 from flows.execution.approval import Question
 from flows.execution.execute import Execution
-from lineage.report import duration
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.reports.report import duration
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 

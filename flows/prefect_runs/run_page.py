@@ -9,7 +9,7 @@ from typing import Any
 from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import condition
-from lineage.report import duration, number
+from lineage.reports.report import duration, number
 from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}

@@ -19,9 +19,9 @@ from flows.processes.cleanup import sweep
 from flows.processes.stop_signals import enforced_stop, stopped_by_signals
 from flows.steps.artifacts import restore_damaged
 from flows.steps.ray_workers import check_machine
-from lineage.auditlog import anchor
+from lineage.artifacts.store import Store
+from lineage.audit.log import anchor
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.plan import Plan, Step
 
 ExecutorName = Literal["ray", "inprocess"]

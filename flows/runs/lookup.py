@@ -10,11 +10,11 @@ from flows.execution.audit_entries import report_written
 from flows.execution.events import StepEvent
 from flows.execution.run_log import events, read_plan, read_step_events, runs
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
-from schemas.nearest import suggest
+from schemas.suggestions import suggest
 
 
 def chosen_run(run: str | None, layout: Layout) -> str:
@@ -88,7 +88,7 @@ def step_log(step: str, run: str | None, layout: Layout) -> str:
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
     """Write the report of a run again from its plan, its events and the manifests."""
-    from lineage.report import write_report
+    from lineage.reports.report import write_report
 
     name = chosen_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)

@@ -71,12 +71,11 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
     from flows.history.exporting import send_run
-    from lineage.dvcfiles import project_dvc
-    from lineage.index import ask
-    from lineage.report import write_report
-    from lineage.row_index import read_new_tables
-    from lineage.tracking import project_run
-    from lineage.tracking_pages import add_report
+    from lineage.catalogue.index import ask
+    from lineage.catalogue.row_index import read_new_tables
+    from lineage.exchange.dvc_files import project_dvc
+    from lineage.reports.report import write_report
+    from lineage.tracking.record import add_report, project_run
 
     states = {name: dict(_as_made(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flows.processes.process_tree import die_with_parent
-from schemas.whole_files import write_whole
+from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
 """Seconds between looks for users."""
@@ -47,7 +47,7 @@ def host(folder: Path, port: int, command: list[str]) -> None:
 def write_server(home: Path, pid: int, url: str = "") -> None:
     """Let everything of this checkout find a server (another `pid`: it died); the caller holds `home/host.lock`."""
     url = url or json.loads((home / "server.json").read_text())["url"]
-    write_whole(home / "server.json", json.dumps({"url": url, "pid": pid}))
+    write_text_atomically(home / "server.json", json.dumps({"url": url, "pid": pid}))
 
 
 def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:

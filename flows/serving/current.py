@@ -10,9 +10,9 @@ from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
 from learning.generation.engines.slot_check import why_not_slots
 from learning.models.policy import Policy, load_policy
-from lineage.champions import standing
 from lineage.layout import Layout
-from lineage.registered import ALIAS
+from lineage.registry.champions import standing
+from lineage.registry.registered import ALIAS
 from schemas.errors import PlanError, PosttrainError, StepError
 
 LOOK = 5.0

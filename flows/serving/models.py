@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.champions.promotion import artifact
-from lineage.artifactcheck import check_artifact
-from lineage.champions import promoted_artifact, standing
+from lineage.artifacts.artifact_check import check_artifact
+from lineage.artifacts.store import Store
+from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.moves import Move
-from lineage.registered import ALIAS
-from lineage.sources import find_source
-from lineage.store import Store
+from lineage.registry.champions import promoted_artifact, standing
+from lineage.registry.registered import ALIAS
+from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 
 FILES = ("config.json", "adapter_config.json")

@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Iterable
 
 from flows.processes.locks import locked_at_once
-from lineage.auditlog import Entry, append
+from lineage.artifacts.completeness import Condition
+from lineage.artifacts.signature import signed_by
+from lineage.artifacts.store import Store
+from lineage.audit.log import Entry, append
 from lineage.layout import Layout
-from lineage.signature import signed_by
-from lineage.store import Store
-from lineage.wholeness import Condition
 from schemas.manifest import Manifest
 from schemas.plan import Step
 

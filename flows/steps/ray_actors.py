@@ -24,7 +24,7 @@ from flows.steps.ray_placement import bundles
 from flows.steps.step_spec import StepSpec
 from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
-from schemas.stages.base import Resources, bytes_of
+from schemas.resources import Resources, bytes_of
 
 Recipe = tuple[Factory, Sequence[Any], Mapping[str, Any]]
 """How an object is made: its factory with arguments."""

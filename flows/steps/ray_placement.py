@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas.errors import StepError
-from schemas.stages.base import Resources, Role, bytes_of
+from schemas.resources import Resources, Role, bytes_of
 
 OWN = "own"
 """The step's own process, among the names of roles."""

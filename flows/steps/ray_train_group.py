@@ -38,7 +38,7 @@ from flows.steps.step_spec import StepSpec, TaskReport
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task
 from learning.parallel.group import Group
 from schemas.errors import StepError
-from schemas.stages.base import TrainRole
+from schemas.resources import TrainRole
 from tasks.context import Context, Result
 
 QUIET = {

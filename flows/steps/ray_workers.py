@@ -31,7 +31,7 @@ from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
 from schemas.plan import Step
-from schemas.stages.base import bytes_of
+from schemas.resources import bytes_of
 
 QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1

@@ -22,16 +22,16 @@ from flows.steps.ray_actors import actors_of
 from flows.steps.step_inputs import Received, check_unchanged, receive
 from flows.steps.step_spec import StepSpec
 from flows.steps.task_run import Spent, cpu_seconds, listener, peak_rss, run_task, teller
-from lineage.contract import disagreement, fingerprint
+from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.provenance import commit, machine, versions
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
-from lineage.provenance import commit, machine, versions
-from lineage.store import Store
+from schemas.atomic_write import is_fragment, write_text_atomically
 from schemas.endpoint import without_operation
 from schemas.errors import StepError
 from schemas.gates import without_policy
 from schemas.manifest import Contract, Manifest
 from schemas.plan import Step
-from schemas.whole_files import is_fragment, write_whole
 from tasks.context import Context, Result
 
 
@@ -182,4 +182,4 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
     elif not all(is_fragment(left) for left in folder.iterdir()):
         raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")
     else:
-        write_whole(owner, json.dumps({"key": step.key, "identity": step.identity}))
+        write_text_atomically(owner, json.dumps({"key": step.key, "identity": step.identity}))

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.steps.step_spec import MadeInput, StepSpec
-from lineage.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources import check_source, find_source
-from lineage.store import Store
+from lineage.sources.resolve import check_source, find_source
 from schemas.errors import StepError
 from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Input, Step
@@ -30,7 +30,7 @@ class Received:
 def receive(spec: StepSpec) -> list[Received]:
     """Return every input of a step with its folder. Raise StepError if one is not what the plan says.
 
-    A file is hashed, unless it has not changed since it was hashed last (`lineage.digest_cache`).
+    A file is hashed, unless it has not changed since it was hashed last (`lineage.artifacts.digest_cache`).
     """
     step, layout = spec.step, spec.layout
     return [

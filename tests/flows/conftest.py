@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
-from lineage.verification import verify
+from lineage.verification.verify import verify
 from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]

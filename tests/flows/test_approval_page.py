@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from flows.servers.prefect_server import free_port, is_healthy, prefect_environment
-from lineage.approvals import decisions
+from lineage.audit.approvals import decisions
 from lineage.layout import Layout
 from tests.flows.browser import PATIENCE, open_browser
 

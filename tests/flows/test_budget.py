@@ -10,9 +10,9 @@ from flows.planning.estimate import cost_lines, estimates, excess, over
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.spending import Cost, read_spending, total
-from lineage.store import Store
+from lineage.reports.spending import Cost, read_spending, total
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
 from tests.waiting import wait_for

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.steps.ray_workers import QUIET
-from lineage.store import Store
+from lineage.artifacts.store import Store
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 WORK = """

@@ -9,7 +9,7 @@ from flows.planning.closure import Closure, read_source
 from flows.planning.compile import compile_recipe, only
 from lineage.layout import Layout
 from schemas.errors import PlanError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 HOUSE = Path(__file__).resolve().parents[2]
 MODELS = """

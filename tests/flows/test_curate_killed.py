@@ -13,8 +13,8 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from flows.steps.step import run_step
 from flows.steps.step_spec import StepSpec
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from tests.waiting import wait_for
 
 RECIPE = """

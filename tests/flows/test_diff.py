@@ -14,13 +14,13 @@ from flows.history.diff_view import render
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from flows.runs.lookup import chosen_run
-from lineage.ancestry import render as render_lineage
-from lineage.ancestry import trace
+from lineage.artifacts.seal import write_seal
+from lineage.artifacts.signature import write_signature
+from lineage.artifacts.store import Store
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
-from lineage.seal import write_seal
-from lineage.signature import write_signature
-from lineage.store import Store
+from lineage.tracing.ancestry import render as render_lineage
+from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
 
 LAB = '''

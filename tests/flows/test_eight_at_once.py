@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from flows.execution.run_log import events, runs
-from lineage.auditcheck import check
-from lineage.auditlog import entries
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
+from lineage.verification.audit_check import check
 
 RUNS = 8
 WORK = '''

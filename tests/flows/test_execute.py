@@ -15,10 +15,10 @@ from flows.runs.launch import run_plan
 from flows.steps.in_process import InProcess, RunningStep
 from flows.steps.step import run_step
 from flows.steps.step_spec import StepSpec
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
+from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
-from schemas.whole_files import whole_file
 from tests.waiting import wait_for
 
 LAB = '''
@@ -249,7 +249,7 @@ def test_checkpoints_of_another_key_are_refused_with_what_differs(lab):
 def test_checkpoints_whose_name_was_only_half_written_are_this_steps_own(lab):
     plan = lab(TWO)
     file = lab.layout.work(plan.step("a").key) / "checkpoints" / "key.json"
-    with pytest.raises(KeyboardInterrupt), whole_file(file) as fresh:
+    with pytest.raises(KeyboardInterrupt), atomic_file(file) as fresh:
         raise KeyboardInterrupt
     fresh.write_text('{"key"')  # as a process leaves it that cannot tidy up
     assert run_step(spec_of(plan, lab.layout, "a")).step == "a"

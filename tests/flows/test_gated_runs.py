@@ -21,11 +21,11 @@ from flows.prefect_runs.evidence_page import evidence_page
 from flows.runs.launch import run_plan
 from flows.runs.lookup import status_table
 from flows.steps.in_process import InProcess
-from lineage import auditlog
-from lineage.ancestry import trace
-from lineage.approvals import decisions
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import decisions
 from lineage.layout import Layout
-from lineage.report_gates import gate_rows
+from lineage.reports.report import gate_rows
+from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
 
 LAB = """
@@ -147,9 +147,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     (kept,) = decisions(lab.layout, plan.step("check").key)
     assert (kept["decision"], kept["name"], kept["reason"]) == ("approve", "ada", "only a rehearsal")
     assert "wanted >= 0.9" in kept["text"]
-    (entry,) = [e for e in auditlog.entries(lab.layout) if e["action"] == "approve"]
+    (entry,) = [e for e in audit_log.entries(lab.layout) if e["action"] == "approve"]
     assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
-    assert kept["audit"] == auditlog.anchor(entry)
+    assert kept["audit"] == audit_log.anchor(entry)
     with pytest.raises(PlanError, match="no gate of check waits to be approved"):
         approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
     (traced,) = trace(lab.layout, "check").as_json()["up"][:1]

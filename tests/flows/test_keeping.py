@@ -15,13 +15,13 @@ from flows.cli import app
 from flows.execution.active_runs import alive
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
-from lineage.ancestry import trace
-from lineage.auditlog import entries
+from lineage.artifacts.reclaim import freed
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
 from lineage.layout import Layout
-from lineage.reclaim import freed
-from lineage.store import Store
-from lineage.target import UnknownTarget
-from lineage.verification import verify
+from lineage.tracing.ancestry import trace
+from lineage.tracing.target import UnknownTarget
+from lineage.verification.verify import verify
 
 LAB = '''
 def number(context, *, value: int = 1, score: float = 0.0):
@@ -124,7 +124,7 @@ def test_the_best_by_a_metric_brings_its_run_and_what_is_pinned_all_above_it(che
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypatch):
-    from lineage.registry import client
+    from lineage.registry.client import client
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)

@@ -7,8 +7,8 @@ import yaml
 
 from flows.cli import main
 from flows.planning.locking import lock_of, read_lock
+from lineage.artifacts.provenance import needed_packages
 from lineage.layout import Layout
-from lineage.packages import needed_packages
 from schemas.errors import PlanError
 
 LAB = '''

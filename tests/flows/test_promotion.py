@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from flows.cli import app, main
 from flows.planning.recipe_plan import plan_recipe
-from lineage import auditlog
-from lineage.approvals import decide
-from lineage.champions import champion, history
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import decide
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.registry.champions import champion, history
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -163,7 +163,7 @@ def test_the_story_of_a_champion(lab):
     listed = json.loads(lab("champions", "--json"))
     assert [(c["name"], c["version"], c["by"]["action"]) for c in listed] == [("chat", 1, "rollback")]
     assert [m.action for m in history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
-    actions = [e["action"] for e in auditlog.entries(lab.layout) if e["facts"].get("model") == "chat"]
+    actions = [e["action"] for e in audit_log.entries(lab.layout) if e["facts"].get("model") == "chat"]
     assert actions == ["promote", "promote", "rollback"]
 
 

@@ -13,7 +13,7 @@ from flows.steps.ray_workers import RayWorkers
 from learning.parallel.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.stages.base import Resources, Role
+from schemas.resources import Resources, Role
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PATIENCE = 120

@@ -5,7 +5,7 @@ import pytest
 from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.endpoint import Endpoint, endpoints_in
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "big", "price": "{input_per_million: 1.0}"}
 RECIPE = """

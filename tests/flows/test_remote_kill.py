@@ -9,8 +9,8 @@ from flows.execution.states import StepState
 from flows.prefect_runs.run_page import yield_tables
 from flows.runs.lookup import rebuild_report
 from learning.data.rows import read_rows
-from lineage.spending import read_spending
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.reports.spending import read_spending
 from tests.teacher_server import Teacher, digest, serving
 
 KEY = "planted-key-of-the-teacher-51f0"

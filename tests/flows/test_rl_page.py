@@ -9,9 +9,9 @@ import yaml
 import tasks.rl
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = dict(re.findall(r"^```yaml (\w+)\n(.*?)^```$", (ROOT / "docs/rl.md").read_text(), re.MULTILINE | re.DOTALL))

@@ -12,7 +12,8 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
 from flows.deployments.catch_up import Occasion, unscheduled, verdict
 from flows.deployments.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
-from schemas.schedule import Schedule, cron_problem
+from schemas.checks.schedule import cron_problem
+from schemas.schedule import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2027, 1, 5, 12, tzinfo=UTC)

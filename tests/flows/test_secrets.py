@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.processes.secret_values import hidden, secrets_of
-from lineage.auditlog import entries
-from lineage.store import Store
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
 
 REFERRED = {
     "LAB_TOKEN": "referred-7c2f-to-by-a-recipe",

@@ -12,8 +12,8 @@ import pytest
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 
 HOUSE = Path(__file__).resolve().parents[2]

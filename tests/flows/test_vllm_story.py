@@ -13,8 +13,8 @@ import yaml
 
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 pytestmark = [
     pytest.mark.vllm,

@@ -27,7 +27,7 @@ from learning.samples.engine_protocol import Request, Sampling
 from learning.samples.history import History
 from learning.toy_tasks.atlas import look_up
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

@@ -18,7 +18,7 @@ from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks import cooperation
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cory.yaml"
 HERE = __name__

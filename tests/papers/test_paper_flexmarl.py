@@ -27,7 +27,7 @@ from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, w
 from learning.rl.update import update
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, letters
 

@@ -24,7 +24,7 @@ from learning.parallel.group import ALONE, Group, whole
 from learning.parallel.pool import Pool
 from learning.rl.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

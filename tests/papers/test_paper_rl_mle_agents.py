@@ -24,7 +24,7 @@ from learning.samples.sample import Trial
 from learning.sandbox.run import available
 from learning.toy_tasks.fits import fits, points, score_of
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import EnvUse, RewardUse
 from tests.papers.loops import Update, letters
 

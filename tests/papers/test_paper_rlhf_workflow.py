@@ -18,7 +18,7 @@ from learning.problems.comparisons import TEMPLATE, comparisons
 from learning.rewards import pairwise
 from learning.rewards.pairwise import judged
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 from tasks.synthesize import paired, run
 

@@ -24,7 +24,7 @@ from learning.samples.sample import Trial, by_group
 from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sapo-swarm.yaml"
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "ghij"]

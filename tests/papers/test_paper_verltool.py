@@ -35,7 +35,7 @@ from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler
 from learning.sandbox.run import available
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import ToolUse
 from tests.papers.loops import Update
 

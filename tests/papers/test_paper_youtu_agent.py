@@ -16,7 +16,7 @@ from learning.problems.generators import customs
 from learning.sandbox.run import available
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import agent as generation
 from tasks import practice
 from tasks.context import Context

@@ -9,8 +9,8 @@ from pathlib import Path
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 STEPS = '''
 import json

@@ -11,9 +11,9 @@ from flows.steps import step
 from flows.steps import step_inputs as received
 from flows.steps.step import run_step
 from flows.steps.step_spec import MadeInput, StepSpec
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources import check_source, find_source
-from lineage.store import Store
+from lineage.sources.resolve import check_source, find_source
 from schemas.errors import PlanError, StepError
 from schemas.plan import Step
 from tests.security.store_lab import Lab, flipped, write_over

@@ -11,7 +11,7 @@ from learning.problems.generators import customs
 from lineage.layout import Layout
 from schemas.agent import Agent
 from schemas.errors import RecipeError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.rl import Rl
 from tasks import evaluate, rl

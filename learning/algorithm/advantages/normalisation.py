@@ -28,7 +28,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, lift, of_rewards, place
 from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "Column", "affine", "best_margin", "by_turn", "center", "clip", "compensate", "decoupled", "diff", "entropy_share",

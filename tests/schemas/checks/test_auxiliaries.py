@@ -1,0 +1,232 @@
+"""Networks beside a policy: what cannot be meant is refused at its place, what is published is an output."""
+
+import pytest
+import yaml
+
+from schemas.errors import RecipeError
+from schemas.recipe.load import load_recipe
+
+HEAD = """name: tried
+stages:
+  base: {kind: init}
+  problems: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: gcd, size: 9, split: train}]}
+  rl:
+    kind: rl
+    model: base
+    prompts: problems
+    rewards: [answers.exact, {use: formats.matches, pattern: x}]
+    max_steps: 2
+"""
+POTENTIAL = [{"use": "potential", "of": "progress"}]
+PROGRESS = {"target": "progress"}
+OWN = """def shaped(column, batch, progress_T, progress_end_P):
+    return column
+
+
+def copied(progress_T):
+    return progress_T
+
+
+def wrong(column, batch, progres_T):
+    return column
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a recipe with these settings of its rl stage, one to a line from line 11 on."""
+    (tmp_path / "mine.py").write_text(OWN)
+
+    def load(more="", **settings):
+        settings = {"algorithm": "grpo", **settings}
+        plain = {key: yaml.safe_dump(value, default_flow_style=True, width=10**6) for key, value in settings.items()}
+        lines = [f"    {key}: {text.removesuffix('...' + chr(10)).strip()}" for key, text in plain.items()]
+        (tmp_path / "tried.yaml").write_text(HEAD + "\n".join(lines) + "\n" + more)
+        return load_recipe(tmp_path / "tried.yaml")
+
+    return load
+
+
+REFUSED = {
+    "no target and no model": (
+        {"auxiliaries": {"progress": {"head": "state"}}, "advantage": POTENTIAL},
+        "auxiliaries.progress",
+        "nothing says what it is to predict",
+        "",
+    ),
+    "a loss without a target": (
+        {"auxiliaries": {"progress": {"model": "base", "loss": "huber"}}, "advantage": POTENTIAL},
+        "auxiliaries.progress",
+        "`loss` without a `target`",
+        "",
+    ),
+    "a slow copy of what is not learnt": (
+        {"auxiliaries": {"progress": {"model": "base", "follow": {"mix": 0.1}}}, "advantage": POTENTIAL},
+        "auxiliaries.progress",
+        "`follow` without a `target`",
+        "",
+    ),
+    "published as it came": (
+        {"auxiliaries": {"progress": {"model": "base", "publish": True}}},
+        "auxiliaries.progress",
+        "published as it came",
+        "",
+    ),
+    "several heads of actions": (
+        {"auxiliaries": {"q": {"head": "action", "heads": 2, "target": "temporal_difference"}}},
+        "auxiliaries.q",
+        "which has one value",
+        "",
+    ),
+    "a scale without a likelihood": (
+        {"auxiliaries": {"progress": {**PROGRESS, "beta": 0.1}}, "advantage": POTENTIAL},
+        "auxiliaries.progress",
+        "belongs to `head: likelihood`",
+        "",
+    ),
+    "nobody reads it": (
+        {"auxiliaries": {"progress": PROGRESS}},
+        "auxiliaries.progress",
+        "nothing reads `progress_T`",
+        "publish: true",
+    ),
+    "another column already": (
+        {"auxiliaries": {"advantage": {**PROGRESS, "publish": True}}},
+        "auxiliaries.advantage",
+        "another column already",
+        "my_advantage",
+    ),
+    "no column": (
+        {"auxiliaries": {"lp_x": {**PROGRESS, "publish": True}}},
+        "auxiliaries.lp_x",
+        "cannot name a column",
+        "references",
+    ),
+    "a misspelt auxiliary": (
+        {
+            "auxiliaries": {"progress": {**PROGRESS, "publish": True}},
+            "advantage": [{"use": "potential", "of": "progres"}],
+        },
+        "advantage.0.of",
+        "no auxiliary `progres`",
+        "`progress`",
+    ),
+    "no auxiliaries at all": (
+        {"advantage": POTENTIAL},
+        "advantage.0.of",
+        "no auxiliary `progress`",
+        "auxiliaries",
+    ),
+    "a misspelt column of one's own function": (
+        {"auxiliaries": {"progress": {**PROGRESS, "publish": True}}, "advantage": ["mine:wrong"]},
+        "advantage.0",
+        "asks for `progres_T`",
+        "`progress_T`",
+    ),
+    "a target of no reward": (
+        {"auxiliaries": {"p": {"target": {"use": "outcome", "of": "answers.exakt"}, "publish": True}}},
+        "auxiliaries.p.target.of",
+        "no reward `answers.exakt`",
+        "`answers.exact`",
+    ),
+    "a branch of nothing": (
+        {"branches": [{"of": "progress", "advantage": ["togo"]}]},
+        "branches.0.of",
+        "no reward `progress`",
+        "answers.exact",
+    ),
+    "looking ahead from a completion": (
+        {
+            "auxiliaries": {"p": {"head": "path", "target": "temporal_difference"}},
+            "shape": [{"use": "from_tokens", "of": "p"}],
+        },
+        "auxiliaries.p.target",
+        "looks at the state after a token",
+        "head: state",
+    ),
+    "the mean over no actions": (
+        {"auxiliaries": {"p": {"target": "mean_action", "publish": True}}},
+        "auxiliaries.p.target",
+        "takes the mean over actions",
+        "head: action",
+    ),
+    "a slow copy for nothing": (
+        {"auxiliaries": {"p": {"target": "progress", "follow": {}, "publish": True}}},
+        "auxiliaries.p.follow",
+        "does not look ahead",
+        "temporal_difference",
+    ),
+    "two value models": (
+        {
+            "algorithm": "ppo",
+            "critic": {"publish": True},
+            "auxiliaries": {"p": {"target": "progress", "publish": True}},
+        },
+        "auxiliaries.p.publish",
+        "two outputs",
+        "a stage of its own",
+    ),
+    "a judge that publishes actions": (
+        {"auxiliaries": {"q": {"head": "action", "target": "temporal_difference", "publish": True}}},
+        "auxiliaries.q",
+        "cannot be published",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_meant_is_refused_at_its_place(load, name):
+    settings, where, said, advice = REFUSED[name]
+    with pytest.raises(RecipeError) as caught:
+        load(**settings)
+    (found,) = caught.value.problems
+    assert found.path == f"stages.rl.{where}"
+    assert said in found.message
+    assert advice in found.advice
+    assert found.line >= 11
+    assert found.column > 5
+
+
+READ = {
+    "by an option": {"advantage": POTENTIAL},
+    "as a branch": {"branches": [{"of": "progress", "advantage": ["togo"]}]},
+    "by a function's own words": {"advantage": ["center", "mine:shaped"]},
+    "by another auxiliary's target": {
+        "auxiliaries": {"progress": PROGRESS, "far": {"target": "mine:copied", "publish": True}},
+    },
+}
+
+
+@pytest.mark.parametrize("how", READ)
+def test_one_that_is_read_somewhere_may_stay(load, how):
+    assert load(**{"auxiliaries": {"progress": PROGRESS}, **READ[how]}).warnings == ()
+
+
+def test_what_is_published_is_an_output_of_its_type(load):
+    block = {"head": "likelihood", "target": {"use": "outcome", "of": "answers.exact"}, "loss": "logistic"}
+    both = {"auxiliaries": {"credit": {**block, "publish": True}}, "algorithm": "ppo", "critic": {"publish": True}}
+    found = load(**both).outputs("rl")
+    assert found["value_model"] == "value_model"
+    assert found["process_reward_model"] == "process_reward_model"
+    assert next(iter(found)) == "model"
+    assert "value_model" not in load(algorithm="ppo").outputs("rl")
+
+
+def test_a_value_model_goes_where_one_is_wanted_and_nowhere_else(load):
+    more = """  after:
+    kind: rl
+    model: rl
+    prompts: problems
+    algorithm: ppo
+    rewards: [answers.exact]
+    max_steps: 2
+    critic: {model: rl.value_model}
+"""
+    recipe = load(more, algorithm="ppo", critic={"publish": True, "warmup_steps": 2})
+    (port,) = [p for p in recipe.ports("after") if p.path == "critic.model"]
+    assert (port.steps, port.output, port.type) == (("rl",), "value_model", "value_model")
+    with pytest.raises(RecipeError, match="value_model"):
+        load(more.replace("model: rl\n", "model: rl.value_model\n"), algorithm="ppo", critic={"publish": True})
+    with pytest.raises(RecipeError, match="value_model"):
+        load(more)
