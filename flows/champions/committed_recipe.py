@@ -152,6 +152,7 @@ def _of_commit(path: Path, profile: str | None, repository: Path) -> Committed:
         edited = tuple(name for name, text in texts.items() if not _says(repository / name, text))
         source = Path(folder, start) if edited else path
         recipe = load_recipe(source, profile=profile, home=path.parent)
+    assert version is not None  # else the loop has raised
     return Committed(recipe, version.decode().strip(), edited)
 
 

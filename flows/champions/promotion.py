@@ -51,6 +51,9 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
 
     try:
         (step, gate), (_, model) = _ended(wanted.gates, states), _ended(wanted.models, states)
+    except GateError as error:
+        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
+    try:
         approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
         evidence = proven(layout, gate, model, wanted.output, approved)
         if earlier := _before(layout, wanted, gate, model):

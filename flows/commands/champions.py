@@ -96,7 +96,7 @@ def serve(
     host: Annotated[
         list[str],
         typer.Option(metavar="NAME", help="A name beside localhost under which clients ask, as a proxy's; repeatable."),
-    ] = (),
+    ] = [],  # noqa: B006
     token_env: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Variable with the token clients must send; else POSTTRAIN_SERVE_TOKEN."),

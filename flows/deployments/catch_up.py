@@ -155,6 +155,7 @@ class Siblings:
             return
         begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
         known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
+        assert self.run.deployment_id is not None  # siblings are those of a deployment
         for due in unscheduled(self.schedule, self.now, known):
             self.client.create_flow_run_from_deployment(
                 self.run.deployment_id,

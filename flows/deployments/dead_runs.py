@@ -40,7 +40,7 @@ def bury(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun
 def is_dead(run: FlowRun, now: datetime) -> bool:
     """Whether a flow run that should be going on has no process; one on another machine is never known to be dead."""
     host, _, number = (run.infrastructure_pid or "").rpartition(":")
-    since = run.state.timestamp if run.state else run.created
+    since = run.state.timestamp if run.state else run.created or now
     if not number.isdigit():
         return run.state_type == StateType.PENDING and now.timestamp() - since.timestamp() > BEGINS.total_seconds()
     if host and host != socket.gethostname():

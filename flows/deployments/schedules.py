@@ -64,7 +64,8 @@ def times_of(schedule: Schedule) -> Times | None:
     if schedule.rrule:
         return prefects.RRuleSchedule(rrule=schedule.rrule, timezone=schedule.timezone)
     if schedule.every:
-        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=START.replace(tzinfo=UTC), timezone="UTC")
+        anchor: Any = START.replace(tzinfo=UTC)  # a datetime; the stubs name a class of Prefect's own
+        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=anchor, timezone="UTC")
     return None
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flows.execution.events import RecordedStep
+from flows.execution.results import ScoredRow, read_scores
 from flows.execution.run_log import read_plan, read_step_events
 from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, data_changes
@@ -175,16 +176,15 @@ def _metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricChange]:
                 yield MetricChange(name, metric, one, other)
 
 
-def _measured(manifest: Manifest) -> dict[str, dict[str, float]]:
+def _measured(manifest: Manifest) -> dict[str, ScoredRow]:
     """Lines of an evaluation's table by the names that their values have among the metrics."""
-    table = manifest.details.get("table", []) if manifest.kind == "evaluate" else []
     return {
         f"{line['metric']}.{line['model']}" + ("" if line["family"] == ALL else f".{line['family']}"): line
-        for line in table
+        for line in read_scores(manifest)
     }
 
 
-def difference_interval(one: dict[str, float], other: dict[str, float]) -> tuple[float, float]:
+def difference_interval(one: ScoredRow, other: ScoredRow) -> tuple[float, float]:
     """Interval of other − one from an interval of each, as if measured independently (Zou and Donner 2008, eq. 2)."""
     gain = other["value"] - one["value"]
     down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])

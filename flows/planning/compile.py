@@ -4,7 +4,7 @@ A key is made of what a step does and reads, never of names: renaming a stage ru
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from flows.planning.champion_inputs import with_champions
 from flows.planning.closure import Closure, uses
@@ -17,6 +17,7 @@ from schemas.errors import PlanError
 from schemas.gates import without_policy
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import Recipe
+from schemas.references import ArtifactType
 from schemas.steps.step_info import Port
 from schemas.suggestions import suggest
 
@@ -69,7 +70,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     kind = settings["kind"]
     ports = recipe.ports(name)
     inputs = tuple(_input(recipe, port, layout) for port in ports)
-    if kind == "evaluate":
+    if settings.get("gate"):
         settings, inputs = with_champions(recipe, settings, inputs, layout)
     slots = [module for use in uses(stage) for module in closure.modules_of(use)]
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
@@ -84,7 +85,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
         after=recipe.after(name),
         unless=recipe.unless(name),
         branch_of=recipe.branch_of(name),
-        outputs=recipe.outputs(name),
+        outputs=cast(dict[str, ArtifactType], recipe.outputs(name)),
         code=code,
         key=digest_of(identity),
         identity=identity,
@@ -126,9 +127,9 @@ def has_own_key(step: Step, plan: Plan) -> bool:
 def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     if port.source is not None:
         digest = find_source(port.source, layout, recipe.folders).digest
-        return Input(port=port.path, source=port.source, digest=digest, type=port.type)
+        return Input(port=port.path, source=port.source, digest=digest, type=cast(ArtifactType, port.type))
     output = port.output or next(iter(recipe.outputs(port.steps[0])))
-    return Input(port=port.path, steps=port.steps, output=output, type=port.type)
+    return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
 
 
 def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
 
 
 def _gates(step: Step) -> list[dict[str, Any]]:
-    return (step.settings.get("gate") or []) if step.kind == "evaluate" else []
+    return step.settings.get("gate") or []
 
 
 def nameless(value: Any, ports: set[str], path: str = "") -> Any:

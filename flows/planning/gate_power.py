@@ -13,6 +13,7 @@ from lineage.tracing.history import latest
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
+from schemas.stages.union import traits_of
 
 WORST = 1.0
 """Spread of differences of values between 0 and 1 when the models never agree."""
@@ -27,7 +28,7 @@ def gate_lines(plan: Plan, layout: Layout) -> list[str]:
     if not asked:
         return []
     before = latest(layout, plan.recipe, [step.name for step in asked])
-    last = {name: manifest for name, manifest in before.items() if manifest.kind == "evaluate"}
+    last = {name: manifest for name, manifest in before.items() if traits_of(manifest.kind).scores_models}
     return [line for step in asked for line in _of_step(step, last.get(step.name))]
 
 
@@ -45,7 +46,9 @@ def _seen(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str
     planned = _planned(step, asked.name)
     if known is None and (planned is None or not _is_share(step, asked.name)):
         return "what it can see is known after the first evaluation"
-    n = known[0] if known and (planned is None or last.details.get("problems") == _planned(step, "")) else planned or 0
+    n = planned or 0
+    if last and known and (planned is None or last.details.get("problems") == _planned(step, "")):
+        n = known[0]
     spread, floor = known[1:] if known else (WORST, 0.0)
     found = minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
     rates = f"error rate {asked.tail:.2g}, power {POWER:g}"

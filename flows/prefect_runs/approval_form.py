@@ -4,12 +4,12 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 from uuid import uuid4
 
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.context import FlowRunContext
 from prefect.input import RunInput, keyset_from_paused_state
 from prefect.states import Paused, Running
 from pydantic import Field
@@ -18,6 +18,7 @@ from flows.execution.approval import LOOK, Answer, Desk, Question
 from flows.execution.execute import Execution
 from flows.prefect_runs.artifacts import show_page
 from flows.prefect_runs.evidence_page import evidence_page, summary
+from flows.prefect_runs.flow_context import current_flow_run
 from flows.servers.up import is_up
 from lineage.audit.approvals import Decision
 from lineage.layout import Layout
@@ -63,7 +64,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
 
     Prefect's own `pause_flow_run` hears neither Ctrl-C nor `posttrain approve` while it waits.
     """
-    flow_run, logger = FlowRunContext.get().flow_run.id, get_run_logger()
+    flow_run, logger = current_flow_run().id, get_run_logger()
     name = f"evidence-{question.step.name}-{question.gate.index}"
     page = evidence_page(execution, question)
     link = show_page(execution.plan, name, page, f"What to decide about: {question.step.name}, {question.gate.name}.")
@@ -74,7 +75,8 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
         name="AwaitingApproval",
     )
     keys = keyset_from_paused_state(state)
-    state.state_details.run_input_keyset = keys
+    # The stubs take keys of another class than Prefect itself passes here.
+    state.state_details.run_input_keyset = cast(Any, keys)
     form = Approval.with_initial_data(description=summary(question, link))
     form.save(keys, flow_run_id=flow_run)
     logger.warning("%s waits for approval: %s", question.step.name, question.gate.text)
@@ -89,7 +91,8 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
                 execution.stop.set()
                 return None
             if now.is_running():
-                given = form.load(keys, flow_run_id=flow_run)
+                # Outside of an event loop Prefect returns the form, and not a coroutine as its stubs say.
+                given = cast(Approval, form.load(keys, flow_run_id=flow_run))
                 return Answer(given.decision, given.name, given.reason)
             execution.stop.wait(LOOK)
         if (now := client.read_flow_run(flow_run).state) is not None and now.is_paused():

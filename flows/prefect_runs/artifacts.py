@@ -16,7 +16,6 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.execution.events import Event, Reporter
@@ -25,6 +24,7 @@ from flows.execution.progress import figures_of
 from flows.planning.estimate import cost_lines, excess
 from flows.planning.gate_power import gate_lines
 from flows.planning.recipe_plan import repeated
+from flows.prefect_runs.flow_context import current_flow_run
 from flows.prefect_runs.run_page import plan_page, result_page, result_rows
 from flows.servers.up import is_up
 from lineage.layout import Layout
@@ -81,7 +81,7 @@ def _links(layout: Layout, run: str) -> dict[str, str]:
 
 
 def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
-    flow_run = FlowRunContext.get().flow_run.id
+    flow_run = current_flow_run().id
     artifact = ArtifactCreate(
         key=artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
     )

@@ -5,26 +5,31 @@ body serves a run from the command line, which opens a flow run for itself, and 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from prefect import allow_failure, flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext, TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.execution.execute import Execution
 from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
 from flows.prefect_runs.approval_form import open_desk
 from flows.prefect_runs.artifacts import ProgressBars, show_ended, show_plan
+from flows.prefect_runs.flow_context import current_flow_run, current_task_run
 from flows.processes.stop_signals import stopped_by_signals
 from schemas.plan import Step
 
 THREADS = 1000
 """Steps of a flow that may be under way or waiting at once; a thread is only made when it is needed."""
+
+
+def make_task_runner() -> TaskRunner[Any]:
+    """Return a runner with a thread per step; the stubs call its futures another class than flows take."""
+    return cast(TaskRunner[Any], ThreadPoolTaskRunner(THREADS))
 
 
 def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
@@ -36,7 +41,7 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
     @flow(
         name=plan.recipe,
         flow_run_name=execution.run,
-        task_runner=ThreadPoolTaskRunner(THREADS),
+        task_runner=make_task_runner(),
         persist_result=False,
         validate_parameters=False,
     )
@@ -48,7 +53,8 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
             raise
 
     try:
-        pipeline(plan.file, plan.profile, return_state=True)  # a failed step is told by its state, and no exception
+        # `return_state`: a failed step is shown by its state, and raises nothing. The stubs lack it here.
+        pipeline(plan.file, plan.profile, return_state=True)  # pyright: ignore[reportCallIssue]
     finally:
         APILogHandler().flush()
         EventsWorker.drain_all()
@@ -61,7 +67,7 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
     """The body of a flow run: show the plan, perform every step, call `ended`, show what came out."""
     show_plan(execution)
     with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
-        with ProgressBars(execution.reporter, execution.plan, FlowRunContext.get().flow_run.id) as bars:
+        with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
             desk = open_desk(execution)
             futures: dict[str, Any] = {}
@@ -89,7 +95,7 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
 def _task_of(execution: Execution, step: Step, bars: ProgressBars) -> Any:
     def perform(key: str, kind: str) -> State[Any]:
         logger = get_run_logger()
-        bars.belongs(step.name, TaskRunContext.get().task_run.id)
+        bars.belongs(step.name, current_task_run().id)
         return task_state(execution.perform(step, logger.info))
 
     return perform

@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from flows.execution.results import read_scores, read_yields
 from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import condition
@@ -50,10 +51,7 @@ def result_rows(states: Mapping[str, StepState]) -> list[dict[str, Any]]:
     """One row per number of an evaluation, with its interval."""
     rows: list[dict[str, Any]] = []
     for name, state in states.items():
-        table = state.manifest.details.get("table", []) if state.manifest else []
-        if state.manifest is None or state.manifest.kind != "evaluate":
-            continue
-        for row in table:
+        for row in read_scores(state.manifest):
             interval = f"[{row['low']:.3f}, {row['high']:.3f}]"
             known = {"evaluation": name, "model": row["model"], "metric": row["metric"], "family": row["family"]}
             rows.append(known | {"value": round(row["value"], 4), "interval": interval})
@@ -84,8 +82,8 @@ def yield_tables(states: Mapping[str, StepState]) -> list[str]:
     """What became of everything that stages tried to write, family by family."""
     found = []
     for name, state in states.items():
-        table = state.manifest.details.get("yield") if state.manifest and state.manifest.kind == "synthesize" else None
-        if not table:
+        table = read_yields(state.manifest)
+        if state.manifest is None or not table:
             continue
         heads = [column.replace("_", " ") for column in table[0]]
         rows = [_row(*(number(value) for value in line.values())) for line in table]

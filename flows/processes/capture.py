@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from flows.processes import log_writer
 from flows.processes.log_writer import Stream, write_all
@@ -42,8 +42,9 @@ def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset
             stack.enter_context(_descriptors(target.fileno()))
         elif patterns:
             target = stack.enter_context(Hiding(file.fileno(), patterns))
-        mine = stack.enter_context(_text(target))
-        out, err = (mine, mine) if whole_process else (OfThread(mine, sys.stdout), OfThread(mine, sys.stderr))
+        log_stream = stack.enter_context(_text(target))
+        out = log_stream if whole_process else for_this_thread(log_stream, sys.stdout)
+        err = log_stream if whole_process else for_this_thread(log_stream, sys.stderr)
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         yield
@@ -126,14 +127,19 @@ def _writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
                     process.stdin.flush()
 
 
-class OfThread:
-    """A text stream for the thread that made it, another for all other threads."""
+def for_this_thread(mine: TextIO, others: TextIO) -> TextIO:
+    """Return a stream that is `mine` for the calling thread, and `others` for all other threads."""
+    return cast(TextIO, ThreadStream(mine, others))
+
+
+class ThreadStream:
+    """A text stream for the thread that made it, another for all other threads; it has the attributes of either."""
 
     def __init__(self, mine: TextIO, others: TextIO):
         self.mine, self.others, self.thread = mine, others, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything is asked of the stream of the thread that asks."""
+        """Return the attribute of the stream of the calling thread."""
         return getattr(self.mine if threading.get_ident() == self.thread else self.others, name)
 
 

@@ -60,7 +60,7 @@ class Redactor:
                 if isinstance(said := getattr(each, name, None), str):
                     setattr(each, name, self.text(said))
             each.__notes__ = [self.text(note) for note in getattr(each, "__notes__", [])]
-            if self.pattern.search(f"{each} {each!r}"):
+            if self.pattern and self.pattern.search(f"{each} {each!r}"):
                 return None
         return error
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.text import Text
 from flows.champions.promotion import promote_after
 from flows.execution.audit_entries import planned, report_written
 from flows.execution.ledger import spending_lines, with_budget
+from flows.execution.results import ScoredRow, read_scores
 from flows.execution.run_log import append
 from flows.execution.states import EXIT_CANCELLED, StepState
 from flows.planning.recipe_plan import repeated
@@ -109,8 +109,8 @@ def _projected(what: str, projection: Callable[[], object], console: Console) ->
 def result_tables(outcome: Outcome) -> Iterable[Table]:
     """The tables of all evaluations of a run: model by problem family, each number with its interval."""
     for name, state in outcome.states.items():
-        rows: list[dict[str, Any]] = state.manifest.details.get("table", []) if state.manifest else []
-        if state.manifest is None or state.manifest.kind != "evaluate" or not rows:
+        rows = read_scores(state.manifest)
+        if not rows:
             continue
         table = Table(title=f"{name}: held-out problems", title_justify="left")
         families = list(dict.fromkeys(row["family"] for row in rows))
@@ -122,7 +122,7 @@ def result_tables(outcome: Outcome) -> Iterable[Table]:
         yield table
 
 
-def _cell(row: dict[str, Any] | None) -> str:
+def _cell(row: ScoredRow | None) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row else ""
 
 

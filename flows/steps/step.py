@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.planning.compile import nameless
-from flows.planning.contracts import CARRIERS, INDEPENDENT
+from flows.planning.contracts import CARRIERS
 from flows.planning.difference import first_difference
 from flows.processes.capture import captured, wait_for_writers
 from flows.processes.locks import locked
@@ -32,6 +32,7 @@ from schemas.errors import StepError
 from schemas.gates import without_policy
 from schemas.manifest import Contract, Manifest
 from schemas.plan import Step
+from schemas.stages.union import traits_of
 from tasks.context import Context, Result
 
 
@@ -153,7 +154,7 @@ def _watch_inputs(step: Step, received: list[Received], work: Path) -> Iterator[
 
 
 def _check_contracts(step: Step, received: list[Received]) -> None:
-    if step.kind in INDEPENDENT:
+    if not traits_of(step.kind).shares_tokens:
         return
     models = [(one.record, fingerprint(one.folder)) for one in received if one.record.type in CARRIERS]
     known = [(r, contract) for r, contract in models if contract is not None]
