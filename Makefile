@@ -38,12 +38,12 @@ check: $(VENV)/.installed         ## format, lint, import contracts, recipes, ge
 	$(BIN)/posttrain validate recipes/*.yaml recipes/bases/*.yaml recipes/papers/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
 	$(BIN)/posttrain schema | diff - recipes/recipe.schema.json
-	$(BIN)/python -m schemas.papers_page | diff - docs/papers.md
+	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
 
 docs: $(VENV)/.installed          ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
 	$(BIN)/posttrain schema > recipes/recipe.schema.json
-	$(BIN)/python -m schemas.papers_page > docs/papers.md
+	$(BIN)/python -m schemas.pages.papers_page > docs/papers.md
 	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 
 bench: $(VENV)/.installed         ## one JSON line per benchmark (installs TRL; the merge one wants MERGEKIT_PYTHON)

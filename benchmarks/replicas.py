@@ -10,7 +10,6 @@ completion ends at its end token or at `--tokens`. One JSON line.
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -37,22 +36,23 @@ def main() -> None:
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
-    from flows.steps.actors import RayActors
-    from flows.steps.workers import RayWorkers
+    from flows.processes.process_tree import ProcessGroup
+    from flows.steps.ray_actors import RayActors, StepHome
+    from flows.steps.ray_workers import RayWorkers
     from learning.generation.engines.making import engine_of
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
-    from schemas.stages.base import Resources, Role
+    from schemas.resources import Resources, Role
     from schemas.use import EngineUse
 
     set_determinism(0, 1)
     model, use = make_model(folder), EngineUse(use="torch")
     workers = RayWorkers(Layout(folder / "root"))
     try:
-        home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(folder / "log"), "folders": []}
-        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home | {"secrets": frozenset()})
+        home = StepHome(ProcessGroup.of_this_process(), folder / "log", (), frozenset())
+        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home)
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
         sides = {"embedded": engine_of(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}

@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas.errors import StepError
+from schemas.number_schedules import SCHEDULES, Controlled, Number, settled, value_at
 from schemas.references import Reference
-from schemas.schedules import SCHEDULES, Controlled, Number, settled, value_at
 from schemas.use import Use
 
 

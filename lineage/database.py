@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
-from schemas.whole_files import write_whole
 
 VARIABLE = "POSTTRAIN_DATABASE"
 FILE = "database"
@@ -32,7 +32,7 @@ def chosen_database(state: Path) -> str | None:
 
 def remember_database(state: Path, address: str) -> None:
     """Keep the choice for everything that runs later in this checkout; `sqlite` goes back to the files."""
-    write_whole(state / FILE, (address if address == SQLITE else without_password(address)) + "\n")
+    write_text_atomically(state / FILE, (address if address == SQLITE else without_password(address)) + "\n")
 
 
 def without_password(address: str) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lineage.database import chosen_database, mlflow_address
-from schemas.whole_files import write_whole
+from schemas.atomic_write import write_text_atomically
 
 IGNORED = """\
 # The state folder of posttrain: artifacts, records and the private signing key. Nothing of it belongs into git.
@@ -55,7 +55,7 @@ class Layout:
         """
         self.state.mkdir(parents=True, exist_ok=True)
         if not (self.state / ".gitignore").exists():
-            write_whole(self.state / ".gitignore", IGNORED)
+            write_text_atomically(self.state / ".gitignore", IGNORED)
         return self.state
 
     def artifact(self, kind: str, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ def _at_once(path: str, flags: int) -> int:
 
 
 def read_records(layout: Layout) -> list[Record]:
-    """All manifests but damaged ones, whole, oldest first. Questions about some of them ask `lineage.index`."""
+    """Return all manifests but damaged ones, oldest first.
+
+    Questions about some of them ask `lineage.catalogue.index`.
+    """
     artifacts = layout.state / "artifacts"
     folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
     found = [record for record in map(read_record, folders) if record is not None]
@@ -50,3 +54,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+SHARD = re.compile(r"-\d{5,}(?=\.parquet$)")
+
+
+def table_name(path: str) -> str:
+    """The name that the table of a file would have if it were one file."""
+    return SHARD.sub("", path.rsplit("/", 1)[-1])
+
+
+def table_files(folder: Path, name: str) -> list[Path]:
+    """The files of a table in a folder, in the order of their rows."""
+    return sorted(path for path in folder.glob("*.parquet") if table_name(path.name) == name)

@@ -7,12 +7,31 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from schemas.agent_slots import AgentEnvUse
 from schemas.base import Schema
-from schemas.use import ToolUse
+from schemas.use import EnvUse, ToolUse, Use
 
 NAME = r"^[a-z][a-z0-9_]{0,31}$"
 MAX_TEXT = 20_000
+
+
+class AgentEnvUse(EnvUse):
+    """Answers an agent's turns; its tools are those of the agent's toolkit."""
+
+    withheld = frozenset({"tools"})
+
+
+class AuthorUse(Use):
+    """Writes tools and settings of an agent for a task."""
+
+    home = "learning.agents.authors"
+    asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
+
+
+class ExtractorUse(Use):
+    """Says what there is to know after a group of rollouts whose scores differ: the list of experiences, anew."""
+
+    home = "learning.agents.extractors"
+    asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
 
 
 class Case(Schema):

@@ -5,17 +5,31 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import Field
 
-from schemas import endpoint, references, schedules, use
+from schemas import endpoint, number_schedules, references, use
 from schemas.modules import Module, ModuleError, load
 
 _WORDS: dict[str, Any] = {
-    "int": int, "float": float, "bool": bool, "str": str, "None": None, "object": Any, "Any": Any,
-    "list": list, "dict": dict, "tuple": tuple, "List": list, "Dict": dict, "Tuple": tuple,
-    "Sequence": list, "Mapping": dict, "Number": schedules.Number, "Endpoint": endpoint.EndpointOption,
-}  # fmt: skip
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "None": None,
+    "object": Any,
+    "Any": Any,
+    "list": list,
+    "dict": dict,
+    "tuple": tuple,
+    "List": list,
+    "Dict": dict,
+    "Tuple": tuple,
+    "Sequence": list,
+    "Mapping": dict,
+    "Number": number_schedules.Number,
+    "Endpoint": endpoint.EndpointOption,
+}
 _WORDS |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _WORDS |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
-_WORDS |= {n: getattr(schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
+_WORDS |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8
 
@@ -69,8 +83,11 @@ def _subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
     if head == "Literal":
         return Literal[tuple(literal(i, module) for i in items)]
     if head == "Annotated":
-        return Annotated[(_type(items[0], module, hops), *(_field(i, module) for i in items[1:] if _is_field(i)))] \
-            if any(map(_is_field, items[1:])) else _type(items[0], module, hops)  # fmt: skip
+        return (
+            Annotated[(_type(items[0], module, hops), *(_field(i, module) for i in items[1:] if _is_field(i)))]
+            if any(map(_is_field, items[1:]))
+            else _type(items[0], module, hops)
+        )
     inner = [... if isinstance(i, ast.Constant) and i.value is ... else _type(i, module, hops) for i in items]
     if head == "Optional":
         return Optional[inner[0]]  # noqa: UP045 — computed

@@ -5,8 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.base import Schema
+from schemas.number_schedules import Number
 from schemas.references import NetworkRef
-from schemas.schedules import Number
 from schemas.use import FIXED, PATHS, TokenMaskUse, Use
 
 NEXT = ("next_T", "next_mean_T")

@@ -9,6 +9,9 @@ PosttrainError
 
 from dataclasses import dataclass
 
+LONGEST = 2_000
+"""Characters of a message, an advice or a path in an error."""
+
 
 class PosttrainError(Exception):
     """Base of the tree; `exit_code` is what the command line returns."""
@@ -59,3 +62,10 @@ class GateError(PosttrainError):
     """A gate failed."""
 
     exit_code = 2
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """Return a text fit for a terminal: control characters as escapes, and cut where it is too long."""
+    if len(text) > longest:
+        text = f"{text[:longest]}... ({len(text)} characters)"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -81,8 +81,10 @@ class Gate(Schema):
         if self.test == "mcnemar" and self.against is None:
             raise ValueError("`test: mcnemar` compares two models: give `against`")
         if self.test == "mcnemar" and (self.min_delta or any(self.regressions.values())):
-            raise ValueError("McNemar's test asks whether there is a difference at all: a margin other than 0 wants "
-                             "`test: paired_bootstrap`")  # fmt: skip
+            raise ValueError(
+                "McNemar's test asks whether there is a difference at all: a margin other than 0 wants "
+                "`test: paired_bootstrap`"
+            )
         return self
 
     @property

@@ -5,8 +5,8 @@ from typing import Any
 from schemas.base import Schema
 from schemas.budget import Budget
 from schemas.references import ArtifactType
+from schemas.resources import Resources
 from schemas.schedule import Schedule
-from schemas.stages.base import Resources
 
 
 class Input(Schema):

@@ -10,10 +10,26 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
 ArtifactType = Literal[
-    "policy", "adapter", "reward_model", "process_reward_model", "value_model",
-    "prompts", "chat", "preference_pairs", "trajectories", "eval_report", "agent", "directory",
-]  # fmt: skip
+    "policy",
+    "adapter",
+    "reward_model",
+    "process_reward_model",
+    "value_model",
+    "prompts",
+    "chat",
+    "preference_pairs",
+    "trajectories",
+    "eval_report",
+    "agent",
+    "directory",
+]
 ARTIFACT_TYPES: tuple[str, ...] = get_args(ArtifactType)
+MODEL_TYPES = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
+"""Artifact types that hold weights."""
+POLICY_TYPES = ("policy", "adapter")
+"""Artifact types that hold a language model, whole or as an adapter over one."""
+TABLE_TYPES = ("prompts", "chat", "preference_pairs", "trajectories")
+"""Artifact types that hold tables of rows."""
 SCHEMES = ("hub", "path", "mlflow")
 
 
@@ -54,7 +70,7 @@ class Reference(str):
 class PolicyRef(Reference):
     """A language model, whole or as an adapter over one."""
 
-    accepts = ("policy", "adapter")
+    accepts = POLICY_TYPES
 
 
 class RewardModelRef(Reference):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from schemas.whole_files import whole_file
+from schemas.atomic_write import atomic_file
 
 _keys = [b""]
 
@@ -47,7 +47,7 @@ def is_sealed(label: str, content: bytes, seal: str) -> bool:
 def write_sealed(file: Path, label: str, value: Any) -> None:
     """Write a JSON value and its seal: whole, and on the disk."""
     body = json.dumps(value).encode()
-    with whole_file(file) as fresh:
+    with atomic_file(file) as fresh:
         fresh.write_bytes(seal_of(label, body).encode() + b"\n" + body)
 
 

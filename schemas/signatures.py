@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from schemas.annotations import Unknown, literal, type_of
 from schemas.modules import Function, Module, ModuleError, is_package, load, locate, members
-from schemas.nearest import nearest
 from schemas.renamed import now_called, renamed_function
-from schemas.suggestions import LONGEST, suggest
+from schemas.suggestions import LONGEST, nearest, suggest
 from schemas.use import Use
 
 MAX_HOPS = 8

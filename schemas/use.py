@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from schemas.base import Schema
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.supplied import FIXED, MOVING, PAIR_COLUMNS, PATHS, SCORING, TRIALS
 
 

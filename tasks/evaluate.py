@@ -23,7 +23,7 @@ from learning.models.policy import load_policy, set_determinism, untied
 from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import Sampling
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending

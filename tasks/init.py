@@ -15,8 +15,8 @@ from transformers import (
 from learning.lookup import bind
 from learning.models.policy import Policy, save_policy, set_determinism
 from schemas.errors import StepError
-from schemas.nearest import suggest
 from schemas.stages.init import Init
+from schemas.suggestions import suggest
 from tasks.context import Context, Result
 
 LEGACY = {"rope_theta", "rope_scaling"}

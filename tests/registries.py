@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lineage.layout import Layout
-from lineage.registry import client
+from lineage.registry.client import client
 
 
 @cache

@@ -18,7 +18,7 @@ from learning.batch.batch_layout import single_turn
 from learning.data.rows import write_rows
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.stages.rl import Rl
 from schemas.use import FIXED, Use
 from tasks.context import Context

@@ -11,7 +11,7 @@ from learning.environments.making import in_environment
 from learning.generation.engines.torch import Engine
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.stages.rl import Rl
 from schemas.use import EnvUse
 

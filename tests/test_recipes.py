@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
-from schemas.extend import read_recipe
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
+from schemas.source.extend import read_recipe
 from schemas.stages.init import Init
 
 ROOT = Path(__file__).parent.parent

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "deploy" / "slurm"

@@ -138,9 +138,12 @@ class Siblings:
         kept = [_due(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
         following = due_times(self.schedule, due, count=1)
         occasion = Occasion(
-            due=due, tried=self._tried(run), following=following[0] if following else None,
-            later=[other for other in kept if other > due], meets=self._meets(run, due),
-        )  # fmt: skip
+            due=due,
+            tried=self._tried(run),
+            following=following[0] if following else None,
+            later=[other for other in kept if other > due],
+            meets=self._meets(run, due),
+        )
         return verdict(occasion, self.schedule)
 
     def settle(self) -> None:
@@ -152,11 +155,15 @@ class Siblings:
             return
         begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
         known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
+        assert self.run.deployment_id is not None  # siblings are those of a deployment
         for due in unscheduled(self.schedule, self.now, known):
             self.client.create_flow_run_from_deployment(
-                self.run.deployment_id, state=Scheduled(scheduled_time=due, message="missed while down"),
-                parameters=self.run.parameters, tags=[MADE_UP], idempotency_key=f"{MADE_UP} {due.isoformat()}",
-            )  # fmt: skip
+                self.run.deployment_id,
+                state=Scheduled(scheduled_time=due, message="missed while down"),
+                parameters=self.run.parameters,
+                tags=[MADE_UP],
+                idempotency_key=f"{MADE_UP} {due.isoformat()}",
+            )
 
     def line_up(self) -> None:
         """Those that wait try again one after the other, in the order in which they were due."""
@@ -210,8 +217,9 @@ class Siblings:
         return self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(wanted),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200,
-        )  # fmt: skip
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=200,
+        )
 
 
 def _ended(run: FlowRun) -> bool:

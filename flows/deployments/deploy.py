@@ -11,7 +11,7 @@ from flows.deployments.deployables import ENTRYPOINT, PULL, Deployable, deployab
 from flows.servers.prefect_server import is_healthy, prefect_environment
 from flows.servers.services import POOL
 from flows.servers.up import is_up
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

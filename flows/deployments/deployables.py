@@ -11,8 +11,8 @@ from flows.deployments.held import Held, hold
 from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
-from schemas.files import read_text
-from schemas.recipe import Recipe, load_recipe
+from schemas.recipe.load import Recipe, load_recipe
+from schemas.source.files import read_text
 
 TAG = "posttrain"
 """Every deployment of ours has it."""

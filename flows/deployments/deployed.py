@@ -14,30 +14,30 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 from prefect.exceptions import FailedRun, TerminationSignal
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
 from flows.deployments.catch_up import pass_on, skip_reason
 from flows.deployments.flow_runs import remember, run_of
 from flows.deployments.held import held_options
-from flows.launch import Outcome, plan_recipe, run_plan
-from flows.pipeline import THREADS, carry_out, flow_state
-from flows.running.audited import planned
-from flows.running.reader import outlive_reader
-from flows.running.runlog import new_run
-from flows.running.states import EXIT_CANCELLED
-from flows.runs import project
-from lineage.auditlog import append
+from flows.execution.audit_entries import planned
+from flows.execution.run_log import new_run
+from flows.execution.states import EXIT_CANCELLED
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.flow_context import current_flow_run
+from flows.prefect_runs.pipeline import carry_out, flow_state, make_task_runner
+from flows.processes.reader import outlive_reader
+from flows.runs.launch import Outcome, run_plan
+from flows.runs.start import project
+from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
 from schemas.plan import Plan
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 
-@flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)
+@flow(name="recipe", task_runner=make_task_runner(), persist_result=False)
 def recipe_run(
     recipe: str,
     profile: str | None = None,
@@ -65,9 +65,12 @@ def recipe_run(
     os.chdir(layout.root)
     logging.getLogger("prefect.flow_runs").addFilter(_says_something)
     options = {
-        "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
+        "profile": profile or None,
+        "to": to_stages or [],
+        "start": from_stages or [],
+        "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
-    }  # fmt: skip
+    }
     return interruptible(lambda stop: _carried_out(recipe, layout, options, locked, stop))
 
 
@@ -128,7 +131,7 @@ def _carried_out(
 
 def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
     """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
-    shown, logger = FlowRunContext.get().flow_run, get_run_logger()
+    shown, logger = current_flow_run(), get_run_logger()
     if run := run_of(layout, str(shown.id), shown.name):
         plan = planned(layout, run)
         logger.info("going on with run %s of %s as it was planned", run, plan.file)

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from flows.running.runlog import runs
+from flows.execution.run_log import runs
 from lineage.layout import Layout
-from schemas.whole_files import write_whole
+from schemas.atomic_write import write_text_atomically
 
 FILE = "prefect.json"
 """In a run's folder: the flow run that shows it, its deployment and the parameters of its form."""
@@ -21,7 +21,7 @@ def run_of(layout: Layout, flow_run: str, name: str) -> str | None:
 
 def remember(layout: Layout, run: str, **facts: Any) -> None:
     """Keep, in one write, which flow run a run belongs to."""
-    write_whole(layout.run(run) / FILE, json.dumps(facts, indent=1) + "\n")
+    write_text_atomically(layout.run(run) / FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def told(layout: Layout, run: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.launch import plan_recipe
 from flows.planning.locking import lock_file, read_lock
-from lineage.chain import read_chain
+from flows.planning.recipe_plan import plan_recipe
+from lineage.audit.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError
 

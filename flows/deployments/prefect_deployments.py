@@ -40,12 +40,22 @@ def put(one: Deployable, layout: Layout) -> str:
         name = f"{one.recipe.name}/{one.recipe.name}"
         is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _ours(client))
         client.create_deployment(
-            flow_id=flow, name=one.recipe.name, description=one.description, tags=one.tags, entrypoint=ENTRYPOINT,
-            path=str(HOUSE), pull_steps=PULL,
-            parameters=one.parameters, parameter_openapi_schema=one.form, enforce_parameter_schema=True,
-            work_pool_name=POOL, job_variables={"env": environment(layout)}, schedules=prefect_schedules(one.recipe),
-            concurrency_limit=None if limits is None else 1, concurrency_options=limits,
-        )  # fmt: skip
+            flow_id=flow,
+            name=one.recipe.name,
+            description=one.description,
+            tags=one.tags,
+            entrypoint=ENTRYPOINT,
+            path=str(HOUSE),
+            pull_steps=PULL,
+            parameters=one.parameters,
+            parameter_openapi_schema=one.form,
+            enforce_parameter_schema=True,
+            work_pool_name=POOL,
+            job_variables={"env": environment(layout)},
+            schedules=prefect_schedules(one.recipe),
+            concurrency_limit=None if limits is None else 1,
+            concurrency_options=limits,
+        )
     held = ", held to its lock" if one.held else ""
     return f"{name}: {'updated' if is_there else 'deployed'} ({one.file}{held})"
 

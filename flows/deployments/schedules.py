@@ -12,8 +12,8 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.server.schemas import schedules as prefects
 
-from schemas.recipe import Recipe
-from schemas.recurrence import START
+from schemas.checks.recurrence import START
+from schemas.recipe.load import Recipe
 from schemas.schedule import Schedule
 
 Times = prefects.CronSchedule | prefects.IntervalSchedule | prefects.RRuleSchedule
@@ -64,7 +64,8 @@ def times_of(schedule: Schedule) -> Times | None:
     if schedule.rrule:
         return prefects.RRuleSchedule(rrule=schedule.rrule, timezone=schedule.timezone)
     if schedule.every:
-        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=START.replace(tzinfo=UTC), timezone="UTC")
+        anchor: Any = START.replace(tzinfo=UTC)  # a datetime; the stubs name a class of Prefect's own
+        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=anchor, timezone="UTC")
     return None
 
 

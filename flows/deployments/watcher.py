@@ -18,13 +18,13 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
+from flows.deployments.dead_runs import SAID, bury
 from flows.deployments.watching import Change, Watch
-from flows.running.dead_runs import SAID, bury
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.layout import Layout
-from lineage.watched import content, glance
+from lineage.sources.watched import content, glance
 from schemas.errors import PosttrainError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
 
 LOOK = 2.0
@@ -71,9 +71,11 @@ class Watcher:
     def _watch(self, deployment: DeploymentResponse, schedule: Schedule, file: Path) -> Watch:
         folders = tuple(dict.fromkeys((file.parent, self.layout.root)))
         return Watch(
-            self.layout.state / "watch" / f"{deployment.name}.json", schedule.on_change,
-            partial(glance, layout=self.layout, folders=folders), partial(content, layout=self.layout, folders=folders),
-        )  # fmt: skip
+            self.layout.state / "watch" / f"{deployment.name}.json",
+            schedule.on_change,
+            partial(glance, layout=self.layout, folders=folders),
+            partial(content, layout=self.layout, folders=folders),
+        )
 
     def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:
         file = (self.layout.root / deployment.parameters["recipe"]).resolve()
@@ -88,9 +90,12 @@ class Watcher:
         schedule, _ = self._schedule(there)
         profile = {"profile": schedule.profile} if schedule and schedule.profile else {}
         run = client.create_flow_run_from_deployment(
-            deployment, idempotency_key=key, parameters=profile, tags=[TAG, *(change.source for change in changes)],
+            deployment,
+            idempotency_key=key,
+            parameters=profile,
+            tags=[TAG, *(change.source for change in changes)],
             state=Scheduled(scheduled_time=datetime.now(UTC), message=f"changed: {what}"),
-        )  # fmt: skip
+        )
         facts = [{"source": c.source, "before": c.before, "after": c.after} for c in changes]
         append(self.layout, "started by a change", deployment=there.name, flow_run=str(run.id), changes=facts)
         self.say(f"{there.name}: {what}; started {run.name}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.digests import digest_of
-from schemas.whole_files import write_whole
+from schemas.atomic_write import write_text_atomically
 
 Look = Callable[[str], str | None]
 """From a source to what there is to see of it."""
@@ -88,7 +88,7 @@ class Watch:
             return {"since": secrets.token_hex(8), "changes": 0, "digests": {}}
 
     def _remember(self, known: dict[str, Any]) -> None:
-        write_whole(self.file, json.dumps(known, indent=1))
+        write_text_atomically(self.file, json.dumps(known, indent=1))
 
 
 def short(digest: str | None) -> str:

@@ -13,7 +13,7 @@ from schemas.errors import PlanError
 
 def show_lineage(target: str | None, layout: Layout, console: Console, as_json: bool) -> int:
     """Print where a target comes from and what it went into; raises PlanError without a target."""
-    from lineage.ancestry import render, trace
+    from lineage.tracing.ancestry import render, trace
 
     if target is None:
         raise PlanError("lineage of what? name a step, run, key, digest, artifact, row or source; or use --verify")
@@ -34,8 +34,8 @@ def show_verification(
     rebuild: bool = False,
 ) -> int:
     """Check everything again, print what differs, and note that in the audit log; 1 when something differs."""
-    from lineage.auditlog import append
-    from lineage.verification import verify
+    from lineage.audit.log import append
+    from lineage.verification.verify import verify
 
     found = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
     try:
@@ -63,7 +63,7 @@ def _one_line(text: str) -> str:
 
 def show_query(sql: str, layout: Layout, console: Console, as_json: bool) -> None:
     """Print the result of a query as a table, or as a JSON list of rows."""
-    from lineage.catalogue import query
+    from lineage.catalogue.sql_view import query
 
     result = query(layout, sql)
     if as_json:

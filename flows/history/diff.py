@@ -5,13 +5,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flows.execution.events import RecordedStep
+from flows.execution.results import ScoredRow, read_scores
+from flows.execution.run_log import read_plan, read_step_events
+from flows.execution.states import FINISHED
 from flows.history.diff_data import DataChange, data_changes
 from flows.planning.difference import changes, code_changes
-from flows.running.runlog import events, read_plan
-from flows.running.states import FINISHED
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.report import ALL
-from lineage.store import Store
+from lineage.reports.report import ALL
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 
@@ -22,7 +24,7 @@ class Side:
 
     run: str
     plan: Plan
-    states: dict[str, dict[str, Any]]
+    states: dict[str, RecordedStep]
     """Step to its last event."""
     manifests: dict[str, Manifest]
     """Step to its manifest, of finished steps whose artifacts are there."""
@@ -113,7 +115,7 @@ def compare(before: str, after: str, layout: Layout) -> Difference:
 def read_side(run: str, layout: Layout) -> Side:
     """A run as it was recorded. Raises PlanError when there is no such run."""
     plan, store = read_plan(layout, run), Store(layout)
-    states = {e["step"]: e for e in events(layout, run) if e["type"] == "step"}
+    states = read_step_events(layout, run)
     manifests = {}
     for step in plan.steps:
         if states.get(step.name, {}).get("state") in FINISHED and (found := store.find(step.kind, step.key)):
@@ -174,16 +176,15 @@ def _metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricChange]:
                 yield MetricChange(name, metric, one, other)
 
 
-def _measured(manifest: Manifest) -> dict[str, dict[str, float]]:
+def _measured(manifest: Manifest) -> dict[str, ScoredRow]:
     """Lines of an evaluation's table by the names that their values have among the metrics."""
-    table = manifest.details.get("table", []) if manifest.kind == "evaluate" else []
     return {
         f"{line['metric']}.{line['model']}" + ("" if line["family"] == ALL else f".{line['family']}"): line
-        for line in table
+        for line in read_scores(manifest)
     }
 
 
-def difference_interval(one: dict[str, float], other: dict[str, float]) -> tuple[float, float]:
+def difference_interval(one: ScoredRow, other: ScoredRow) -> tuple[float, float]:
     """Interval of other − one from an interval of each, as if measured independently (Zou and Donner 2008, eq. 2)."""
     gain = other["value"] - one["value"]
     down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lineage.store import Store
-from lineage.tables import table_files
+from lineage.artifacts.store import Store
+from lineage.records import table_files
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 

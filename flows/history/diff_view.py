@@ -10,7 +10,7 @@ from rich.text import Text
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
 from flows.planning.difference import said
-from lineage.report import duration
+from lineage.reports.report import duration
 
 SHOWN = 12
 """Ids of rows per list; all of them are in `--json`."""
@@ -95,9 +95,11 @@ def _metric(change: MetricChange) -> tuple[str, ...]:
 
 def _cost(found: Difference) -> Iterator[tuple[str, ...]]:
     names: dict[str, Any] = {
-        "seconds": "steps took", "cpu_seconds": "processor time", "gpu_seconds": "GPU time",
+        "seconds": "steps took",
+        "cpu_seconds": "processor time",
+        "gpu_seconds": "GPU time",
         "saved_seconds": "the cache saved",
-    }  # fmt: skip
+    }
     for what, name in names.items():
         if any(found.cost[what]):
             yield name, *(duration(seconds) for seconds in found.cost[what])

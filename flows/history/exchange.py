@@ -3,10 +3,11 @@
 from rich.console import Console
 from rich.text import Text
 
-from flows.running.alive import undisturbed
-from lineage import auditlog, sharing
+from flows.execution.active_runs import undisturbed
+from lineage.audit import log as audit_log
+from lineage.exchange import sharing
+from lineage.exchange.remote import place
 from lineage.layout import Layout
-from lineage.remote import place
 
 
 def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> None:
@@ -15,7 +16,7 @@ def push(layout: Layout, remote: str | None, target: str | None, console: Consol
         moved = sharing.push(layout, remote, target)
     _tell(console, "sent", moved)
     if moved.records:
-        auditlog.append(layout, "push", remote=place(remote), artifacts=_keys(moved))
+        audit_log.append(layout, "push", remote=place(remote), artifacts=_keys(moved))
 
 
 def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
@@ -28,7 +29,7 @@ def pull(layout: Layout, remote: str | None, target: str | None, console: Consol
         console.print(Text(said, "yellow"), soft_wrap=True)
     if moved.records or moved.trusted:
         facts = {"artifacts": _keys(moved), "trusted": list(moved.trusted)}
-        auditlog.append(layout, "pull", remote=place(remote), **facts)
+        audit_log.append(layout, "pull", remote=place(remote), **facts)
 
 
 def _tell(console: Console, done: str, moved: sharing.Moved) -> None:

@@ -9,14 +9,14 @@ from schemas.errors import PlanError
 def exported(what: str, target: str, layout: Layout) -> str:
     """OpenLineage events (one per line), PROV-JSON, PROV-N or CycloneDX JSON. Raises UnknownTarget or PlanError."""
     if what == "openlineage":
-        from lineage.lineage_events import as_json_lines, lineage_events
+        from lineage.exports.openlineage_events import as_json_lines, lineage_events
 
         return as_json_lines(lineage_events(layout, target))
     if what == "bom":
-        from lineage.model_bom import model_bom
+        from lineage.exports.model_bom import model_bom
 
         return model_bom(layout, target)
-    from lineage.prov_document import as_text, prov_document
+    from lineage.exports.prov_document import as_text, prov_document
 
     return as_text(prov_document(layout, target), "provn" if what == "provn" else "json")
 
@@ -26,7 +26,7 @@ def sent(what: str, target: str, layout: Layout) -> str:
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:
         raise PlanError("--send gives openlineage events to the server that OPENLINEAGE_URL names; set it")
-    from lineage.lineage_events import lineage_events, send
+    from lineage.exports.openlineage_events import lineage_events, send
 
     return f"{send(lineage_events(layout, target), url)} events sent\n"
 
@@ -34,6 +34,6 @@ def sent(what: str, target: str, layout: Layout) -> str:
 def send_run(layout: Layout, run: str) -> None:
     """Tell the server of OPENLINEAGE_URL, if there is one, what a run did. Raises PlanError when it does not listen."""
     if url := os.environ.get("OPENLINEAGE_URL"):
-        from lineage.lineage_events import lineage_events, send
+        from lineage.exports.openlineage_events import lineage_events, send
 
         send(lineage_events(layout, run, made_by=run), url)

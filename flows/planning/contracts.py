@@ -9,19 +9,19 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lineage.contract import disagreement, fingerprint
+from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.sources import find_source
-from lineage.store import Store
+from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.manifest import Contract
 from schemas.plan import Input, Plan, Step
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
 
-CARRIERS = frozenset({"policy", "adapter", "reward_model", "process_reward_model", "value_model", "trajectories"})
+CARRIERS = frozenset({*MODEL_TYPES, "trajectories"})
 """Types of artifacts that are tied to a tokenizer."""
-INDEPENDENT = frozenset({"evaluate", "python"})
-"""Kinds in which models do not work on each other's tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def check_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> No
     bonds: dict[str, Bond] = {}
     for step in plan.steps:
         met = [(i, _received(i, bonds, layout, folders)) for i in step.inputs if i.type in CARRIERS]
-        if step.kind not in INDEPENDENT:
+        if traits_of(step.kind).shares_tokens:
             for (one, first), (other, second) in combinations(met, 2):
                 if (problem := _disagreement(first, second)) is not None:
                     raise PlanError(_message(step, one, other, problem))
@@ -48,7 +48,7 @@ def check_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> No
 def _own(step: Step, received: list[Bond], store: Store) -> Bond:
     manifest = store.find(step.kind, step.key)
     contract = manifest.contract if manifest else None
-    if step.kind == "init":
+    if traits_of(step.kind).defines_model:
         code = {m: d for m, d in step.code.items() if m.startswith("learning.data.tokenizers")}
         return Bond(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
     first = received[0] if received else Bond()

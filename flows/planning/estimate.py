@@ -6,11 +6,11 @@ from functools import cached_property
 
 from flows.planning.difference import changes
 from flows.planning.explain import Verdict, explain_plan
-from lineage.history import earlier
-from lineage.index import Index, ask
+from lineage.catalogue.index import Index, ask
 from lineage.layout import Layout
 from lineage.records import Record
-from lineage.spending import Cost, total
+from lineage.reports.spending import Cost, total
+from lineage.tracing.history import earlier
 from schemas.budget import Budget, Prices
 from schemas.plan import Plan, Step
 

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from flows.planning.difference import first_difference
-from lineage.history import latest
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.tracing.history import latest
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 

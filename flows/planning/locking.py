@@ -12,19 +12,19 @@ from typing import Any
 
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from flows.planning.difference import changes, code_changes, said
+from lineage.artifacts.provenance import needed_packages
 from lineage.layout import Layout
-from lineage.packages import needed_packages
-from lineage.pins import pin
+from lineage.sources.resolve import pin
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
-from schemas.whole_files import write_whole
+from schemas.recipe.load import load_recipe
+from schemas.references import MODEL_TYPES
 
 VERSION = 2
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
 SECTIONS = ("sources", "models", "steps", "code", "packages")
 SHORT = 16
 """Characters of digests and commits in messages."""
@@ -97,13 +97,13 @@ def _floating(step: Step) -> Step:
 
 
 def _gates(step: Step) -> list[dict[str, Any]]:
-    return (step.settings.get("gate") or []) if step.kind == "evaluate" else []
+    return step.settings.get("gate") or []
 
 
 def _others(step: Step) -> Iterator[tuple[str, Any]]:
     """Judges, teachers and engines elsewhere, by dotted path: what has a say in a step besides its own model."""
     for given in step.inputs:
-        if given.type in MODELS and given.port.partition(".")[0] not in OWN:
+        if given.type in MODEL_TYPES and given.port.partition(".")[0] not in OWN:
             yield f"{step.name}.{given.port}", given.source or given.steps[0]
     for slot in ("teacher", "engine"):
         if (use := step.settings.get(slot)) and use["use"] != EMBEDDED:
@@ -138,7 +138,7 @@ def lock_recipe(
 def _write(file: Path, recipe: str, lock: dict[str, Any]) -> None:
     text = yaml.dump(lock, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
     try:
-        write_whole(file, HEAD.format(name=recipe) + text)
+        write_text_atomically(file, HEAD.format(name=recipe) + text)
     except OSError as error:
         raise PlanError(f"{file} cannot be written: {error.strerror}") from error
 

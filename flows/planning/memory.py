@@ -17,7 +17,8 @@ from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step
-from schemas.stages.base import MEMORY, bytes_of
+from schemas.resources import MEMORY, bytes_of
+from schemas.stages.union import traits_of
 
 SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
 """Headings that leave room for numbers."""
@@ -60,8 +61,8 @@ def _need(step: Step, models: Models, gpu: int | None, prompt: int | None) -> Ne
     if places is None:
         return Need(step.name)
     ports = dict(models.ports(step))
-    if step.kind == "init":
-        ports["made"] = models.made[step.name]["model"]
+    if traits_of(step.kind).defines_model:
+        ports["made"] = next(iter(models.made[step.name].values()))
     try:
         return Need(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
     except StepError as error:
@@ -102,9 +103,15 @@ def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table
     """One row per place, the parts of its worst moment, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
     caption = "\n".join([caption, *warnings(plan, found, gpu)])
-    left = {"title_justify": "left", "caption_justify": "left"}
-    close = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=f"Memory of {plan.recipe}", caption=caption, **close, **left)
+    table = Table(
+        title=f"Memory of {plan.recipe}",
+        caption=caption,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+    )
     for column in ("step", "role", *PARTS, "work", "peak", "when", "reserved"):
         number = column in (*PARTS, "work", "peak")
         heading = SHORT.get(column, column)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from learning.memory_model.shape import Shape, shape_of
-from lineage.contract import UNBOUNDED
+from lineage.artifacts.contract import UNBOUNDED
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.sources import find_source
-from lineage.store import Store
+from lineage.sources.resolve import find_source
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Input, Plan, Step
+from schemas.references import MODEL_TYPES, POLICY_TYPES
+from schemas.stages.union import traits_of
 from schemas.use import TokenizerUse
-
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
-"""Types of artifacts that are models."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,14 @@ class Models:
 
     def ports(self, step: Step) -> dict[str, Known | str]:
         """Port to its model, or to why it is not known."""
-        return {given.port: self._received(given) for given in step.inputs if given.type in MODELS}
+        return {given.port: self._received(given) for given in step.inputs if given.type in MODEL_TYPES}
 
     def _outputs(self, step: Step) -> dict[str, Known | str]:
         manifest = self.store.find(step.kind, step.key)
-        named = {name: kind for name, kind in step.outputs.items() if kind in MODELS}
+        named = {name: kind for name, kind in step.outputs.items() if kind in MODEL_TYPES}
         if manifest is not None:
             return {name: _tried(self.store.output_folder(step.kind, step.key, name)) for name in named}
-        if step.kind == "init":
+        if traits_of(step.kind).defines_model:
             return dict.fromkeys(named, _initial(step.settings))
         first = next(iter(self.ports(step).values()), f"{step.name} makes it, and nothing says of what shape")
         return {name: _as(first, kind) for name, kind in named.items()}
@@ -70,7 +69,7 @@ class Models:
 
 
 def _as(model: Known | str, kind: str) -> Known | str:
-    return model if isinstance(model, str) else replace(model, language=kind in ("policy", "adapter"))
+    return model if isinstance(model, str) else replace(model, language=kind in POLICY_TYPES)
 
 
 def _tried(folder: Path) -> Known | str:
@@ -98,7 +97,7 @@ def _whole(config: dict[str, Any]) -> dict[str, Any]:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     rest = {name: value for name, value in config.items() if name != "model_type"}
     try:
         return CONFIG_MAPPING[kind](**rest).to_dict() if kind in CONFIG_MAPPING else config

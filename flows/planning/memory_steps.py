@@ -22,8 +22,8 @@ from learning.memory_model.estimate import (
 )
 from learning.memory_model.forward import ROW, Forward, Pass, Precision
 from schemas.errors import StepError
+from schemas.resources import Resources
 from schemas.signatures import SignatureError, signature
-from schemas.stages.base import Resources
 from schemas.stages.rl import Rl
 
 TOKENS = 16_384
@@ -85,8 +85,9 @@ class Job:
     def trained(self, known: Known, parameters: int | None = None) -> Trained:
         """A model under training, spread as `resources` say."""
         total = parameters or known.parameters
-        rank, targets = self.settings.get("lora_r"), self.settings.get("lora_target_modules")
-        chosen = known.shape.adapter_parameters(rank, targets) if self.settings.get("use_peft") else total
+        chosen = total
+        if self.settings.get("use_peft"):
+            chosen = known.shape.adapter_parameters(self.settings["lora_r"], self.settings["lora_target_modules"])
         strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
         shards = self.workers if strategy == "fsdp2" else 1
         return Trained(known.shape, total, chosen, self.size, shards, copies=strategy == "ddp")

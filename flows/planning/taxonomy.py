@@ -8,11 +8,11 @@ sampled or explored trajectories, by whole weights or adapters, with some reward
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 
 TREE: dict[str, tuple[str, ...]] = {

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from flows.steps.family import die_with_parent
-from schemas.whole_files import write_whole
+from flows.processes.process_tree import die_with_parent
+from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
 """Seconds between looks for users."""
@@ -47,14 +47,19 @@ def host(folder: Path, port: int, command: list[str]) -> None:
 def write_server(home: Path, pid: int, url: str = "") -> None:
     """Let everything of this checkout find a server (another `pid`: it died); the caller holds `home/host.lock`."""
     url = url or json.loads((home / "server.json").read_text())["url"]
-    write_whole(home / "server.json", json.dumps({"url": url, "pid": pid}))
+    write_text_atomically(home / "server.json", json.dumps({"url": url, "pid": pid}))
 
 
 def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        start_new_session=True,
         preexec_fn=die_with_parent,
-    )  # fmt: skip
+    )
 
 
 def _listens(port: int) -> bool:

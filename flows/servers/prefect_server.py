@@ -146,11 +146,19 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.servers.prefect_host", str(home), str(lock.fileno()), str(port), *server],
-            env={**os.environ, **prefect_environment(layout), **server_environment(layout), "PREFECT_API_URL": url,
-                 "PYTHONPATH": with_house()},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={
+                **os.environ,
+                **prefect_environment(layout),
+                **server_environment(layout),
+                "PREFECT_API_URL": url,
+                "PYTHONPATH": with_house(),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             pass_fds=[lock.fileno()],
-        )  # fmt: skip
+        )
 
 
 def _given(url: str) -> bool:

@@ -53,13 +53,28 @@ def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
     name = f"posttrain-{socket.gethostname()}"
     return Service(
         "worker",
-        [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", name,
-         "--limit", str(limit), "--install-policy", "never"],
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            "--pool",
+            POOL,
+            "--type",
+            "process",
+            "--name",
+            name,
+            "--limit",
+            str(limit),
+            "--install-policy",
+            "never",
+        ],
         {"PREFECT_WORKER_QUERY_SECONDS": POLL, **_environment(layout, api)},
         _polls(api, name),
         needs,
         jobs=True,
-    )  # fmt: skip
+    )
 
 
 def watcher_service(layout: Layout, api: str, needs: str) -> Service:
@@ -71,10 +86,15 @@ def watcher_service(layout: Layout, api: str, needs: str) -> Service:
 def _environment(layout: Layout, api: str) -> dict[str, str]:
     """What all that talk to Prefect share; their console is a log file, so there they may say more."""
     return {
-        **os.environ, **prefect_environment(layout), "PREFECT_API_URL": api, "PYTHONPATH": with_house(),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO", "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
-        "POSTTRAIN_ROOT": str(layout.root), "NO_COLOR": "1",
-    }  # fmt: skip
+        **os.environ,
+        **prefect_environment(layout),
+        "PREFECT_API_URL": api,
+        "PYTHONPATH": with_house(),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
+        "POSTTRAIN_ROOT": str(layout.root),
+        "NO_COLOR": "1",
+    }
 
 
 def _polls(api: str, name: str) -> Callable[[float], bool]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.steps.family import Stopped, bury, die_with_parent
+from flows.processes.process_tree import Stopped, bury, die_with_parent
 from schemas.errors import StepError
 
 LOOK = 0.2
@@ -112,9 +112,15 @@ class Supervisor:
     def _start(self, kept: Kept) -> None:
         with self.log(kept.service.name).open("ab") as log:
             kept.process = subprocess.Popen(
-                kept.service.command, env=kept.service.environment, cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                kept.service.command,
+                env=kept.service.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         kept.started, kept.answered = time.time(), False
 
     def _ask(self, kept: Kept) -> None:
@@ -132,12 +138,14 @@ class Supervisor:
             kept.jobs = {pid for pid in kept.jobs if _lives(pid)} | {child.pid for child in _children(kept.process)}
 
     def _died(self, kept: Kept) -> None:
-        name, code = kept.service.name, kept.process.returncode
+        process = kept.process
+        assert process is not None
+        name, code = kept.service.name, process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if not kept.answered_ever:
             raise StepError(f"{name} {how} before it answered; see {self.log(name)}")
         if not kept.service.jobs:
-            _signal_group(kept.process, signal.SIGKILL)  # what it left would hold its port
+            _signal_group(process, signal.SIGKILL)  # what it left would hold its port
         wait = min(FIRST_WAIT * 2**kept.ends, LONGEST_WAIT)
         alive = [pid for pid in kept.jobs if _lives(pid)]
         going_on = f"; {len(alive)} of its flow runs go on without it" if alive else ""

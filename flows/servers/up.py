@@ -17,15 +17,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from flows.processes.process_tree import Stopped, with_family
 from flows.servers.prefect_host import write_server
 from flows.servers.prefect_server import HOST, free_port, is_healthy
 from flows.servers.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
 from flows.servers.supervisor import Say, Service, Supervisor
-from flows.steps.family import Stopped, with_family
 from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
 from lineage.layout import Layout
+from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
-from schemas.whole_files import write_whole
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
 KEPT_LOG = 5_000_000
@@ -76,7 +76,7 @@ def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, st
 
     def changed(pids: dict[str, int]) -> None:
         told = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
-        write_whole(layout.state / FILE, json.dumps(told, indent=1) + "\n")
+        write_text_atomically(layout.state / FILE, json.dumps(told, indent=1) + "\n")
         if "prefect" in pids:  # a run beside sees that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 

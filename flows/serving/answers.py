@@ -86,9 +86,11 @@ class Plain:
         starts = list(accumulate(map(len, words[:-1]), initial=offset)) if words else []
         best = [{_text(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
         return {
-            "tokens": words, "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": best, "text_offset": starts,
-        }  # fmt: skip
+            "tokens": words,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": best,
+            "text_offset": starts,
+        }
 
 
 class Answer:
@@ -99,9 +101,11 @@ class Answer:
         self.wanted = asked.asks[0].alternatives is not None
         self.choices = [Choice(index) for index in range(len(asked.asks) * asked.n)]
         self.head = {
-            "id": words.prefix + secrets.token_hex(12), "created": int(time.time()), "model": asked.model,
+            "id": words.prefix + secrets.token_hex(12),
+            "created": int(time.time()),
+            "model": asked.model,
             "system_fingerprint": fingerprint,
-        }  # fmt: skip
+        }
 
     @property
     def is_over(self) -> bool:

@@ -7,9 +7,9 @@ one thread, what takes time with long answers in another.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -30,15 +30,16 @@ from flows.serving.worker import Piece
 SENT_AT_ONCE = 64 * 1024
 """Characters of an answer given to the connection before it waits for the client to read."""
 Reader = Callable[[Any, Any, int], Asked]
-Pieces = AsyncIterator[tuple[int, Piece | None]]
+Pieces = AsyncGenerator[tuple[int, Piece | None]]
 
 
 def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
     """The application over what is served at the moment."""
     app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     endpoint = Endpoint(current, rules or Rules())
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(HTTPException, _unrouted)
+    # Starlette's stubs want handlers of any exception; each of these gets the one that it is added for.
+    app.add_exception_handler(Refused, cast(Any, _refused))
+    app.add_exception_handler(HTTPException, cast(Any, _unrouted))
     app.add_exception_handler(Exception, _broken)
     app.add_middleware(Guard, rules=endpoint.rules)
 

@@ -26,14 +26,28 @@ CHARACTERS_PER_TOKEN = 32
 MOST_STOPS, LONGEST_STOP = 4, 256
 ROLE = re.compile(r"[a-z_]{1,32}")
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "user": (), "metadata": (), "store": (), "safety_identifier": (), "service_tier": (), "prompt_cache_key": (),
-}  # fmt: skip
+    "user": (),
+    "metadata": (),
+    "store": (),
+    "safety_identifier": (),
+    "service_tier": (),
+    "prompt_cache_key": (),
+}
 """Parameters that say something to a provider and nothing to a model: any value."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "best_of": (1,), "echo": (False,),
-    "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "parallel_tool_calls": (True, False),
-}  # fmt: skip
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+}
 """Parameters that this endpoint does not have, with the values that ask for nothing."""
 
 

@@ -114,10 +114,13 @@ class Batch:
         drawn = torch.tensor([[sample.stream.random()] for sample in self.samples], dtype=torch.float64)
         nucleus = any(sample.ask.top_p < 1 for sample in self.samples)
         return pick(
-            logits_BV, torch.tensor(heats, dtype=torch.float32, device=self.device),
-            drawn.to(self.device) if max(heats) > 0 else None, greedy=min(heats) <= 0, place_B=logits_BV.new_zeros(0),
+            logits_BV,
+            torch.tensor(heats, dtype=torch.float32, device=self.device),
+            drawn.to(self.device) if max(heats) > 0 else None,
+            greedy=min(heats) <= 0,
+            place_B=logits_BV.new_zeros(0),
             processor=self._nucleus if nucleus else None,
-        ).token_B.tolist()  # fmt: skip
+        ).token_B.tolist()
 
     def _nucleus(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
         """Keep the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020), never fewer than one."""

@@ -10,9 +10,9 @@ from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
 from learning.generation.engines.slot_check import why_not_slots
 from learning.models.policy import Policy, load_policy
-from lineage.champions import standing
 from lineage.layout import Layout
-from lineage.registered import ALIAS
+from lineage.registry.champions import standing
+from lineage.registry.registered import ALIAS
 from schemas.errors import PlanError, PosttrainError, StepError
 
 LOOK = 5.0
@@ -49,9 +49,14 @@ class Served:
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""
         return {
-            "id": self.name, "object": "model", "created": self.since, "owned_by": "posttrain",
-            "root": self.chosen.said, "max_model_len": self.worker.max_length, "digest": self.chosen.digest,
-        }  # fmt: skip
+            "id": self.name,
+            "object": "model",
+            "created": self.since,
+            "owned_by": "posttrain",
+            "root": self.chosen.said,
+            "max_model_len": self.worker.max_length,
+            "digest": self.chosen.digest,
+        }
 
 
 class Current:

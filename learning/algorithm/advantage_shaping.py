@@ -14,7 +14,7 @@ from torch import Tensor
 from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _of_sources
 from learning.batch.keyed import totals
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def by_sign(advantage_T: Tensor, *, positive: Number = 1.0, negative: Number = 1.0) -> Tensor:

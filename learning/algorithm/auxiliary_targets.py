@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.batch.columns import place
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

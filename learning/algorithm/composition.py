@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from learning.lookup import Bound, bind
-from schemas.schedules import Number, settled
+from schemas.number_schedules import Number, settled
 from schemas.stages.rl import Rl
 from schemas.use import Use
 

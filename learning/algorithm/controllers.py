@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learning.algorithm.heterogeneous import log_entropy_quantile
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "adaptive_kl",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def squared(value_T: Tensor, value_old_T: Tensor, return_T: Tensor, *, clip: Number | None = None) -> Tensor:

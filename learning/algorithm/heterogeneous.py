@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 20.0
 FLOOR = 1e-8

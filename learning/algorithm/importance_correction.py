@@ -16,7 +16,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.covariance import covariance_drop
 from learning.batch.path_sums import any_of_path, mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "covariance_drop",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 20.0
 Estimator = Literal["k1", "k2", "k3"]

@@ -16,7 +16,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.algorithm.token_masks.masks import sources as _sources
 from learning.batch.columns import place
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def overlong(

@@ -18,8 +18,8 @@ from learning.samples.history import History
 from learning.samples.sample import Ask
 from learning.toy_tasks.cooperation import observed
 from schemas.errors import StepError
+from schemas.number_schedules import Number
 from schemas.references import ChatRef
-from schemas.schedules import Number
 
 __all__ = [
     "adaptive_size",

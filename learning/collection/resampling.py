@@ -25,8 +25,8 @@ from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
+from schemas.number_schedules import Number
 from schemas.references import ChatRef
-from schemas.schedules import Number
 
 __all__ = ["allocate", "dynamic_sampling", "hint", "reject", "retry_with_exemplars", "trace_tasks"]
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 from filelock import FileLock
 
 from learning.data.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
+from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
-from schemas.whole_files import whole_file
 
 PART = 65_536
 """Rows of the source that a file is made of."""
@@ -170,7 +170,7 @@ def _label(folder: Path, number: int) -> str:
 
 
 def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:
-    with whole_file(path) as fresh, pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+    with atomic_file(path) as fresh, pa.OSFile(str(fresh), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         while batch := list(islice(rows, BATCH)):
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
 

@@ -15,7 +15,7 @@ from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Trial, last_turn, transcript
 from learning.sampling.scoring import scores_of
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ shapes are as in `learning.preference.pair_losses`.
 
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def sppo(

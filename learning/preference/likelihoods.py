@@ -6,7 +6,7 @@ What they ask for and the shapes are as in `learning.preference.pair_losses`.
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 CERTAIN = -1e-7
 """Log-probability per token above which odds are taken to be those of this one: they are infinite at 0."""

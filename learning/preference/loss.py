@@ -22,7 +22,7 @@ from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
 from learning.preference.batches import Pair, by_tokens, micro_batches
 from schemas.errors import StepError
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 from schemas.stages.preference import Preference
 
 SIDES = ("chosen", "rejected")

@@ -20,7 +20,7 @@ from torch.nn.functional import logsigmoid
 
 from learning.preference.games import inpo, nash_md, rebel, sppo, sppo_hard
 from learning.preference.likelihoods import cpo, nll, orpo, simpo
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "aot", "aot_unpaired", "apo_down", "apo_zero", "bco", "cpo", "discopop", "dpo", "dpo_norm", "dpop", "exo", "hinge",

@@ -13,7 +13,7 @@ from learning.lookup import Inner
 from learning.rewards.composite import asked
 from learning.samples.sample import Trial
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.use import RewardUse
 
 Unit = Literal["tokens", "characters"]

@@ -40,7 +40,7 @@ from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Group
 from schemas.auxiliary import NEXT, Network
 from schemas.auxiliary import Auxiliary as Block
-from schemas.schedules import settled, value_at
+from schemas.number_schedules import settled, value_at
 from schemas.stages.rl import Rl
 
 

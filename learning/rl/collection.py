@@ -16,7 +16,7 @@ from learning.samples.engine_protocol import Processor
 from learning.samples.history import History
 from learning.samples.sample import Ask, Trial
 from learning.sampling.sampler import Sampler, names, score
-from schemas.schedules import Controlled, Number, settled
+from schemas.number_schedules import Controlled, Number, settled
 from schemas.stages.rl import Rl
 
 

@@ -18,7 +18,7 @@ from learning.batch.loss_columns import Columns
 from learning.batch.routing_replay import replayed
 from learning.lookup import Bound
 from learning.models.packed import STATISTICS, packed_statistics
-from schemas.schedules import value_at
+from schemas.number_schedules import value_at
 
 
 def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:

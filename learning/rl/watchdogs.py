@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from schemas.watch import Watch
+from schemas.training import Watch
 
 
 class Watchdogs:

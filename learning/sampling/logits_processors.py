@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learning.algorithm.heterogeneous import entropy_score
 from learning.generation.engines.token_sampling import entropy_of
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def adaptive_temperature(

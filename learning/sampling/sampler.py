@@ -18,7 +18,7 @@ from learning.samples.engine_protocol import EngineProtocol, Generation, Request
 from learning.samples.sample import Ask, Messages, Trial, last_turn
 from learning.sampling.scoring import scores_of
 from schemas.errors import StepError
-from schemas.schedules import Number, value_at
+from schemas.number_schedules import Number, value_at
 
 
 def stream(seed: int, *places: int) -> int:

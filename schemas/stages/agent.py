@@ -1,19 +1,20 @@
 """kind: agent — an environment, a toolkit and what the model is shown, as one artifact that later stages act with."""
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.agent import AgentContext, MadeTool
-from schemas.agent_slots import AgentEnvUse, AuthorUse
+from schemas.agent import AgentContext, AgentEnvUse, AuthorUse, MadeTool
 from schemas.endpoint import Capped
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import ToolUse
 
 
 class AgentStage(Capped, BaseStage):
     """Write an agent down, or let an author generate it; every tool with code of its own passes its tests first."""
+
+    report_section: ClassVar = ReportSection(detail="written", may_be_empty=False)
 
     kind: Literal["agent"]
     environment: AgentEnvUse | None = None

@@ -1,112 +1,55 @@
 """What every stage can say."""
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from schemas.base import Schema
-
-MEMORY = r"^\d+(\.\d+)?\s*(MB|GB|MiB|GiB)$"
-UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
-ROLES = ("train", "rollout", "reward", "reference")
-"""Parts of a step that may have processes of their own, in the order of their places."""
+from schemas.resources import Resources
 
 
-class Role(Schema):
-    """Processes of their own for one part of a step; what stands here is what each of them holds."""
+@dataclass(frozen=True)
+class ReportSection:
+    """The section of a report about the steps of a kind, laid out by `lineage/reports/sections/<kind>.html.j2`."""
 
-    workers: int = Field(default=1, ge=1)
-    """How many processes."""
-    num_cpus: float = Field(default=1, ge=0)
-    """Logical cores of each; also its compute threads (at least one)."""
-    num_gpus: float = Field(default=0, ge=0)
-    """GPUs of each."""
-    memory: str | None = Field(default=None, pattern=MEMORY)
-    """Memory that each reserves, as `2GiB`."""
-
-    @model_validator(mode="after")
-    def something_held(self) -> Self:
-        """Ray has no place for a process that holds nothing."""
-        if not (self.num_cpus or self.num_gpus or self.memory):
-            raise ValueError("num_cpus: 0 leaves nothing to hold; give at least a share of a core, as 0.5")
-        return self
-
-
-class TrainRole(Role):
-    """A group that trains one model together: it makes the steps that one process would make."""
-
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
-    """ddp: every worker holds the whole model; fsdp2: each a share of weights, gradients and optimiser."""
-
-
-class Resources(Schema):
-    """What one step needs of Ray nodes: its own process, and the roles that have processes of their own.
-
-    A role that is left out is done by the step's own process (by the trainers, where there is `train`).
-    """
-
-    num_cpus: float = Field(default=1, ge=0)
-    """Logical cores; also the number of compute threads (at least one). With `train` it is 0 unless given."""
-    num_gpus: float = Field(default=0, ge=0)
-    """GPUs."""
-    memory: str | None = Field(default=None, pattern=MEMORY)
-    """Memory to reserve, as `2GiB`."""
-    train: TrainRole | None = None
-    """Workers that train as one group."""
-    rollout: Role | None = None
-    """Workers that each hold an engine and sample."""
-    reward: Role | None = None
-    """Workers that each score completions."""
-    reference: Role | None = None
-    """Workers that each hold the reference policy."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def waiting_is_free(cls, value: Any) -> Any:
-        """The step's own process only waits while a group trains."""
-        if isinstance(value, Mapping) and value.get("train") is not None:
-            return {"num_cpus": 0, **value}
-        return value
-
-    @model_validator(mode="after")
-    def something_held(self) -> Self:
-        """A step that holds no core would never be waited for."""
-        if not self.num_cpus and self.train is None:
-            raise ValueError("num_cpus: 0 is for a step whose work is done by `train`; give at least a share of a core")
-        return self
-
-    def roles(self) -> Iterator[tuple[str, Role]]:
-        """The roles that have places of their own, with what each worker holds."""
-        for name in ROLES:
-            if (role := getattr(self, name)) is not None:
-                yield name, role
-
-    @property
-    def all_cpus(self) -> float:
-        """Logical cores that the step holds with all its roles."""
-        return self.num_cpus + sum(role.workers * role.num_cpus for _, role in self.roles())
-
-    @property
-    def all_gpus(self) -> float:
-        """GPUs that the step holds with all its roles."""
-        return self.num_gpus + sum(role.workers * role.num_gpus for _, role in self.roles())
-
-
-def bytes_of(memory: str | None) -> int:
-    """Bytes of `2GiB` and the like; 0 for none."""
-    if memory is None:
-        return 0
-    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", memory).groups()
-    return int(float(number) * UNITS[unit])
+    detail: str
+    """Key of the manifest's details without which a step has no place in the section."""
+    may_be_empty: bool = True
+    """Whether a step is shown although that detail is empty."""
+    is_result: bool = False
+    """Whether the section comes before the gates and the curves."""
 
 
 class BaseStage(Schema):
-    """Fields common to all kinds. None of them but `seed` enters the key of the step."""
+    """Fields common to all kinds. None of them but `seed` enters the key of the step.
+
+    The class variables are the traits of a kind: what other packages know of it, declared here and nowhere else.
+    """
 
     can: ClassVar[frozenset[str]] = frozenset()
     """Roles of `resources` that the kind can give places of their own."""
+    fan_port: ClassVar[str | None] = None
+    """Port that takes several models: the bare word of a matrix there means all its variants."""
+    single_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys of lists that may be written as one entry, without brackets."""
+    data_port: ClassVar[str | None] = None
+    """Port of the table whose rows the kind trains on."""
+    learning_approach: ClassVar[Literal["supervised", "reinforcement-learning"] | None] = None
+    """CycloneDX's word for how the kind learns."""
+    drops_rows: ClassVar[bool] = False
+    """Whether rows of the input may be missing from the output; `dropped` of the details counts them by reason."""
+    shares_tokens: ClassVar[bool] = True
+    """Whether the models of a step work on each other's tokens, and so need the same tokenizer and template."""
+    defines_model: ClassVar[bool] = False
+    """Whether `config`, `tokenizer` and `max_length` define the model that the kind makes; it receives none."""
+    scores_models: ClassVar[bool] = False
+    """Whether `table` of the details holds a number with its interval per model, metric and family."""
+    counts_yield: ClassVar[bool] = False
+    """Whether `yield` of the details counts what became of every sample, family by family."""
+    report_section: ClassVar[ReportSection | None] = None
+    """What a run's report shows of the kind besides steps, curves and cost."""
 
     description: str = ""
     """Said in plans and reports."""

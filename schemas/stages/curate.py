@@ -1,13 +1,13 @@
 """kind: curate — keep the rows that are worth training on."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from schemas.base import Schema
 from schemas.references import PromptsRef, RowsRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import ProblemsUse, RowFilterUse
 
 
@@ -39,6 +39,9 @@ class Decontaminate(Schema):
 
 class Curate(BaseStage):
     """Schema check, exact and fuzzy deduplication, quality filters, decontamination; reports every dropped row."""
+
+    drops_rows: ClassVar = True
+    report_section: ClassVar = ReportSection(detail="rows")
 
     kind: Literal["curate"]
     data: RowsRef

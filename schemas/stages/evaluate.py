@@ -9,7 +9,7 @@ from schemas.endpoint import Capped
 from schemas.evaluation_slots import MetricUse, SolverUse, WeightDiffUse
 from schemas.gates import Gate
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, EnvUse, ProblemsUse, RewardUse
 
 
@@ -17,6 +17,11 @@ class Evaluate(Capped, BaseStage):
     """Evaluate models on the same held-out problems; every number comes with its interval."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
+    fan_port: ClassVar = "models"
+    single_keys: ClassVar = frozenset({"gate"})
+    shares_tokens: ClassVar = False
+    scores_models: ClassVar = True
+    report_section: ClassVar = ReportSection(detail="table", is_result=True)
 
     kind: Literal["evaluate"]
     model: PolicyRef | None = None

@@ -1,7 +1,7 @@
 """kind: merge — a mergekit document, unchanged."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,8 @@ class MergeSlice(Schema):
 
 class Merge(BaseStage):
     """Merge models tensor by tensor, in memory bounded by the largest tensor."""
+
+    fan_port: ClassVar = "models"
 
     kind: Literal["merge"]
     merge_method: str

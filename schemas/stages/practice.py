@@ -5,10 +5,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.agent_slots import ExtractorUse
+from schemas.agent import ExtractorUse
 from schemas.endpoint import Capped
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, PromptSamplerUse, RewardUse
 
 
@@ -20,6 +20,7 @@ class Practice(Capped, BaseStage):
     """
 
     can: ClassVar = frozenset({"rollout", "reward"})
+    report_section: ClassVar = ReportSection(detail="experiences")
 
     kind: Literal["practice"]
     model: PolicyRef

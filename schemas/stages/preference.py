@@ -19,6 +19,9 @@ class Preference(Training, LoRA, BaseStage):
     """
 
     can: ClassVar = frozenset({"train"})
+    single_keys: ClassVar = frozenset({"loss"})
+    data_port: ClassVar = "data"
+    learning_approach: ClassVar = "supervised"
 
     kind: Literal["preference"]
     model: PolicyRef

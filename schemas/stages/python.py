@@ -1,7 +1,7 @@
 """kind: python — a function of the user's own."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,10 @@ from schemas.use import FunctionUse
 
 class Python(BaseStage):
     """Call `function(context, *, options...)`; it reads `context.input(name)` and writes to `context.output(name)`."""
+
+    fan_port: ClassVar = "inputs"
+
+    shares_tokens: ClassVar = False
 
     kind: Literal["python"]
     function: FunctionUse

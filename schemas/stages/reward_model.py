@@ -14,6 +14,8 @@ class RewardModel(Training, BaseStage):
     """Bradley-Terry reward model: -log sigmoid(r_chosen - r_rejected - margin)."""
 
     can: ClassVar = frozenset({"train"})
+    data_port: ClassVar = "data"
+    learning_approach: ClassVar = "supervised"
 
     kind: Literal["reward_model"]
     model: PolicyRef

@@ -9,10 +9,10 @@ from schemas.auxiliary import Auxiliary
 from schemas.base import Schema
 from schemas.critic import Critic
 from schemas.endpoint import Capped
+from schemas.number_schedules import Number
 from schemas.references import AgentRef, PolicyRef, PromptsRef
-from schemas.schedules import Number
 from schemas.stages.base import BaseStage
-from schemas.training import LoRA, Training
+from schemas.training import LoRA, Training, Watch
 from schemas.use import (
     AdvantageShapingUse,
     AdvantageUse,
@@ -34,7 +34,6 @@ from schemas.use import (
     RolloutUse,
     TokenMaskUse,
 )
-from schemas.watch import Watch
 
 
 class AdvantageStream(Schema):
@@ -67,6 +66,8 @@ class Rl(Capped, Training, LoRA, BaseStage):
     """
 
     can: ClassVar = frozenset({"train", "rollout", "reward", "reference"})
+    data_port: ClassVar = "prompts"
+    learning_approach: ClassVar = "reinforcement-learning"
 
     kind: Literal["rl"]
     model: PolicyRef

@@ -14,6 +14,8 @@ class Sft(Training, LoRA, BaseStage):
     """Supervised fine-tuning; the loss is the mean cross-entropy of the completion tokens of the whole batch."""
 
     can: ClassVar = frozenset({"train"})
+    data_port: ClassVar = "data"
+    learning_approach: ClassVar = "supervised"
 
     kind: Literal["sft"]
     model: PolicyRef

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from schemas.endpoint import Capped
 from schemas.references import PolicyRef, PreferencePairsRef, PromptsRef
-from schemas.stages.base import BaseStage
+from schemas.stages.base import BaseStage, ReportSection
 from schemas.use import EngineUse, ProblemsUse, RewardUse, SearchUse, TeacherUse
 
 
@@ -15,6 +15,8 @@ class Synthesize(Capped, BaseStage):
     """Write data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
+    counts_yield: ClassVar = True
+    report_section: ClassVar = ReportSection(detail="yield", may_be_empty=False)
 
     kind: Literal["synthesize"]
     problems: list[ProblemsUse] = []

@@ -1,4 +1,4 @@
-"""The table of contents: every kind, one per line."""
+"""Every kind of stage, one per line; all other lists of kinds are derived from this one."""
 
 from typing import Annotated, get_args
 
@@ -32,8 +32,13 @@ Stage = Annotated[
     | Evaluate
     | Python,
     Field(discriminator="kind"),
-]  # fmt: skip
+]
 
 KINDS: dict[str, type[BaseStage]] = {
     get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Stage)[0])
 }
+
+
+def traits_of(kind: str) -> type[BaseStage]:
+    """Return the class of a kind, whose class variables are its traits; for a kind of another version, the defaults."""
+    return KINDS.get(kind, BaseStage)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
-from lineage.verification import verify
+from lineage.verification.verify import verify
 from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -38,10 +38,14 @@ class Checkout:
         self.output = self.layout.root / f"output-{len(self.started)}.txt"
         with self.output.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, *program, *map(str, words)], cwd=self.layout.root,
-                env=kept | more | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                [sys.executable, *program, *map(str, words)],
+                cwd=self.layout.root,
+                env=kept | more | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.started.append(process)
         return process
 

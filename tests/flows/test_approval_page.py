@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from flows.servers.prefect_server import free_port, is_healthy, prefect_environment
-from lineage.approvals import decisions
+from lineage.audit.approvals import decisions
 from lineage.layout import Layout
 from tests.flows.browser import PATIENCE, open_browser
 
@@ -113,8 +113,11 @@ def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(check
     (file,) = (made.layout.state / "approvals").iterdir()
     (kept,) = decisions(made.layout, file.stem)
     assert (kept["decision"], kept["name"], kept["reason"], kept["via"]) == (
-        "approve", "Grace", "only a rehearsal", "prefect",
-    )  # fmt: skip
+        "approve",
+        "Grace",
+        "only a rehearsal",
+        "prefect",
+    )
     assert re.search(r"after: done", made.output.read_text())
     # The same evaluation does not ask again.
     made.finish(made.start("run", made.recipe, PREFECT_API_URL=f"{server}/api"))

@@ -5,13 +5,14 @@ import json
 import psutil
 import pytest
 
-from flows.launch import plan_recipe, run_plan
+from flows.execution.ledger import Consumption, Ledger, spending_lines, with_budget
 from flows.planning.estimate import cost_lines, estimates, excess, over
 from flows.planning.explain import explain_plan
-from flows.running.budget import Ledger, spending_lines, with_budget
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.spending import Cost, read_spending, total
-from lineage.store import Store
+from lineage.reports.spending import Cost, read_spending, total
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
 from tests.waiting import wait_for
@@ -154,8 +155,10 @@ def test_limits_and_prices_by_hand():
     budget = Budget(core_seconds=100, gpu_seconds=50, money=1.0, prices=Prices(core_hour=0.36, gpu_hour=36))
     assert over(budget, Cost(core_seconds=100, gpu_seconds=50)) == ["0.51 of money, the limit is 1"][:0]
     assert over(budget, Cost(core_seconds=150, gpu_seconds=99)) == [
-        "150 core-seconds, the limit is 100", "99 GPU-seconds, the limit is 50", "1 of money, the limit is 1",
-    ]  # fmt: skip
+        "150 core-seconds, the limit is 100",
+        "99 GPU-seconds, the limit is 50",
+        "1 of money, the limit is 1",
+    ]
     assert Prices(core_hour=0.36, gpu_hour=36).money(100, 50, 10**9) == pytest.approx(0.01 + 0.5)
     assert Prices().money(100, 50, 10**9) is None
 
@@ -166,14 +169,14 @@ def test_core_seconds_are_counted_while_steps_run(lab):
     ledger = Ledger(plan, lab.layout, "r", {}, clock=lambda: now[0])
     ledger.begin(plan.step("beside"))
     now[0] = 5.0
-    assert ledger.stops() == ""
+    assert ledger.find_stop_reason() == ""
     now[0] = 5.5
-    assert ledger.stops() == "the run's budget is spent: 11 core-seconds, the limit is 10"
+    assert ledger.find_stop_reason() == "the run's budget is spent: 11 core-seconds, the limit is 10"
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(5.5, 11.0, 0.0, 0)  # a killed run has noted it
-    ledger.end(plan.step("beside"), made=(6.0, 7))
+    ledger.end(plan.step("beside"), Consumption(6.0, 7))
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(6.0, 12.0, 0.0, 7)
     later = Ledger(plan, lab.layout, "r", {"beside": None}, clock=lambda: now[0])
-    assert later.stops() == "the run's budget is spent: 12 core-seconds, the limit is 10"
+    assert later.find_stop_reason() == "the run's budget is spent: 12 core-seconds, the limit is 10"
 
 
 def test_the_budget_enters_no_key(lab):

@@ -2,7 +2,7 @@ import subprocess
 import sys
 import threading
 
-from flows.steps.capture import captured
+from flows.processes.capture import captured
 
 
 def test_only_the_steps_thread_is_captured(tmp_path, capsys):

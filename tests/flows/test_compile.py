@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 import flows.planning.closure as closure_module
-from flows.compile import compile_recipe, only
 from flows.planning.closure import Closure, read_source
+from flows.planning.compile import compile_recipe, only
 from lineage.layout import Layout
 from schemas.errors import PlanError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 HOUSE = Path(__file__).resolve().parents[2]
 MODELS = """
@@ -100,7 +100,7 @@ def test_a_changed_source_folder_changes_the_key(tmp_path):
 
 def test_planning_imports_nothing_heavy():
     heavy = "('torch', 'ray', 'prefect', 'mlflow', 'dvc')"
-    modules = "flows.compile, flows.planning.explain, flows.launch"
+    modules = "flows.planning.compile, flows.planning.explain, flows.runs.launch"
     code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

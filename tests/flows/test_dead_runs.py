@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.running.dead_runs import bury, is_dead
+from flows.deployments.dead_runs import bury, is_dead
 
 NOW = datetime.now(UTC)
 

@@ -11,15 +11,16 @@ from rich.console import Console
 from flows.cli import main
 from flows.history.diff import compare, difference_interval, read_side
 from flows.history.diff_view import render
-from flows.launch import plan_recipe, run_plan
-from flows.runs import chosen_run
-from lineage.ancestry import render as render_lineage
-from lineage.ancestry import trace
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.runs.lookup import chosen_run
+from lineage.artifacts.seal import write_seal
+from lineage.artifacts.signature import write_signature
+from lineage.artifacts.store import Store
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
-from lineage.seal import write_seal
-from lineage.signature import write_signature
-from lineage.store import Store
+from lineage.tracing.ancestry import render as render_lineage
+from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
 
 LAB = '''
@@ -230,10 +231,13 @@ def test_the_lineage_of_a_model_names_stages_digests_commit_and_filters(lab):
     assert {n.record["step"] for n in model.up} == {"tuned", "base", "rows", "clean"}
     source = lab.layout.root / "words"
     for word in (
-        "path:words", content_digest(folder_digests(source))[:12], "quality: 1 rows dropped", "seed 3",
+        "path:words",
+        content_digest(folder_digests(source))[:12],
+        "quality: 1 rows dropped",
+        "seed 3",
         *(o["digest"][:12] for step in ("tuned", "base", "rows", "clean") for o in up[step]["outputs"].values()),
         f"commit {up['tuned']['commit'][:12]}",
-    ):  # fmt: skip
+    ):
         assert word in text, text
     lost = trace(lab.layout, "9 + 9")
     filters = {key: f"{reason} {detail}" for key, reason, detail in lost.target.dropped}

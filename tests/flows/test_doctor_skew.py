@@ -2,8 +2,8 @@
 
 import pytest
 
-from flows.doctor import findings
-from flows.planning.skew import MODULE, OURS, WHEELS, check_engines, engine_problems, skew
+from flows.commands.doctor import findings
+from flows.planning.compatibility import MODULE, OURS, WHEELS, check_engines, engine_problems, skew
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Step
@@ -71,7 +71,7 @@ def test_what_our_extras_say_counts_where_it_is_installed(installed):
 
 def test_a_step_that_samples_with_vllm_needs_it_and_others_do_not(installed, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("flows.planning.skew.WHEELS", ("aa-vllm",))
+    monkeypatch.setattr("flows.planning.compatibility.WHEELS", ("aa-vllm",))
     assert engine_problems([WITHOUT]) == []
     with pytest.raises(
         PlanError, match=r"vllm is not installed: pip install 'posttrain\[vllm\]'.*without\nsee: posttrain doctor"

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from flows.running.runlog import events, runs
-from lineage.auditcheck import check
-from lineage.auditlog import entries
-from lineage.store import Store
+from flows.execution.run_log import events, runs
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
+from lineage.verification.audit_check import check
 
 RUNS = 8
 WORK = '''
@@ -21,7 +21,8 @@ def once(context, *, file: str, name: str):
 STAGE = '  {name}: {{kind: python, function: {{use: "shared_work:once", file: "DONE", name: {name}}}{inputs}}}\n'
 LAUNCH = """
 import sys
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 layout = Layout.find()
 sys.exit(run_plan(plan_recipe(sys.argv[1], layout), layout, executor="inprocess", prefect=False).exit_code)
@@ -53,7 +54,8 @@ def write_recipes(made, done):
 @pytest.fixture
 def alone(checkout, tmp_path):
     """Digests of the same recipes, one run after the other."""
-    from flows.launch import plan_recipe, run_plan
+    from flows.planning.recipe_plan import plan_recipe
+    from flows.runs.launch import run_plan
 
     made = checkout("alone", "", {"shared_work": WORK})
     for path in write_recipes(made, tmp_path / "alone.txt"):

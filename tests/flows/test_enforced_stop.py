@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.running.enforced_stop import enforced_stop
+from flows.processes.stop_signals import enforced_stop
 from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ stages:
 ALONE = f"""
 import signal, sys, threading
 from pathlib import Path
-from flows.running.enforced_stop import enforced_stop
+from flows.processes.stop_signals import enforced_stop
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: None)
 {DEAF[: DEAF.index("def hold")]}

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from flows.servers.prefect_server import free_port
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
-from lineage.verification import verify
+from lineage.verification.verify import verify
 from schemas.errors import PlanError, StepError
 from tests.waiting import wait_for
 
@@ -215,7 +216,7 @@ def test_a_changed_object_keeps_its_artifact_out(checkout, tmp_path):
 
 
 def test_a_name_that_leads_out_of_the_artifact_is_refused(checkout, tmp_path):
-    from lineage.sharing import _check_path
+    from lineage.exchange.sharing import _check_path
 
     for path in ("../x", "/etc/x", "a/../../x", "a\\x", ""):
         with pytest.raises(StepError, match="does not belong"):

@@ -8,9 +8,9 @@ from jsonschema import Draft202012Validator, ValidationError
 from flows.deployments.deploy import write_prefect_yaml
 from flows.deployments.deployables import deployable, deployables, recipe_files
 from flows.deployments.flow_runs import remember, run_of, told
-from flows.running.states import StepState
-from flows.servers.prefect_artifacts import artifact_key, progress_words
-from flows.servers.run_page import expected, outcome, plan_page, result_page, result_rows
+from flows.execution.states import StepState
+from flows.prefect_runs.artifacts import artifact_key, progress_words
+from flows.prefect_runs.run_page import expected, outcome, plan_page, result_page, result_rows
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 
@@ -52,16 +52,24 @@ def test_the_form_is_typed_for_this_very_recipe(made, monkeypatch):
     assert fields["to_stages"]["items"]["enum"] == ["one", "two", "three"]  # one that only a profile has, as well
     assert all(f["title"] and f["description"] for f in fields.values())
     assert {n: f["default"] for n, f in fields.items() if "default" in f} == {
-        "from_stages": [], "to_stages": [], "overrides": [], "fresh": False,
-    }  # fmt: skip
+        "from_stages": [],
+        "to_stages": [],
+        "overrides": [],
+        "fresh": False,
+    }
     assert "(11)" in fields["seed"]["description"]
     Draft202012Validator.check_schema(one.form)
     check = Draft202012Validator(one.form).validate
     check({"recipe": "x", "profile": "big", "seed": 0, "to_stages": ["two"], "overrides": ["stages.a.b=[1, 2]"]})
     for wrong in (
-        {"profile": "huge"}, {"seed": -1}, {"seed": "7"}, {"from_stages": ["four"]}, {"overrides": ["stages.a.b"]},
-        {"fresh": "yes"}, {"profil": "big"},
-    ):  # fmt: skip
+        {"profile": "huge"},
+        {"seed": -1},
+        {"seed": "7"},
+        {"from_stages": ["four"]},
+        {"overrides": ["stages.a.b"]},
+        {"fresh": "yes"},
+        {"profil": "big"},
+    ):
         with pytest.raises(ValidationError):
             check(wrong)
 
@@ -95,8 +103,10 @@ def test_what_does_not_validate_is_told_with_its_place_and_the_others_are_kept(m
     good, wrong = deployables(files, layout)
     assert [one.recipe.name for one in good] == ["formed"]
     assert [str(error).partition(": ")[0].rpartition("/")[2] for error in wrong] == [
-        "bad.yaml:3:15", "profile.yaml:2:40", "twin.yaml:1:1",
-    ]  # fmt: skip
+        "bad.yaml:3:15",
+        "profile.yaml:2:40",
+        "twin.yaml:1:1",
+    ]
     assert "recipes/formed.yaml is called `formed` as well" in str(wrong[2])
     assert all(isinstance(error, RecipeError) for error in wrong)
 
@@ -119,7 +129,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
 
 
 def plan_of(path, layout):
-    from flows.launch import plan_recipe
+    from flows.planning.recipe_plan import plan_recipe
 
     return plan_recipe(path, layout)
 
@@ -148,9 +158,13 @@ def test_results_say_states_intervals_and_links():
     states = {"exam": StepState("exam", "done", "", Made(), 2.0), "next": StepState("next", "failed", "no\nluck")}
     (row,) = result_rows(states)
     assert row == {
-        "evaluation": "exam", "model": "m", "metric": "accuracy", "family": "all", "value": 0.5123,
+        "evaluation": "exam",
+        "model": "m",
+        "metric": "accuracy",
+        "family": "all",
+        "value": 0.5123,
         "interval": "[0.400, 0.600]",
-    }  # fmt: skip
+    }
     page = result_page("r9", states, {"exam": "the same content as run r1 made"}, {"report": "[the report](http://x)"})
     assert "**A step failed: 1 done, 1 failed. What is finished stays.**" in page
     assert "| next | failed |  |  | no luck |" in page

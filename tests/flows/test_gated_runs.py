@@ -11,20 +11,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execute import Execution
-from flows.gates.approval import Answer, Desk, approve_gate
-from flows.gates.evidence import evidence_page
-from flows.launch import plan_recipe, run_plan
+from flows.execution.approval import Answer, Desk, approve_gate
+from flows.execution.execute import Execution
+from flows.execution.run_log import RunLog, events, read_plan
 from flows.planning.explain import explain_plan
-from flows.planning.power import condition
-from flows.running.runlog import RunLog, events, read_plan
-from flows.runs import status_table
-from flows.steps.inprocess import InProcess
-from lineage import auditlog
-from lineage.ancestry import trace
-from lineage.approvals import decisions
+from flows.planning.gate_power import condition
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.evidence_page import evidence_page
+from flows.runs.launch import run_plan
+from flows.runs.lookup import status_table
+from flows.steps.in_process import InProcess
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import decisions
 from lineage.layout import Layout
-from lineage.report_gates import gate_rows
+from lineage.reports.report import gate_rows
+from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
 
 LAB = """
@@ -91,9 +92,14 @@ def text_of(outcome, step, layout):
 def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
     failed = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
     assert states(failed) == {
-        "base": "done", "check": "done", "repair": "done", "polish": "skipped", "more": "skipped", "final": "done",
+        "base": "done",
+        "check": "done",
+        "repair": "done",
+        "polish": "skipped",
+        "more": "skipped",
+        "final": "done",
         "aside": "done",
-    }  # fmt: skip
+    }
     assert failed.exit_code == 0
     assert text_of(failed, "final", lab.layout) == "repaired"
     assert failed.states["polish"].reason == "a gate of check failed: its branch runs instead"
@@ -126,8 +132,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     outcome = go(plan, lab.layout)
     assert states(outcome)["check"] == "done"
     assert (states(outcome)["polish"], outcome.states["polish"].reason) == (
-        "blocked", "a gate of check waits for approval: accuracy",
-    )  # fmt: skip
+        "blocked",
+        "a gate of check waits for approval: accuracy",
+    )
     assert (states(outcome)["aside"], outcome.exit_code) == ("done", 2)
     called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
     assert called.exit_code == 0, called.output
@@ -140,9 +147,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     (kept,) = decisions(lab.layout, plan.step("check").key)
     assert (kept["decision"], kept["name"], kept["reason"]) == ("approve", "ada", "only a rehearsal")
     assert "wanted >= 0.9" in kept["text"]
-    (entry,) = [e for e in auditlog.entries(lab.layout) if e["action"] == "approve"]
+    (entry,) = [e for e in audit_log.entries(lab.layout) if e["action"] == "approve"]
     assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
-    assert kept["audit"] == auditlog.anchor(entry)
+    assert kept["audit"] == audit_log.anchor(entry)
     with pytest.raises(PlanError, match="no gate of check waits to be approved"):
         approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
     (traced,) = trace(lab.layout, "check").as_json()["up"][:1]
@@ -212,7 +219,7 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     plan = lab("min: 0.9, on_fail: approve")
 
     def elsewhere(execution, question, over):
-        from flows.gates.approval import record
+        from flows.execution.approval import record
 
         record(
             lab.layout, "attended", question.step, question.manifest, question.gate, Answer("reject", "e", "no"), "x"

@@ -10,14 +10,15 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from flows.launch import plan_recipe, run_plan
-from flows.steps.placement import Placement, bundles, requests
-from flows.steps.workers import refuse_impossible
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.ray_placement import Placement, bundles, requests
+from flows.steps.ray_workers import refuse_impossible
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Step
-from schemas.stages.base import Resources
+from schemas.resources import Resources
 
 HEAD = """
 name: groups
@@ -247,17 +248,17 @@ def made(layout, name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_of_what_ranks_say_the_first_cause_is_told_and_who_is_silent_has_died(tmp_path):
-    from flows.steps.groups import TrainingFailedError, _first_words, _lost_another
+    from flows.steps.ray_train_group import TrainingFailedError, _first_cause, _lost_another
 
     def fails(rank, time, lost, said):
-        told = {"rank": rank, "time": time, "lost": lost, "said": said}
+        told = {"rank": rank, "time": time, "lost": lost, "message": said}
         (tmp_path / f"failed-a-{rank}").write_text(json.dumps(told))
 
     fails(0, 1.0, True, "Connection closed by peer")
-    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 2).startswith("train worker 1 died")
+    assert _first_cause(TrainingFailedError("x"), tmp_path, "a", 2).startswith("train worker 1 died")
     fails(2, 3.0, False, "no such reward")
     fails(1, 2.0, False, "no such file")
-    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 3) == "no such file"
-    assert _first_words(TrainingFailedError("a\nlast"), tmp_path, "other", 2) == "its train workers failed: last"
+    assert _first_cause(TrainingFailedError("x"), tmp_path, "a", 3) == "no such file"
+    assert _first_cause(TrainingFailedError("a\nlast"), tmp_path, "other", 2) == "its train workers failed: last"
     assert _lost_another(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"))
     assert not _lost_another(ValueError("rows"))

@@ -7,9 +7,9 @@ from jsonschema import Draft202012Validator, ValidationError
 from flows.deployments.deploy import deploy_recipes
 from flows.deployments.deployables import deployable
 from flows.deployments.held import held_options
-from flows.launch import plan_recipe
 from flows.planning.locking import lock_recipe
-from lineage import auditlog
+from flows.planning.recipe_plan import plan_recipe
+from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -56,10 +56,11 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     given = yaml.safe_load((checkout.root / "prefect.yaml").read_text())["deployments"][0]["parameters"]
     digest = deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
     assert given == {"recipe": "held.yaml", "locked": digest}
-    entry = list(auditlog.entries(checkout))[-1]
+    entry = list(audit_log.entries(checkout))[-1]
     assert (entry["action"], entry["facts"]) == (
-        "deployed", {"recipe": "held", "file": "held.yaml", "locked": digest},
-    )  # fmt: skip
+        "deployed",
+        {"recipe": "held", "file": "held.yaml", "locked": digest},
+    )
     held = held_options(checkout, "held.yaml", digest, NOTHING)
     assert held == NOTHING | {"profile": None, "locked": True}
     assert plan_recipe("held.yaml", checkout, **held).recipe == "held"
@@ -128,15 +129,15 @@ def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):
     (checkout.root / "held.yaml").write_text(RECIPE.replace("name: chat", "name: other"))
     assert deploy(checkout) == 3
     assert "promote.name: chat → other" in capsys.readouterr().err
-    assert [e["action"] for e in auditlog.entries(checkout)] == []
+    assert [e["action"] for e in audit_log.entries(checkout)] == []
 
 
 def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkout, monkeypatch):
     """A champion that changes after the lock was written: refused by default, another key where the gate says so."""
-    from flows.planning import challenge
-    from lineage.champions import Champion, Standing
-    from lineage.registered import Registered
-    from lineage.sources import Source
+    from flows.planning import champion_inputs as challenge
+    from lineage.registry.champions import Champion, Standing
+    from lineage.registry.registered import Registered
+    from lineage.sources.resolve import Source
 
     now = [None]
 
@@ -144,11 +145,11 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
         found = now[0] and Champion(name, now[0], "ab" * 32, f"{now[0]}" * 64, "model", None, "", None)
         return Standing(name, found, [], [], False, [], Registered(name, None, {}))
 
-    monkeypatch.setattr("lineage.champions.standing", standing)
+    monkeypatch.setattr("lineage.registry.champions.standing", standing)
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))
     monkeypatch.setattr("flows.planning.contracts.find_source", lambda source, *_: Source(checkout.root, "x"))
     monkeypatch.setattr("flows.planning.locking.pin", lambda name, digest, *_: {"digest": digest})
-    monkeypatch.setattr("flows.compile.check_contracts", lambda *_: None)
+    monkeypatch.setattr("flows.planning.compile.check_contracts", lambda *_: None)
     against = "gate: {against: champion, max_regression: 0.1%s}"
     for floating, kept in ((", floating: true", True), ("", False)):
         text = RECIPE.replace("gate: {metric: accuracy, min: 0.0}", against % floating)

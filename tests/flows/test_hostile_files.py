@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from flows.cli import main
+from flows.commands.recipes import recipe_list
 from flows.deployments.deployables import deployables, recipe_files
-from flows.planning.authoring import recipe_list
 from lineage.layout import Layout
 
 GOOD = "name: a\nstages:\n  base: {kind: init}\n"

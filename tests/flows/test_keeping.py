@@ -12,15 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
-from flows.running.alive import alive
-from lineage.ancestry import trace
-from lineage.auditlog import entries
+from flows.execution.active_runs import alive
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from lineage.artifacts.reclaim import freed
+from lineage.artifacts.store import Store
+from lineage.audit.log import entries
 from lineage.layout import Layout
-from lineage.reclaim import freed
-from lineage.store import Store
-from lineage.target import UnknownTarget
-from lineage.verification import verify
+from lineage.tracing.ancestry import trace
+from lineage.tracing.target import UnknownTarget
+from lineage.verification.verify import verify
 
 LAB = '''
 def number(context, *, value: int = 1, score: float = 0.0):
@@ -64,8 +65,9 @@ def checkout(tmp_path, monkeypatch):
 
 
 def run(layout, value):
-    plan = plan_recipe(layout.root / "numbers.yaml", layout,
-                       overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"])  # fmt: skip
+    plan = plan_recipe(
+        layout.root / "numbers.yaml", layout, overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"]
+    )
     outcome = run_plan(plan, layout, executor="inprocess", prefect=False, run=f"run-{value}")
     assert outcome.exit_code == 0, outcome.states
     return {step.name: step.key for step in plan.steps}
@@ -122,7 +124,7 @@ def test_the_best_by_a_metric_brings_its_run_and_what_is_pinned_all_above_it(che
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypatch):
-    from lineage.registry import client
+    from lineage.registry.client import client
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
@@ -137,8 +139,9 @@ def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypa
     said = gc("--last", "0", "--yes")
     assert here(checkout) == set(keys[1].values())
     assert {kept["step"]: kept["why"] for kept in said["kept"]} == {
-        "first": "made into what is kept: reader@canary", "second": "reader@canary",
-    }  # fmt: skip
+        "first": "made into what is kept: reader@canary",
+        "second": "reader@canary",
+    }
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:////proc/nowhere/all.db")
     refused = CliRunner().invoke(app, ["gc", "--last", "0", "--yes"])
     assert (refused.exit_code, here(checkout)) == (1, set(keys[1].values()))

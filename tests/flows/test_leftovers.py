@@ -2,7 +2,7 @@
 
 import fcntl
 
-from flows.running.leftovers import sweep
+from flows.processes.cleanup import sweep
 from lineage.layout import Layout
 
 

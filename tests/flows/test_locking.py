@@ -7,8 +7,8 @@ import yaml
 
 from flows.cli import main
 from flows.planning.locking import lock_of, read_lock
+from lineage.artifacts.provenance import needed_packages
 from lineage.layout import Layout
-from lineage.packages import needed_packages
 from schemas.errors import PlanError
 
 LAB = '''
@@ -251,9 +251,16 @@ def test_a_lock_that_was_cut_off_anywhere_says_so(held):
 
 @pytest.mark.parametrize(
     ("section", "content"),
-    [("steps", None), ("steps", ["words"]), ("steps", {"words": 3}), ("steps", {"words": {"key": "x"}}),
-     ("sources", "x"), ("packages", None), ("code", 7)],
-)  # fmt: skip
+    [
+        ("steps", None),
+        ("steps", ["words"]),
+        ("steps", {"words": 3}),
+        ("steps", {"words": {"key": "x"}}),
+        ("sources", "x"),
+        ("packages", None),
+        ("code", 7),
+    ],
+)
 def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
     file = held.folder / "held.lock"
     lock = yaml.safe_load(file.read_text())

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.launch import plan_recipe
 from flows.planning.memory import needs, told, warnings
+from flows.planning.recipe_plan import plan_recipe
 from learning.generation.engines import running
 from learning.generation.services import row_streams as streams
 from learning.memory_model import estimate as memory_estimate
@@ -38,8 +38,13 @@ def config_of(kind):
     if kind == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
     else:
-        sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
-                 "num_key_value_heads": 2}  # fmt: skip
+        sizes = {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
         sizes |= {} if kind == "phi3" else {"head_dim": 16}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return CONFIG_MAPPING[kind](vocab_size=120, **sizes, **ids, **own.get(kind, {}))
@@ -162,10 +167,22 @@ def test_predictions_hold_in_a_process_of_their_own(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["sft_rows", "sft_long", "sft_logits", "sft_lora", "sft_bfloat16", "sft_mixed", "sft_checkpointing", "rl_groups",
-     "rl_sampling", "reward_model", "reward_model_long", "evaluate",
-     "evaluate_prompts"],
-)  # fmt: skip
+    [
+        "sft_rows",
+        "sft_long",
+        "sft_logits",
+        "sft_lora",
+        "sft_bfloat16",
+        "sft_mixed",
+        "sft_checkpointing",
+        "rl_groups",
+        "rl_sampling",
+        "reward_model",
+        "reward_model_long",
+        "evaluate",
+        "evaluate_prompts",
+    ],
+)
 def test_predictions_hold_at_other_shapes(name):
     found = run_case(name)
     assert LOWEST < found["ratio"] < HIGHEST, found

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
-from flows.planning.authoring import plan_table
-from flows.planning.power import gate_lines
+from flows.planning.gate_power import gate_lines
+from flows.planning.plan_table import plan_table
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from learning.evaluation.paired_tests import minimum_detectable
 from lineage.layout import Layout
 

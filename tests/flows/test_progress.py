@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from flows.running.progress import TerminalReporter, clock_text
+from flows.execution.progress import TerminalReporter, clock_text
 from schemas.plan import Plan, Step
 
 
@@ -25,7 +25,7 @@ def reporter(terminal):
 def tell(reporter, clock, events):
     for now, event in events:
         clock.now = now
-        reporter.event(event)
+        reporter.report(event)
 
 
 RUN = [

@@ -9,13 +9,13 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app, main
-from flows.launch import plan_recipe
-from lineage import auditlog
-from lineage.approvals import decide
-from lineage.champions import champion, history
+from flows.planning.recipe_plan import plan_recipe
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import decide
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.registry.champions import champion, history
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -117,10 +117,13 @@ def test_the_story_of_a_champion(lab):
     now, plan = champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
     assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
     assert now.by.evidence == {
-        "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
+        "gate": "exam",
+        "key": exam.key,
+        "run": exam.run,
+        "recipe": "small",
         "gates": [exam.details["gates"][0]["text"]],
         "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
-    }  # fmt: skip
+    }
     assert now.by.who == "ada"
     said = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
     assert said in lab.run()  # all there: nothing moves
@@ -160,7 +163,7 @@ def test_the_story_of_a_champion(lab):
     listed = json.loads(lab("champions", "--json"))
     assert [(c["name"], c["version"], c["by"]["action"]) for c in listed] == [("chat", 1, "rollback")]
     assert [m.action for m in history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
-    actions = [e["action"] for e in auditlog.entries(lab.layout) if e["facts"].get("model") == "chat"]
+    actions = [e["action"] for e in audit_log.entries(lab.layout) if e["facts"].get("model") == "chat"]
     assert actions == ["promote", "promote", "rollback"]
 
 
@@ -209,8 +212,8 @@ def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
     against = ("stages.exam.gate.against=champion", "stages.exam.gate.min_delta=0.0", "stages.two.seed=7")
     plan = plan_recipe("small.yaml", lab.layout, overrides=against)  # with version 1
     lab("rollback", "chat", "--to", "2")
-    from flows.gates.promotion import promote_after
-    from flows.launch import run_plan
+    from flows.champions.promotion import promote_after
+    from flows.runs.launch import run_plan
 
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
     verdict = promote_after(plan, outcome.states, lab.layout)

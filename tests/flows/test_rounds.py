@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from flows.compile import compile_recipe
-from flows.launch import plan_recipe, run_plan
+from flows.planning.compile import compile_recipe
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from learning.data.rows import read_rows
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 
 RECIPE = """
 schema_version: 1
@@ -83,7 +84,7 @@ def test_each_round_samples_from_the_round_before_and_gets_better(layout):
 
 
 def test_the_losses_are_in_the_key_and_other_losses_are_not_in_the_code(layout):
-    from schemas.recipe import load_recipe
+    from schemas.recipe.load import load_recipe
 
     plan = compile_recipe(load_recipe(layout.root / "rounds.yaml"), layout)
     tune = next(step for step in plan.steps if step.name == "rounds-1-tune")

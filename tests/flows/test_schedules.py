@@ -12,7 +12,8 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
 from flows.deployments.catch_up import Occasion, unscheduled, verdict
 from flows.deployments.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
-from schemas.schedule import Schedule, cron_problem
+from schemas.checks.schedule import cron_problem
+from schemas.schedule import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOON = datetime(2027, 1, 5, 12, tzinfo=UTC)
@@ -50,9 +51,19 @@ def test_due_times_are_later_than_asked_and_end_where_asked():
 
 
 @pytest.mark.parametrize(
-    "cron", ["0 6 * * 1", "*/5 * * * *", "0 0 29 2 *", "15 6-18/3 1,15 * *", "0 6 * * MON-FRI", "0 0 L * *",
-             "0 0 * JAN *", "0 0 * * 5#2", "0 0 * * 7"],
-)  # fmt: skip
+    "cron",
+    [
+        "0 6 * * 1",
+        "*/5 * * * *",
+        "0 0 29 2 *",
+        "15 6-18/3 1,15 * *",
+        "0 6 * * MON-FRI",
+        "0 0 L * *",
+        "0 0 * JAN *",
+        "0 0 * * 5#2",
+        "0 0 * * 7",
+    ],
+)
 def test_every_cron_expression_that_is_accepted_comes_due_in_prefect_when_the_checker_says(cron):
     from cronsim import CronSim
 
@@ -142,7 +153,7 @@ def test_of_missed_due_times_none_the_latest_or_all_run(policy, late, later, rea
         ("cancel", 5, None),
         ("skip", 5000, None),
     ],
-)  # fmt: skip
+)
 def test_a_due_time_during_a_run_is_skipped_only_where_the_recipe_says_so(overlap, late, reason):
     assert verdict(occasion(late, meets="r1"), Schedule(interval="1h", overlap=overlap)) == reason
 

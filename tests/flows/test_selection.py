@@ -2,11 +2,11 @@ import os
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
-from flows.planning.selection import repeated
+from flows.planning.recipe_plan import plan_recipe, repeated
+from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 
 LAB = """

@@ -1,6 +1,6 @@
 import os
 
-from flows.steps.lock import locked
+from flows.processes.locks import locked
 
 
 def test_a_folder_that_its_holder_removes_while_it_is_made_is_made_again(tmp_path, monkeypatch):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.errors import PlanError
 
 HOUSE = Path(__file__).resolve().parents[2]

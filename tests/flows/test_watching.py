@@ -8,7 +8,7 @@ import pytest
 
 from flows.deployments.watching import Change, Watch
 from lineage.layout import Layout
-from lineage.watched import content, glance
+from lineage.sources.watched import content, glance
 
 
 class Listener:

@@ -21,8 +21,7 @@ from learning.environments.lookup_environment import environment_of
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound, bind
 from learning.sandbox.run import available
-from schemas.agent import Agent, MadeTool
-from schemas.agent_slots import AuthorUse
+from schemas.agent import Agent, AuthorUse, MadeTool
 from schemas.errors import StepError
 from schemas.references import PromptsRef
 from schemas.use import EnvUse

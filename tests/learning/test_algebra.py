@@ -18,7 +18,7 @@ from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Trial
 from learning.sampling.sampler import names, score
 from schemas.errors import StepError
-from schemas.schedules import Linear
+from schemas.number_schedules import Linear
 from schemas.stages.rl import Rl
 from schemas.use import PolicyLossUse
 

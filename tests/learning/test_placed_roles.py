@@ -17,7 +17,7 @@ from learning.samples.engine_protocol import Generation
 from learning.samples.sample import Trial
 from learning.sampling.sampler import score
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 from schemas.stages.rl import ReferenceSpec
 from schemas.use import RewardUse
 

@@ -10,9 +10,8 @@ from learning.agents.drafting import Drafting
 from learning.agents.rollouts import Rollout
 from learning.lookup import bind
 from learning.sandbox.run import available
-from schemas.agent import Agent
-from schemas.agent_slots import AuthorUse, ExtractorUse
-from schemas.recipe import load_recipe
+from schemas.agent import Agent, AuthorUse, ExtractorUse
+from schemas.recipe.load import load_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "practice.md").read_text()
 BLOCKS = re.findall(r"^```(\w+) (?:file=)?(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -11,8 +11,7 @@ from learning.data.row_journal import RowJournal
 from learning.lookup import Bound, bind
 from learning.samples.engine_protocol import Turn
 from learning.samples.sample import Ask, Trial
-from schemas.agent import Agent
-from schemas.agent_slots import ExtractorUse
+from schemas.agent import Agent, ExtractorUse
 from schemas.errors import StepError
 
 

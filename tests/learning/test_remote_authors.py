@@ -9,8 +9,7 @@ from learning.agents.rollouts import Rollout
 from learning.api.spending import Desk
 from learning.lookup import bind
 from learning.sandbox.run import available
-from schemas.agent import Agent
-from schemas.agent_slots import AuthorUse, ExtractorUse
+from schemas.agent import Agent, AuthorUse, ExtractorUse
 from schemas.errors import StepError
 from tests.teacher_server import Teacher, serving
 

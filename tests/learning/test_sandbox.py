@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.running.leftovers import sweep
+from flows.processes.cleanup import sweep
 from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
 from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
 from lineage.layout import Layout

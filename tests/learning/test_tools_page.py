@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from learning.environments.lookup_environment import environment_of
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.signatures import names
 from schemas.use import EnvUse, ToolUse
 

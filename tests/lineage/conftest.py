@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.store import Store
 from schemas.manifest import InputRecord, Manifest
 from schemas.plan import Input, Plan, Step
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = """\
 schema_version: 1
@@ -73,9 +73,14 @@ class Maker:
             "seconds": 1.5,
         }
         manifest = Manifest(
-            key=key, kind=kind, identity=identity, step=step, inputs=tuple(records),
-            outputs=self.store.describe(folder, types), **facts | more,
-        )  # fmt: skip
+            key=key,
+            kind=kind,
+            identity=identity,
+            step=step,
+            inputs=tuple(records),
+            outputs=self.store.describe(folder, types),
+            **facts | more,
+        )
         self.made[step] = self.store.publish(folder, manifest)
         return self.made[step]
 
@@ -88,15 +93,21 @@ class Maker:
         """The plan whose steps were made."""
         steps = tuple(
             Step(
-                name=name, stage=name, kind=m.kind, settings=m.identity["settings"] | settings, seed=7,
-                key=m.key, code={},
-                identity=m.identity, outputs={output: o.type for output, o in m.outputs.items()},
+                name=name,
+                stage=name,
+                kind=m.kind,
+                settings=m.identity["settings"] | settings,
+                seed=7,
+                key=m.key,
+                code={},
+                identity=m.identity,
+                outputs={output: o.type for output, o in m.outputs.items()},
                 inputs=tuple(
                     Input(port=i.port, steps=(i.step,), output=i.output, type=i.type) for i in m.inputs if i.step
                 ),
             )
             for name, m in self.made.items()
-        )  # fmt: skip
+        )
         file = self.layout.root / "recipes/small.yaml"
         return Plan(recipe="small", file="recipes/small.yaml", steps=steps, resolved=load_recipe(file).resolved)
 
@@ -116,17 +127,24 @@ def small_run(maker):
     maker.make("lessons", "synthesize", {"data": {"rows.parquet": rows}}, {"data": "chat"}, source="path:./words")
     dropped = [{"row": 1, "id": "b", "reason": "contaminated", "detail": "holds problem 3"}]
     maker.make(
-        "lessons_clean", "curate",
+        "lessons_clean",
+        "curate",
         {"data": {"rows.parquet": [rows[0], rows[2]]}, "report": {"dropped.parquet": dropped}},
-        {"data": "chat", "report": "directory"}, [("data", "lessons", "data")],
-        details={"dropped": {"contaminated": 1, "length": 0}}, metrics={"kept": 2, "dropped": 1},
-    )  # fmt: skip
+        {"data": "chat", "report": "directory"},
+        [("data", "lessons", "data")],
+        details={"dropped": {"contaminated": 1, "length": 0}},
+        metrics={"kept": 2, "dropped": 1},
+    )
     maker.make(
-        "tuned", "sft", {"policy": {"model.safetensors": b"w1"}}, {"policy": "policy"},
+        "tuned",
+        "sft",
+        {"policy": {"model.safetensors": b"w1"}},
+        {"policy": "policy"},
         [("model", "base", "policy"), ("data", "lessons_clean", "data")],
-        settings={"learning_rate": 0.1}, metrics={"loss": 0.25, "converged": True, "note": "fine"},
+        settings={"learning_rate": 0.1},
+        metrics={"loss": 0.25, "converged": True, "note": "fine"},
         curves=[{"step": n, "time": 100.0 + n, "loss": 1.0 / n} for n in (1, 2, 4)],
-    )  # fmt: skip
+    )
     maker.make(
         "raw", "sft", {"policy": {"model.safetensors": b"w2"}}, {"policy": "policy"}, [("data", "lessons", "data")]
     )

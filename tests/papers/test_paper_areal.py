@@ -13,7 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
 from learning.rl.policy_loss import columns_of, with_dropped, with_factors
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "areal.yaml"

@@ -24,7 +24,7 @@ from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.atlas import atlas, found, hops, needed, texts_of
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import EngineUse
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "asearcher.yaml"

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
 from learning.generation.replicas.replicas import Replicas
@@ -27,7 +27,7 @@ from learning.samples.engine_protocol import Request, Sampling
 from learning.samples.history import History
 from learning.toy_tasks.atlas import look_up
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

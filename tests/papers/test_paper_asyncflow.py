@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from learning.generation.engines.torch import Engine
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, Update, by_chance, equal, letters
 

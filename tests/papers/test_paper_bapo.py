@@ -12,7 +12,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.algorithm.controllers import positive_share
 from learning.algorithm.policy_losses.policy_gradient import clipped
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "bapo.yaml"
 

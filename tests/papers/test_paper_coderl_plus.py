@@ -19,7 +19,7 @@ from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
 from learning.toy_tasks.coding import state_row
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"
 ROWS = straight_programs(size=4, seed=3, split="train")

@@ -19,7 +19,7 @@ from learning.rl.collection import bind_collecting, collect, gate
 from learning.samples.history import History
 from learning.samples.sample import by_group
 from learning.toy_tasks.hardware import round_trip
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "codev-r1.yaml"
 GROUPS = 8

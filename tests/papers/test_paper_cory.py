@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.problems.second_opinions import second_opinions, shown_to
 from learning.rewards import collective
 from learning.rl.collection import bind_collecting
@@ -18,7 +18,7 @@ from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks import cooperation
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cory.yaml"
 HERE = __name__

@@ -17,7 +17,7 @@ from learning.preference.loss import asked, bind_losses
 from learning.preference.pair_losses import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.toy_tasks.stories import incoherence
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.synthesize import paired
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cos-mo-s.yaml"

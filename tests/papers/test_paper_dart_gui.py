@@ -31,7 +31,7 @@ from learning.samples.sample import Ask, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
 from learning.toy_tasks.forms import Form
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import Loop, by_chance
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dart-gui.yaml"

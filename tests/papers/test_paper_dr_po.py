@@ -26,7 +26,7 @@ from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler, score
 from learning.teachers.basic import summed_up
 from learning.toy_tasks.posts import posts
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

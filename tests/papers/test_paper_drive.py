@@ -17,7 +17,7 @@ from learning.lookup import bind
 from learning.problems.generators import list_functions
 from learning.rl.collection import bind_collecting
 from learning.samples.history import History
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"
 

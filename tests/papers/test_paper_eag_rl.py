@@ -23,7 +23,7 @@ from learning.sampling.sampler import score
 from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
 from learning.toy_tasks.records import NAMES, drawn, fitted, records, salient, scaled
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "eag-rl.yaml"
 SPANS = {"a": "a:12", "b": "b:34", "c": "c:56", "d": "d:78"}

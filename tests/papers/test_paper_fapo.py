@@ -20,7 +20,7 @@ from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler, score
 from learning.toy_tasks.sums import chain, flawed_sum, planted, step_chains, sum_of
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "fapo.yaml"
 CLEAN, FLAWED, WRONG = "3 + 5 = 8, 8 - 2 = 6 #### 6", "3 + 5 = 9, 9 - 2 = 6 #### 6", "3 + 5 = 8, 8 - 2 = 7 #### 7"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
 from learning.batch.split import micro_batches
@@ -27,7 +27,7 @@ from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, w
 from learning.rl.update import update
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, letters
 

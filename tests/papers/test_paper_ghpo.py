@@ -17,7 +17,7 @@ from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
 from learning.samples.sample import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"
 SOLUTION = "1 + 2 = 3, 3 + 3 = 6, 6 + 4 = 10 #### 10"

@@ -16,7 +16,7 @@ from learning.batch.batch_layout import forest
 from learning.batch.columns import of_rewards
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.sample import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"
 

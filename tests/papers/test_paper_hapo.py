@@ -17,7 +17,7 @@ from learning.batch.loss_columns import Columns
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.data.rows import write_rows
 from learning.models.checksum import checksum
 from learning.models.reward_model import make_reward_model
@@ -24,7 +24,7 @@ from learning.parallel.group import ALONE, Group, whole
 from learning.parallel.pool import Pool
 from learning.rl.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import rl
 from tasks.context import Context
 

@@ -20,7 +20,7 @@ from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped
 from learning.samples.sample import Trial, by_group
 from learning.toy_tasks.hidden_operations import operations
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "icpo.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -11,7 +11,7 @@ import torch
 from learning.lookup import bind
 from learning.preference.duels import styles
 from learning.preference.pair_losses import inpo
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "inpo.yaml"
 

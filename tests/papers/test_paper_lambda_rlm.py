@@ -13,7 +13,7 @@ from learning.lookup import bind
 from learning.rewards.answers import exact
 from learning.solvers import combinators, recursion
 from learning.solvers.recursion import Plan, leaves, plan, taken_apart
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lambda-rlm.yaml"
 WINDOW = 200

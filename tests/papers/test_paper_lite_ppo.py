@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lite-ppo.yaml"
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]

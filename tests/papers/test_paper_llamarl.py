@@ -17,7 +17,7 @@ from learning.generation.weights.protocol import receipt_of, weights_of
 from learning.models.policy import load_policy
 from learning.rl.policy_loss import columns_of, with_dropped
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tests.papers.loops import letters
 from tests.waiting import wait_for
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from flows.planning.taxonomy import TREE, classify, covered, taxonomy_report
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 
 RECIPES = Path(__file__).parents[2] / "recipes"

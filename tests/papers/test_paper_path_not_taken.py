@@ -12,7 +12,7 @@ import torch
 
 from learning.lookup import bind
 from learning.models.policy import load_policy, save_policy
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 from tasks.evaluate import run
 

@@ -12,7 +12,7 @@ import torch
 
 from learning.batch.batch_layout import forest
 from learning.models.packed import choose_forward, packed_logprobs
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, Update, by_chance, equal, letters
 

@@ -17,7 +17,7 @@ from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.models.policy import load_policy, set_determinism
 from learning.toy_tasks.mazes import maze_of, mazes, solved_maze
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks import evaluate, init, sft
 from tasks.context import Context
 

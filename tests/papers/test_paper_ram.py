@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from learning.merge.tensor import Method
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 from tasks.merge import run
 

@@ -20,8 +20,8 @@ from learning.rl.references import References
 from learning.rl.update import regulate
 from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler
-from schemas.recipe import load_recipe
-from schemas.schedules import settled
+from schemas.number_schedules import settled
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "recap.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

@@ -24,7 +24,7 @@ from learning.samples.history import History
 from learning.sampling.sampler import Sampler
 from learning.toy_tasks.dialogues import donations, muddled
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "refine-and-imitate.yaml"
 STAGES = load_recipe(RECIPE, profile="tiny").stages

@@ -14,7 +14,7 @@ from learning.batch.batch_layout import forest
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 from learning.samples.sample import Trial, by_group
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remax.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -21,7 +21,7 @@ from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.rl.references import References
 from learning.rl.update import update
 from learning.samples.sample import SOURCES, Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"
 DOUBLE = {"dtype": torch.float64}

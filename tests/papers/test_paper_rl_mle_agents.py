@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from learning.algorithm.advantage_shaping import duration
 from learning.environments.making import in_environment
 from learning.environments.program import Environment, Mark, within
@@ -23,7 +24,7 @@ from learning.samples.sample import Trial
 from learning.sandbox.run import available
 from learning.toy_tasks.fits import fits, points, score_of
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import EnvUse, RewardUse
 from tests.papers.loops import Update, letters
 

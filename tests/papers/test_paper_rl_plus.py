@@ -13,7 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.sample import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rl-plus.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -20,7 +20,7 @@ from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler, score
 from learning.solvers import crowd_vote
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rlccf.yaml"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
 from learning.preference.pair_losses import dpo
@@ -18,7 +18,7 @@ from learning.problems.comparisons import TEMPLATE, comparisons
 from learning.rewards import pairwise
 from learning.rewards.pairwise import judged
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from tasks.context import Context
 from tasks.synthesize import paired, run
 

@@ -14,7 +14,7 @@ from learning.algorithm.policy_losses.policy_gradient import clipped
 from learning.batch.batch_layout import single_turn
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"
 DOUBLE = {"dtype": torch.float64}

@@ -13,7 +13,7 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.lookup import bind
 from learning.rl.update import regulate
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "safe.yaml"
 

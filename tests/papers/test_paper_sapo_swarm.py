@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.collection.extra_samples import sharing
@@ -24,7 +24,7 @@ from learning.samples.sample import Trial, by_group
 from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sapo-swarm.yaml"
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "ghij"]

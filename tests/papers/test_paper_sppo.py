@@ -11,7 +11,7 @@ import torch
 from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
 from learning.preference.pair_losses import dpo, sppo
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sppo.yaml"
 

@@ -18,7 +18,7 @@ from learning.batch.routing_replay import recorded, replayed, routers, with_expe
 from learning.models.packed import packed_statistics
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
 from learning.samples.engine_protocol import Generation
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "stable-rl-llm.yaml"
 DOUBLE = {"dtype": torch.float64}

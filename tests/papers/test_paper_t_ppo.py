@@ -18,7 +18,7 @@ from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation, Sampling
 from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "t-ppo.yaml"
 STAGE = load_recipe(RECIPE, profile="tiny").stages["trained"]

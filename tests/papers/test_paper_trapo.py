@@ -17,7 +17,7 @@ from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, w
 from learning.samples.history import History
 from learning.samples.sample import Trial
 from learning.sampling.sampler import score
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "trapo.yaml"
 RISING, ALIKE, FALLING = [0.0, 0.5, 1.0], [0.2, 0.4, 0.6], [0.6, 0.4, 0.2]

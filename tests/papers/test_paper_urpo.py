@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.rewards.answers import exact
@@ -19,7 +19,7 @@ from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler, scoring
 from learning.toy_tasks.rankings import ratings, rising, worth
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "urpo.yaml"
 PORT = "rewards.0.families.rising.judge"

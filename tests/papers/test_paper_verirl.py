@@ -21,7 +21,7 @@ from learning.samples.engine_protocol import Generation
 from learning.toy_tasks.circuits import circuits
 from learning.toy_tasks.reward_tree import Attempt, grow, pairs, rescored_pairs
 from schemas.errors import StepError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "verirl.yaml"
 

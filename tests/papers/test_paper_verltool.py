@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
@@ -35,7 +35,7 @@ from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler
 from learning.sandbox.run import available
 from lineage.layout import Layout
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.use import ToolUse
 from tests.papers.loops import Update
 

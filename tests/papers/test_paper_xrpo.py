@@ -20,7 +20,7 @@ from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.history import History
 from learning.samples.sample import Trial
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"
 

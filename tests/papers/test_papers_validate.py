@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
-from schemas.papers_page import title_of
-from schemas.recipe import load_recipe
+from schemas.pages.papers_page import title_of
+from schemas.recipe.load import load_recipe
 from schemas.training import Training
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 
 from schemas.errors import RecipeError
 from schemas.gates import split_metric, without_policy
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 
 RECIPE = """
 name: gated
@@ -72,8 +72,10 @@ def test_a_model_of_the_table_is_not_evaluated_twice(load):
     recipe = load("{against: parent, min_delta: 0}", "cold: cold, tuned: tuned")
     assert recipe.settings("check")["gate"][0]["against"] == "cold"
     assert recipe.settings("check")["against"] == {}
-    two = load("[{model: tuned, against: parent, min_delta: 0}, {model: cold, against: parent, min_delta: 0}]",
-               "tuned: tuned, cold: cold")  # fmt: skip
+    two = load(
+        "[{model: tuned, against: parent, min_delta: 0}, {model: cold, against: parent, min_delta: 0}]",
+        "tuned: tuned, cold: cold",
+    )
     assert [g["against"] for g in two.settings("check")["gate"]] == ["cold", "parent"]
 
 

@@ -3,13 +3,16 @@
 import pytest
 
 from schemas.errors import RecipeError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.renamed import FUNCTIONS, KEYS, METRICS, VALUES
 
 BASE = """name: old
 stages:
   base: {kind: init}
-  problems: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]}
+  problems:
+    kind: synthesize
+    emit: prompts
+    problems: [{use: reasoning_gym, family: chain_sum, size: 9, split: train}]
   traces: {kind: synthesize, prompts: problems, teacher: answer}
 """
 RL = """  rl:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Optional
 from pydantic import Field
 from shapes import Kind, helper
 from schemas.references import RewardModelRef
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 3
 

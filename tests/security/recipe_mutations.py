@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from schemas.source import parse_text
+from schemas.source.parser import parse_text
 from tests.security.hostile_values import VALUES, paths, replaced, with_value
 
 WORDS = [

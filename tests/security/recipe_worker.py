@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.schemas.test_recipe_fuzz import mutate
+from tests.schemas.recipe.test_recipe_fuzz import mutate
 from tests.security.hostile_recipes import sampled
 from tests.security.recipe_mutations import mutate_tree
 
@@ -30,7 +30,7 @@ Read = Callable[[Path, tuple[str, ...]], None]
 
 def main() -> None:
     """Read the recipes with numbers from START to before STOP."""
-    from schemas.recipe import load_recipe
+    from schemas.recipe.load import load_recipe
 
     kind, folder, seed, count, start, stop = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:7])
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
@@ -44,7 +44,7 @@ def main() -> None:
 def measured(file: Path, overrides: tuple[str, ...]) -> dict[str, object]:
     """What came of a recipe."""
     from schemas.errors import RecipeError
-    from schemas.recipe import load_recipe
+    from schemas.recipe.load import load_recipe
 
     signal.alarm(ALARM)
     before, said, fine = time.process_time(), "", True

@@ -11,7 +11,7 @@ import torch
 from learning.data.row_journal import RowJournal
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.sampling.trajectories import Trajectories
-from lineage.store import Store
+from lineage.artifacts.store import Store
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, sealing_with, write_sealed
 from tests.security.store_lab import Lab, flipped

@@ -7,17 +7,17 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from flows.champions.committed_recipe import committed_recipe, promotion_changes
+from flows.champions.promotion import promote_after
 from flows.cli import app
-from flows.gates.committed import committed_recipe, promotion_changes
-from flows.gates.promotion import promote_after
-from flows.launch import plan_recipe
-from flows.running.runlog import runs
-from flows.running.states import StepState
-from lineage import auditlog
-from lineage.approvals import file_of
-from lineage.champions import champion
+from flows.execution.run_log import runs
+from flows.execution.states import StepState
+from flows.planning.recipe_plan import plan_recipe
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import file_of
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.registry.champions import champion
 from schemas.errors import PlanError
 from tests.registries import lay_empty_registry
 
@@ -224,7 +224,7 @@ def test_the_story_of_an_override(lab):
     # A person answers for it, and the log says who, why and for what.
     said = lab(*words, "--approve-override", "--why", "the exam is new", "--who", "Grace")
     assert said.startswith("champion of chat: none → version 1, two")
-    entry = [e for e in auditlog.entries(lab.layout) if e["action"] == "promote"][-1]
+    entry = [e for e in audit_log.entries(lab.layout) if e["action"] == "promote"][-1]
     assert entry["facts"]["evidence"]["override"] == {
         "approved_by": "Grace", "why": "the exam is new", "changes": ["stages.exam.gate.0.min: 0.5 → 0.0"],
     }  # fmt: skip

@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.serving.models import choose
-from lineage import auditlog
-from lineage.champions import move, standing
+from lineage.artifacts.seal import write_seal
+from lineage.audit import log as audit_log
+from lineage.audit.moves import recorded_moves
 from lineage.keys import VARIABLE
 from lineage.layout import Layout
-from lineage.moves import recorded_moves
-from lineage.registry import client
-from lineage.rollback import restore, rollback
-from lineage.seal import write_seal
-from lineage.sources import find_source
-from lineage.verification import verify
+from lineage.registry.champions import move, standing
+from lineage.registry.client import client
+from lineage.registry.rollback import restore, rollback
+from lineage.sources.resolve import find_source
+from lineage.verification.verify import verify
 from schemas.errors import PlanError
 from tests.lineage.conftest import Maker
 from tests.registries import lay_empty_registry
@@ -69,10 +69,10 @@ class Lab:
         return self.layout.artifact("sft", self.made[step].key) / "outputs/policy/model.safetensors"
 
     def lines(self):
-        return auditlog.log_file(self.layout).read_bytes().splitlines(keepends=True)
+        return audit_log.log_file(self.layout).read_bytes().splitlines(keepends=True)
 
     def write_lines(self, lines):
-        auditlog.log_file(self.layout).write_bytes(b"".join(lines))
+        audit_log.log_file(self.layout).write_bytes(b"".join(lines))
 
     def sql(self, text, *values):
         with closing(sqlite3.connect(self.layout.state / "mlflow.db")) as database:
@@ -119,7 +119,7 @@ def lab(template, tmp_path, monkeypatch):
 def forged(entry, **changes):
     """An entry as someone without the key writes it: with a hash that fits and the signature of another entry."""
     entry = entry | {"facts": entry["facts"] | changes}
-    return entry | {"hash": auditlog.hash_of(entry)}
+    return entry | {"hash": audit_log.hash_of(entry)}
 
 
 def alias_by_hand(lab):
@@ -146,7 +146,7 @@ def forged_tag_without_signature(lab):
 def forged_tag_with_an_old_signature(lab):
     number, made = lab.new_version("evil"), lab.made["evil"]
     entry = forged(json.loads(lab.move_tag(3)), number=4, version=number, key=made.key, digest=lab.digest("evil"))
-    lab.tags(number, **{TAG.format(4): auditlog.written(entry)})
+    lab.tags(number, **{TAG.format(4): audit_log.written(entry)})
     lab.alias(number)
 
 
@@ -165,11 +165,11 @@ def tag_of_an_untrusted_key(lab, tmp=None):
     other = Layout(lab.layout.root.parent / "stranger")
     number = lab.new_version("evil")
     last = recorded_moves(lab.layout)["chat"][-1]
-    entry = auditlog.append(
+    entry = audit_log.append(
         other, "promote", model="chat", number=4, version=number, before=3, key=lab.made["evil"].key,
         digest=lab.digest("evil"), output="policy", evidence={}, after=last.entry["hash"], log="ab" * 32,
     )  # fmt: skip
-    lab.tags(number, **{TAG.format(4): auditlog.written(entry)})
+    lab.tags(number, **{TAG.format(4): audit_log.written(entry)})
     lab.alias(number)
 
 
@@ -305,7 +305,7 @@ def test_a_version_by_number_is_what_was_promoted_as_it_or_nothing(lab):
 def entry_altered(lab):
     lines = lab.lines()
     entry = json.loads(lines[-1])
-    lab.write_lines([*lines[:-1], auditlog._line(forged(entry, key=lab.made["evil"].key))])
+    lab.write_lines([*lines[:-1], audit_log._line(forged(entry, key=lab.made["evil"].key))])
 
 
 def entry_forged_at_the_end(lab):
@@ -313,19 +313,19 @@ def entry_forged_at_the_end(lab):
     last = json.loads(lines[-1])
     facts = last["facts"] | {"key": lab.made["evil"].key, "digest": lab.digest("evil"), "number": 4, "version": 3}
     entry = last | {"number": last["number"] + 1, "previous": last["hash"], "facts": facts}
-    lab.write_lines([*lines, auditlog._line(entry | {"hash": auditlog.hash_of(entry)})])
+    lab.write_lines([*lines, audit_log._line(entry | {"hash": audit_log.hash_of(entry)})])
 
 
 def entry_forged_with_a_key_of_ones_own(lab):
     other = Layout(lab.layout.root.parent / "stranger")
     shutil.copytree(lab.layout.state, other.state)
     shutil.rmtree(other.state / "keys")
-    auditlog.append(
+    audit_log.append(
         other, "promote", model="chat", number=4, version=3, before=3, key=lab.made["evil"].key,
         digest=lab.digest("evil"), output="policy", evidence={}, after=None, log=None,
     )  # fmt: skip
-    shutil.copy(auditlog.log_file(other), auditlog.log_file(lab.layout))
-    shutil.copy(auditlog.head_file(other), auditlog.head_file(lab.layout))
+    shutil.copy(audit_log.log_file(other), audit_log.log_file(lab.layout))
+    shutil.copy(audit_log.head_file(other), audit_log.head_file(lab.layout))
 
 
 def entry_removed_from_the_middle(lab):
@@ -348,12 +348,12 @@ def log_emptied(lab):
 
 def log_of_another_checkout(lab):
     other = Layout(lab.layout.root.parent / "other")
-    auditlog.append(
+    audit_log.append(
         other, "promote", model="chat", number=1, version=1, before=None, key=lab.made["evil"].key,
         digest=lab.digest("evil"), output="policy", evidence={}, after=None, log=None,
     )  # fmt: skip
-    shutil.copy(auditlog.log_file(other), auditlog.log_file(lab.layout))
-    shutil.copy(auditlog.head_file(other), auditlog.head_file(lab.layout))
+    shutil.copy(audit_log.log_file(other), audit_log.log_file(lab.layout))
+    shutil.copy(audit_log.head_file(other), audit_log.head_file(lab.layout))
 
 
 IN_THE_LOG = [
@@ -383,7 +383,7 @@ def test_a_log_that_does_not_hold_serves_promotes_and_moves_nothing(lab, attack)
 def test_a_tail_cut_off_together_with_its_head_is_seen_by_the_moves_that_mlflow_holds(lab):
     lab.write_lines(lab.lines()[:-1])
     last = json.loads(lab.lines()[-1])
-    auditlog.head_file(lab.layout).write_bytes(auditlog._line(auditlog.anchor(last)))
+    audit_log.head_file(lab.layout).write_bytes(audit_log._line(audit_log.anchor(last)))
     chosen = choose("mlflow:chat@champion", lab.layout)
     assert chosen.digest == lab.digest("second")  # what the log that is left promoted
     assert any("its audit log does not hold any more" in alarm for alarm in chosen.alarms)
@@ -391,7 +391,7 @@ def test_a_tail_cut_off_together_with_its_head_is_seen_by_the_moves_that_mlflow_
 
 
 def test_bytes_after_the_log_that_are_no_entry_stop_nothing_and_verify_names_them(lab):
-    with auditlog.log_file(lab.layout).open("ab") as log:
+    with audit_log.log_file(lab.layout).open("ab") as log:
         log.write(b"\x00 nonsense {\n")
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("third")
     rollback(lab.layout, "chat")
@@ -401,7 +401,7 @@ def test_bytes_after_the_log_that_are_no_entry_stop_nothing_and_verify_names_the
 
 def test_a_log_moved_away_is_replaced_by_the_signed_moves_in_mlflow(lab):
     """The way out of a log that is damaged for good; what checks it goes on to say that it is not the old one."""
-    for file in (auditlog.log_file(lab.layout), auditlog.head_file(lab.layout)):
+    for file in (audit_log.log_file(lab.layout), audit_log.head_file(lab.layout)):
         file.unlink()
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("third")
     assert rollback(lab.layout, "chat")[1].digest == lab.digest("second")

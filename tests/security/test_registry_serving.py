@@ -10,9 +10,9 @@ from flows.serving import current
 from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen, choose, files_of
 from learning.models.policy import load_policy
-from lineage import auditlog
-from lineage.champions import move, standing
-from lineage.rollback import rollback
+from lineage.audit import log as audit_log
+from lineage.registry.champions import move, standing
+from lineage.registry.rollback import rollback
 from schemas.errors import StepError
 from tests.security.test_registry_attacks import (
     IN_MLFLOW,
@@ -89,7 +89,7 @@ def test_a_champion_whose_bytes_are_others_is_not_changed_to(lab, server, attack
     assert server.look() == lab.digest("second")
     attack(lab)
     now = standing(lab.layout, "chat").champion
-    auditlog.append(  # the log's own word, while the files are swapped
+    audit_log.append(  # the log's own word, while the files are swapped
         lab.layout, "rollback", model="chat", number=5, version=3, before=2, key=lab.made["third"].key,
         digest=lab.digest("third"), output="policy", evidence={}, after=now.by.entry["hash"], log=None,
     )  # fmt: skip

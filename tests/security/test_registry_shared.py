@@ -6,13 +6,13 @@ import shutil
 import pytest
 
 from flows.serving.models import choose
-from lineage import auditlog
-from lineage.champions import move, standing
+from lineage.audit import log as audit_log
+from lineage.audit.moves import recorded_moves
 from lineage.keys import VARIABLE
-from lineage.moves import recorded_moves
-from lineage.registry import client
-from lineage.rollback import restore, rollback
-from lineage.verification import verify
+from lineage.registry.champions import move, standing
+from lineage.registry.client import client
+from lineage.registry.rollback import restore, rollback
+from lineage.verification.verify import verify
 from schemas.errors import PlanError
 from tests.lineage.conftest import Maker
 from tests.registries import empty_registry
@@ -32,7 +32,7 @@ def checkouts(tmp_path, monkeypatch):
         maker = Maker(tmp_path / place)
         for name in ("one", "two", "three"):
             maker.make(name, "sft", {"policy": {"model.safetensors": name.encode()}}, {"policy": "policy"})
-        auditlog.append(maker.layout, "counted")
+        audit_log.append(maker.layout, "counted")
         made.append(maker)
     return made
 
@@ -131,13 +131,13 @@ def test_two_moves_at_once_are_both_known_and_the_later_one_counts(checkouts):
     version = client(there.layout).create_model_version(
         "chat", "dvc:///files/x", tags={"key": there.made["three"].key, "digest": digest(there, "three"),
                                         "output": "policy"})  # fmt: skip
-    entry = auditlog.append(
+    entry = audit_log.append(
         there.layout, "promote", model="chat", number=3, version=int(version.version), before=1,
         key=there.made["three"].key, digest=digest(there, "three"), output="policy", evidence={},
         after=rival["hash"], log=None,
     )  # fmt: skip
     tag = f"posttrain.move.{3:06d}"
-    client(there.layout).set_model_version_tag("chat", version.version, tag, auditlog.written(entry))
+    client(there.layout).set_model_version_tag("chat", version.version, tag, audit_log.written(entry))
     client(there.layout).set_registered_model_alias("chat", "champion", version.version)
     found = standing(here.layout, "chat")
     assert found.champion.digest == digest(here, "three")

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from learning.data.rows import write_rows
 from learning.data.rows_used import FILE, write_used
-from lineage.ancestry import render, trace
+from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.store import Store
+from lineage.tracing.ancestry import render, trace
 from tests.lineage.conftest import Maker
 
 ROWS = ["seen", "drawn", "spare"]

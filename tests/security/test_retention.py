@@ -8,15 +8,16 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
-from flows.running.alive import alive
-from lineage.approvals import decide
-from lineage.auditlog import append, log_file
+from flows.execution.active_runs import alive
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from lineage.artifacts.seal import write_seal
+from lineage.artifacts.store import Store
+from lineage.audit.approvals import decide
+from lineage.audit.log import append, log_file
+from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.moves import Move
-from lineage.retention import standing_order
-from lineage.seal import write_seal
-from lineage.store import Store
+from lineage.retention.keep import standing_order
 
 LAB = """
 from pathlib import Path

@@ -17,11 +17,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from flows.planning.environment import secrets_of
-from flows.planning.redaction import SHORTEST, Redactor
+from flows.processes.capture import captured, wait_for_writers
+from flows.processes.log_writer import Stream
+from flows.processes.redaction import SHORTEST, Redactor
+from flows.processes.secret_values import secrets_of
 from flows.steps import task_run
-from flows.steps.capture import captured, wait_for_writers
-from flows.steps.log_writer import Stream
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.plan import Step
@@ -172,7 +172,7 @@ PROGRAM = """
 import os, subprocess, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.steps.capture import captured
+from flows.processes.capture import captured
 secret, log = os.environ["LAB"], Path(sys.argv[1])
 with captured(log, True, frozenset({secret})):
     print("of Python", secret, flush=True)
@@ -221,7 +221,7 @@ STAYS = """
 import os, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.steps.capture import captured
+from flows.processes.capture import captured
 log = Path(sys.argv[1])
 with captured(log, True, frozenset({os.environ["LAB"]})):
     if os.fork() == 0:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from lineage import digest_cache
-from lineage.digest_cache import DigestCache, hash_file, scan
+from lineage.artifacts import digest_cache
+from lineage.artifacts.digest_cache import DigestCache, hash_file, scan
 from lineage.keys import signer
 from lineage.layout import Layout
 

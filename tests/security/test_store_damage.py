@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import run_plan
-from flows.running.runlog import read_plan, runs
-from lineage.auditlog import entries, hash_of, log_file
-from lineage.champions import check_artifact
+from flows.execution.run_log import read_plan, runs
+from flows.runs.launch import run_plan
+from lineage.artifacts.published import arrival
+from lineage.artifacts.seal import write_seal
+from lineage.artifacts.signature import write_signature
+from lineage.artifacts.store import read_manifest
+from lineage.audit.log import entries, hash_of, log_file
 from lineage.digests import content_digest, dvc_digest, folder_digests
 from lineage.keys import trusted
 from lineage.layout import Layout
-from lineage.published import arrival
-from lineage.seal import write_seal
-from lineage.signature import write_signature
-from lineage.store import read_manifest
-from lineage.verification import verify
+from lineage.registry.champions import check_artifact
+from lineage.verification.verify import verify
 from schemas.errors import PlanError
 from tests.security.store_lab import TRUTH, Lab, flipped, harms, write_over
 

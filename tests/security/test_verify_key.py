@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from lineage import keys
-from lineage.auditlog import append
+from lineage.audit.log import append
 from lineage.keys import keys_folder, signer
 from lineage.layout import Layout
 

@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.runs import rebuild_report
-from lineage.approvals import decide, file_of
-from lineage.auditlog import append, log_file
-from lineage.champions import move
-from lineage.index import FILE, ask
+from flows.runs.lookup import rebuild_report
+from lineage.artifacts.store import Store
+from lineage.audit.approvals import decide, file_of
+from lineage.audit.log import append, log_file
+from lineage.catalogue.index import FILE, ask
+from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
-from lineage.row_index import read_new_tables
-from lineage.store import Store
-from lineage.verification import verify
+from lineage.registry.champions import move
+from lineage.verification.verify import verify
 
 RECIPE = """
 name: small

@@ -4,14 +4,14 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from learning.agents.folder import write_agent
 from learning.data.rows import write_rows
 from learning.problems.generators import customs
 from lineage.layout import Layout
 from schemas.agent import Agent
 from schemas.errors import RecipeError
-from schemas.recipe import load_recipe
+from schemas.recipe.load import load_recipe
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.rl import Rl
 from tasks import evaluate, rl

@@ -7,7 +7,7 @@ from learning.auxiliary_networks.heads import load_network
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.rewards.models import process
-from lineage.contract import fingerprint
+from lineage.artifacts.contract import fingerprint
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

@@ -6,7 +6,7 @@ import yaml
 from safetensors.torch import load_file
 
 from learning.data.rows import write_rows
-from schemas.expand import preset_names
+from schemas.expansion.expand import preset_names
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run

@@ -13,7 +13,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column
 from learning.batch.keyed import among_of
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def affine(column: Column, batch: Batch, *, factor: Number = 1.0, offset: Number = 0.0) -> Column:

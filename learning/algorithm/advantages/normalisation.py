@@ -29,7 +29,7 @@ from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, of_rewards, place
 from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "Column",

@@ -15,7 +15,7 @@ from learning.batch.batch import Batch
 from learning.batch.columns import Column, broadcast_to_tokens, following
 from learning.batch.keyed import Key, index_of, per_key, sums
 from schemas.errors import StepError
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def stepwise(

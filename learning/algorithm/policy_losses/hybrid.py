@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 20.0
 

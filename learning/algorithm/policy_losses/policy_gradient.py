@@ -20,7 +20,7 @@ from learning.algorithm.policy_losses.soft_bounds import (
     variational,
 )
 from learning.algorithm.policy_losses.valuation import rover
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",

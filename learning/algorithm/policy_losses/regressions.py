@@ -6,7 +6,7 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 from torch import Tensor
 
 from learning.batch.path_sums import sum_of_later
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def mirror(log_ratio_T: Tensor, advantage_T: Tensor, length_T: Tensor, *, tau: Number = 1.0) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.masks import Source, sources
 from learning.batch.path_sums import mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 LIMIT = 20.0
 SMALLEST = math.log(1e-8)

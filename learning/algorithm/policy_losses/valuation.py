@@ -8,7 +8,7 @@ Shapes: T sampled tokens.
 import torch
 from torch import Tensor
 
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 
 def rover(

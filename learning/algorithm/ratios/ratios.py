@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learning.algorithm.policy_losses.hybrid import multiple_importance
 from learning.batch.path_sums import mean_of_path, sum_of_path
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "decoupled", "mixture", "multiple_importance", "none", "pseudo_on_policy", "sequence", "sequence_arithmetic",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.algorithm.token_masks.covariance import high_covariance
 from learning.samples.sample import SOURCES
-from schemas.schedules import Number
+from schemas.number_schedules import Number
 
 __all__ = [
     "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "high_entropy_turns",

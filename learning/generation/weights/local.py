@@ -12,8 +12,8 @@ from learning.generation.weights.protocol import Receipt, newer, receipt_of, ver
 from learning.models.checksum import checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol
+from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
-from schemas.whole_files import whole_file
 
 KEPT = 2
 """Files that stay: the latest, and the one before, which a receiver may be reading."""
@@ -62,7 +62,7 @@ class Files:
         file = self.folder / f"weights-{version:08d}.safetensors"
         receipt = receipt_of(version, "file", str(file.absolute()), weights)
         own = {name: t.contiguous().cpu() for name, t in weights.items() if name not in receipt.aliases}
-        with whole_file(file, flush=False) as fresh:
+        with atomic_file(file, flush=False) as fresh:
             save_file(own, fresh, metadata={"format": "pt"})
         self.version = version
         for old in self._files()[:-KEPT]:

@@ -1,0 +1,46 @@
+"""Whether an artifact is what was published: asked before it is promoted or served."""
+
+from collections.abc import Iterator
+
+from lineage.artifacts.signature import SIGNATURE, signature_problems
+from lineage.artifacts.store import Store
+from lineage.audit.log import Entry, entries
+from lineage.keys import trusted
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.manifest import Manifest
+
+
+def check_artifact(layout: Layout, manifest: Manifest) -> None:
+    """Hash an artifact again, check its signature and what the log saw; raises PlanError when it is another."""
+    store = Store(layout)
+    folder = store.folder(manifest)
+    problems = store.verify(manifest)
+    if (folder / SIGNATURE).is_file():
+        problems += signature_problems(folder, trusted(layout))
+    problems += _log_problems(layout, manifest)
+    if problems:
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
+
+
+def _log_problems(layout: Layout, manifest: Manifest) -> Iterator[str]:
+    """In what an artifact differs from its publication in the log; one of another run was pulled in its place."""
+    seen = _publication(layout, manifest.key)
+    if seen is None or seen["facts"].get("run") not in (manifest.run, None):
+        return
+    folder, number = Store(layout).folder(manifest), seen["number"]
+    if seen["facts"].get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
+        yield f"{folder}: its digests are not those that entry {number} of the audit log saw"
+    if seen["facts"].get("signed_by") and not (folder / SIGNATURE).is_file():
+        yield f"{folder / SIGNATURE}: missing, though entry {number} of the audit log saw it"
+
+
+def _publication(layout: Layout, key: str) -> Entry | None:
+    """The latest entry of the log that says that an artifact was published."""
+    found = None
+    for entry in entries(layout):
+        facts = entry["facts"]
+        if entry["action"] == "artifact published" and isinstance(facts, dict) and facts.get("key") == key:
+            found = entry
+    return found

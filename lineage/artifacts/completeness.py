@@ -1,0 +1,107 @@
+"""Completeness of an artifact: every file of it against manifest, seal and signature.
+
+The caller gives the digests of the files, computed now or remembered (`lineage.artifacts.digest_cache`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lineage.artifacts.seal import SEAL, seal_differences
+from lineage.digests import content_digest, digest_of, dvc_digest, read_small
+from schemas.manifest import FileDigest, Manifest
+
+MANIFEST = "manifest.json"
+OUTPUTS = "outputs/"
+STRANGE, UNKNOWN = "not a regular file", "not in the manifest"
+NOT_OURS = frozenset({STRANGE, UNKNOWN})
+"""What is said of something that no step published."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One file of an artifact that is not as it was published."""
+
+    path: str
+    """In the artifact's folder, with slashes."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}"
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is part of an output: only of those DVC's cache has another copy."""
+        return self.path.startswith(OUTPUTS)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How an artifact was found: its manifest, where that is the sealed one, and everything that is damaged."""
+
+    manifest: Manifest | None
+    damages: tuple[Damage, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it may be used."""
+        return self.manifest is not None and not self.damages
+
+    @property
+    def text(self) -> str:
+        """The first damage and how many more there are."""
+        more = f" and {len(self.damages) - 1} more" if len(self.damages) > 1 else ""
+        return f"{self.damages[0]}{more}" if self.damages else "whole"
+
+
+def condition(folder: Path, digests: Mapping[str, str], strange: tuple[str, ...]) -> Condition:
+    """Compare an artifact's files, given as sha256 by path, and what is no file, with its manifest and seal."""
+    damages = [Damage(name, STRANGE) for name in strange]
+    damages += [Damage(name, what) for name, what in seal_differences(folder, digests)]
+    manifest = sealed_manifest(folder)
+    if manifest is None:
+        if not any(damage.path in (MANIFEST, SEAL) for damage in damages):
+            damages.append(Damage(MANIFEST, "not a manifest"))
+        return Condition(None, tuple(damages))
+    damages += [Damage(MANIFEST, what) for what in record_problems(manifest)]
+    known = {f"{OUTPUTS}{name}/{f.path}": f for name, output in manifest.outputs.items() for f in output.files}
+    damages += _output_damages(known, digests, strange)
+    return Condition(manifest, tuple(damages))
+
+
+def _output_damages(
+    known: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
+) -> Iterator[Damage]:
+    here = {name for name in digests if name.startswith(OUTPUTS)}
+    for name in sorted(here - known.keys()):
+        yield Damage(name, UNKNOWN)
+    for name in sorted(known):
+        found, wanted = digests.get(name), known[name].sha256
+        if found is None and name not in strange:
+            yield Damage(name, "missing")
+        elif found is not None and found != wanted:
+            yield Damage(name, f"sha256 is {found[:16]}, was {wanted[:16]}" if found else "cannot be read")
+
+
+def sealed_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    content, seal = read_small(folder / MANIFEST), read_small(folder / SEAL)
+    if content is None or seal is None:
+        return None
+    try:
+        if json.loads(seal)[MANIFEST] != hashlib.sha256(content).hexdigest():
+            return None
+        return Manifest.model_validate_json(content)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def record_problems(manifest: Manifest) -> Iterator[str]:
+    """What a manifest says that cannot be true."""
+    if digest_of(manifest.identity) != manifest.key:
+        yield "the identity does not give the key"
+    for name, output in manifest.outputs.items():
+        if (content_digest(output.files), dvc_digest(output.files)) != (output.digest, output.dvc):
+            yield f"the digest of output {name} does not fit its files"

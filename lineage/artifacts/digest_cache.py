@@ -1,0 +1,203 @@
+"""Digests of the files in a folder, each file hashed once per change.
+
+A record in `.posttrain/cache/digests` holds what the files of one folder were hashed to, each with its device, inode,
+size, time of modification and time of change: the last cannot be set, so that a file that was written to is hashed
+again whatever its times were put back to. A record is authenticated with a key made from the signing key: one that
+was written by hand is ignored, and without a signing key every file is hashed. What this does not protect from stands
+in docs/audit.md.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import platform
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from lineage.keys import derived_key
+from lineage.layout import Layout
+from schemas.atomic_write import atomic_file
+from schemas.errors import PlanError
+
+PURPOSE = "digest cache 1"
+SETTLED = 2_000_000_000
+"""Nanoseconds since the last change of a file after which another change is certain to give it another time."""
+RECORDS = 4096
+"""Most records that are kept, one per folder; the oldest go."""
+PARALLEL = 16 << 20
+"""Bytes from which files are hashed by several threads."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What the file system says of a file; no write to its bytes leaves all of this as it was."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "Stamp":
+        """The stamp in the answer of a stat call."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """The files of a folder by their path in it, and the paths of what is neither a file nor a folder."""
+
+    files: dict[str, Stamp]
+    strange: tuple[str, ...]
+
+
+def scan(folder: Path, *, links: bool = False) -> Scan:
+    """Look at every file below a folder. With `links` a link to a file counts as that file, else as strange.
+
+    Folders behind links are not entered.
+    """
+    files: dict[str, Stamp] = {}
+    strange: list[str] = []
+    waiting = [("", os.fspath(folder))]
+    while waiting:
+        above, place = waiting.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                name = f"{above}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append((f"{name}/", entry.path))
+                elif _is_file(entry, links):
+                    files[name] = Stamp.of(entry.stat(follow_symlinks=links))
+                elif not links:
+                    strange.append(name)
+    return Scan(dict(sorted(files.items())), tuple(sorted(strange)))
+
+
+def _is_file(entry: os.DirEntry[str], links: bool) -> bool:
+    """Return whether an entry is a file; a link in a circle is none."""
+    try:
+        return entry.is_file(follow_symlinks=links)
+    except OSError:
+        return False
+
+
+class DigestCache:
+    """sha256 of files, remembered in the state folder of a checkout."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+
+    def digests(self, folder: Path, files: Mapping[str, Stamp], *, links: bool = False) -> dict[str, str]:
+        """sha256 by path of the files that `scan` found below a folder; only what has changed is read.
+
+        A file that is gone meanwhile, or cannot be read, has the digest "".
+        """
+        key = self._key()
+        known = self._read(folder, key) if key else {}
+        found = {name: known[name][1] for name, stamp in files.items() if name in known and known[name][0] == stamp}
+        missing = [name for name in files if name not in found]
+        if missing:
+            settled = dict(_hash_all(folder, missing, sum(files[name].size for name in missing), links))
+            found |= {name: digest for name, (digest, _) in settled.items()}
+            fresh = {name: (stamp, digest) for name, (digest, stamp) in settled.items() if stamp is not None}
+            kept = {name: known[name] for name in files if name in known and name not in settled}
+            if key and fresh:
+                self._write(folder, key, kept | fresh)
+        return {name: found[name] for name in files}
+
+    def _key(self) -> bytes | None:
+        try:
+            return derived_key(self.layout, PURPOSE)
+        except (PlanError, OSError):
+            return None
+
+    def _file(self, folder: Path) -> Path:
+        """Where the record of a folder lies; machines that share the checkout see other device numbers."""
+        name = hashlib.sha256(f"{platform.node()}\0{folder}".encode()).hexdigest()[:32]
+        return self.layout.state / "cache" / "digests" / name
+
+    def _read(self, folder: Path, key: bytes) -> dict[str, tuple[Stamp, str]]:
+        try:
+            seal, _, body = self._file(folder).read_bytes().partition(b"\n")
+            if not hmac.compare_digest(seal, _seal(key, body)):
+                return {}
+            record = json.loads(body)
+            if record["folder"] != str(folder):
+                return {}
+            return {name: (Stamp(*row[:5]), row[5]) for name, row in record["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _write(self, folder: Path, key: bytes, known: Mapping[str, tuple[Stamp, str]]) -> None:
+        rows = {name: [*astuple(stamp), digest] for name, (stamp, digest) in known.items()}
+        body = json.dumps({"folder": str(folder), "files": rows}).encode()
+        target = self._file(folder)
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            with atomic_file(target, flush=False) as fresh:
+                fresh.write_bytes(_seal(key, body) + b"\n" + body)
+            _bound(target.parent)
+
+
+def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
+    """sha256 of a regular file, and its stamp where a later change cannot go unseen; ("", None) when it is none.
+
+    A file whose stamp may be remembered is flushed first: from then on a write through a memory map changes it too.
+    """
+    before = time.time_ns()
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+    except OSError:
+        return "", None
+    with open(handle, "rb", buffering=0) as stream:  # noqa: PTH123 — of a handle
+        try:
+            first = os.fstat(handle)
+            if not stat.S_ISREG(first.st_mode):
+                return "", None
+            is_settled = before - first.st_ctime_ns >= SETTLED
+            if is_settled:
+                with contextlib.suppress(OSError):
+                    os.fdatasync(handle)
+                first = os.fstat(handle)
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            stamp, after = Stamp.of(first), Stamp.of(os.fstat(handle))
+        except OSError:
+            return "", None
+    return digest, stamp if is_settled and stamp == after else None
+
+
+def _hash_all(
+    folder: Path, names: Iterable[str], size: int, links: bool
+) -> Iterable[tuple[str, tuple[str, Stamp | None]]]:
+    names = list(names)
+    paths = [folder / name for name in names]
+    if size < PARALLEL or len(paths) < 2:
+        return zip(names, [hash_file(path, links=links) for path in paths], strict=True)
+    with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)), len(paths))) as pool:
+        return zip(names, list(pool.map(lambda path: hash_file(path, links=links), paths)), strict=True)
+
+
+def _seal(key: bytes, body: bytes) -> bytes:
+    return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+def _bound(folder: Path) -> None:
+    """Remove the oldest records where there are too many."""
+    with os.scandir(folder) as entries:
+        found = list(entries)
+    if len(found) <= RECORDS:
+        return
+
+    def age(entry: "os.DirEntry[str]") -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return entry.stat().st_mtime_ns
+        return 0
+
+    for entry in sorted(found, key=age)[: len(found) - RECORDS * 3 // 4]:
+        Path(entry.path).unlink(missing_ok=True)

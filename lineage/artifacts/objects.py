@@ -1,0 +1,80 @@
+"""DVC's content-addressed cache, written as DVC would: `<two hex digits>/<the rest>`, read-only, whole or absent."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from lineage.digests import digest_file, dvc_listing
+from schemas.atomic_write import atomic_file
+from schemas.manifest import Output
+
+FICLONE = 0x40049409
+"""ioctl that shares the blocks of a file (linux/fs.h); copy-on-write file systems only."""
+
+
+class Objects:
+    """The cache below one folder."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def path(self, name: str) -> Path:
+        """Where an object lies, by its md5 (with `.dir` for a folder's listing)."""
+        return self.root / name[:2] / name[2:]
+
+    def put_output(self, folder: Path, output: Output) -> None:
+        """Add every file of an output and its listing; what is there already, undamaged, is left alone."""
+        for file in output.files:
+            self._put(file.md5, file.size, folder / file.path)
+        self._put(output.dvc, len(dvc_listing(output.files)), dvc_listing(output.files))
+
+    def _put(self, name: str, size: int, content: Path | bytes) -> None:
+        target = self.path(name)
+        if target.is_file() and target.stat().st_size == size and self.differs(name) is None:
+            return
+        # What is damaged is found by its digest and put again: no need to wait for the disk.
+        with atomic_file(target, flush=False) as fresh:
+            if isinstance(content, bytes):
+                fresh.write_bytes(content)
+            else:
+                copy_file(content, fresh)
+            fresh.chmod(0o444)
+
+    def differs(self, name: str) -> str | None:
+        """What is wrong with a cached object, None when it is what its name says."""
+        path = self.path(name)
+        if not path.is_file():
+            return "is missing"
+        found = digest_file(path, name).md5
+        return None if found == name.removesuffix(".dir") else f"has md5 {found}"
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the bytes, sharing blocks where the file system can."""
+    with source.open("rb") as read, target.open("wb") as write:
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(write.fileno(), FICLONE, read.fileno())
+            return
+        shutil.copyfileobj(read, write, 1 << 20)
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder` to the disk."""
+    for base, _, names in os.walk(folder):
+        for path in (*(Path(base) / name for name in names), Path(base)):
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Flush one file or folder to the disk; file systems that cannot flush a folder are left alone."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,115 @@
+"""What the audit log says of an artifact: how it came here last, by a step or from a remote.
+
+Only lines that were added since the last look are read.
+"""
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from lineage.artifacts.completeness import MANIFEST, Damage
+from lineage.artifacts.signature import SIGNATURE, signed_by
+from lineage.audit.log import Entry, hash_of, log_file, parsed
+from lineage.keys import Ed25519PublicKey, is_valid
+from lineage.layout import Layout
+from schemas.manifest import Manifest
+
+PUBLISHED, PULLED = b'{"action":"artifact published"', b'{"action":"pull"'
+Keys = dict[str, Ed25519PublicKey]
+KEY = re.compile(rb'"key":"([0-9a-f]{64})"')
+
+
+@dataclass
+class Lines:
+    """Where in a log the lines about each key lie, as far as it was read."""
+
+    inode: int = 0
+    end: int = 0
+    places: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+_known: dict[Path, Lines] = {}
+_lock = threading.Lock()
+
+
+def log_damages(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
+    """How an artifact differs from what the audit log says of it; nothing where it says nothing.
+
+    What was fetched from a remote since it was published here is another's, and not compared.
+    """
+    entry = arrival(layout, manifest.key, keys)
+    if entry is None or entry["action"] != "artifact published":
+        return []
+    facts, number = entry["facts"], entry["number"]
+    if facts.get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
+        return [Damage(MANIFEST, f"its digests are not those that entry {number} of the audit log saw")]
+    if facts.get("signed_by") not in (None, signed_by(folder)):
+        return [Damage(SIGNATURE, f"is not of the key that signed it by entry {number} of the audit log")]
+    return []
+
+
+def arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
+    """The latest entry by which the artifact of a key came here, of those that one of the trusted `keys` signed."""
+    path = log_file(layout)
+    with _lock:
+        places = list(_read(path).places.get(key, ()))
+    raw = tuple((name, public.public_bytes_raw()) for name, public in sorted(keys.items())) if places else ()
+    found = (_believed(_line(path, *place), raw) for place in reversed(places))
+    return next((entry for entry in found if entry is not None), None)
+
+
+def _read(path: Path) -> Lines:
+    """What is known of a log, with the lines that were added to it."""
+    try:
+        found = path.stat()
+    except OSError:
+        return Lines()
+    lines = _known.setdefault(path, Lines())
+    if lines.inode != found.st_ino or found.st_size < lines.end:
+        lines = _known[path] = Lines(found.st_ino)
+    if found.st_size > lines.end:
+        with path.open("rb") as stream:
+            stream.seek(lines.end)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                for key in _keys(line):
+                    lines.places.setdefault(key, []).append((lines.end, len(line)))
+                lines.end += len(line)
+    return lines
+
+
+def _keys(line: bytes) -> list[str]:
+    """Keys of the artifacts that came with an entry."""
+    if line.startswith(PUBLISHED):
+        return [key.decode() for key in KEY.findall(line)]
+    if line.startswith(PULLED):
+        try:
+            return [str(key) for key in json.loads(line)["facts"]["artifacts"]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return []
+    return []
+
+
+def _line(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as stream:
+        stream.seek(start)
+        return stream.read(length)
+
+
+@lru_cache(maxsize=4096)
+def _believed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
+    """The entry in a line if one of the keys (name and raw public key) signed it."""
+    entry = parsed(line)
+    if entry is None:
+        return None
+    try:
+        public, signature = dict(keys)[entry["signature"]["keyid"]], bytes.fromhex(entry["signature"]["sig"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    key = Ed25519PublicKey.from_public_bytes(public)
+    is_signed = hash_of(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
+    return entry if is_signed else None

@@ -1,0 +1,147 @@
+"""What can be removed from a checkout, what the disk gets back for it, and removing it."""
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lineage.artifacts.objects import Objects
+from lineage.layout import Layout
+from lineage.records import Record
+from schemas.atomic_write import is_fragment
+from schemas.errors import PlanError
+
+QUIET = 3600.0
+"""Seconds for which a temporary file must not have been written to before it counts as left over."""
+PASSED_OVER = frozenset({".git", ".dvc", ".posttrain", ".venv", "node_modules"})
+BLOCK = 512
+"""Bytes of a block as `stat` counts them."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What nothing needs any more."""
+
+    artifacts: tuple[Record, ...]
+    objects: tuple[Path, ...]
+    """Files of DVC's cache that only those artifacts named."""
+    temporaries: tuple[Path, ...]
+    """What killed processes left in DVC's cache."""
+    works: tuple[Path, ...]
+    """Folders of unfinished steps that no run goes on with."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Everything, as it lies on the disk."""
+        folders = [Path(record["folder"]) for record in self.artifacts]
+        return [*folders, *self.objects, *self.temporaries, *self.works]
+
+
+def unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
+    """Cached files that removed artifacts name and neither a kept one nor DVC's own records in the checkout do."""
+    wanted = {name for record in kept for name in object_names(record)} | set(_tracked(layout))
+    objects = Objects(layout.dvc_cache)
+    for name in sorted({name for record in removed for name in object_names(record)} - wanted):
+        if objects.path(name).is_file():
+            yield objects.path(name)
+
+
+def object_names(record: Record) -> Iterator[str]:
+    """Names in DVC's cache of everything in an artifact's outputs."""
+    for output in record["outputs"].values():
+        yield output["dvc"]
+        yield from (file["md5"] for file in output["files"])
+
+
+def _tracked(layout: Layout) -> Iterator[str]:
+    """What `*.dvc` and `dvc.lock` of the checkout name, and what lies in the folders among it."""
+    objects = Objects(layout.dvc_cache)
+    for name in {name for file in _records(layout.root) for name in _digests(_parsed(file))}:
+        yield name
+        listing = objects.path(name)
+        if name.endswith(".dir") and listing.is_file():
+            yield from (entry["md5"] for entry in json.loads(listing.read_bytes()))
+
+
+def _parsed(file: Path) -> Any:
+    """What a record of DVC says. Raises PlanError for one that cannot be read: what it names must stay."""
+    try:
+        return yaml.safe_load(file.read_bytes())
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise PlanError(f"{file} cannot be read, so what it keeps is unknown and nothing is removed") from error
+
+
+def _records(root: Path) -> Iterator[Path]:
+    for base, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in PASSED_OVER]
+        yield from (Path(base, name) for name in names if name.endswith(".dvc") or name == "dvc.lock")
+
+
+def _digests(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("md5"), str):
+            yield value["md5"]
+        for item in value.values():
+            yield from _digests(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _digests(item)
+
+
+def left_over(layout: Layout) -> list[Path]:
+    """Temporary files in DVC's cache that were not written to for an hour."""
+    before = time.time() - QUIET
+    fragments = (p for p in layout.dvc_cache.glob("*/.*") if is_fragment(p) and p.is_file())
+    return sorted(p for p in fragments if p.stat().st_mtime < before)
+
+
+def freed(paths: Iterable[Path]) -> int:
+    """Bytes that the disk gets back: blocks of files all of whose names go, and of folders.
+
+    A file that another name keeps, such as a link below data/runs, frees nothing. Where the file system shares blocks
+    between copies (btrfs, XFS), it is the most that may come back.
+    """
+    links: dict[tuple[int, int], int] = {}
+    total = 0
+    for found in _stats(paths):
+        if not os.path.stat.S_ISREG(found.st_mode):
+            total += found.st_blocks * BLOCK
+            continue
+        node = (found.st_dev, found.st_ino)
+        links[node] = links.get(node, 0) + 1
+        if links[node] == found.st_nlink:
+            total += found.st_blocks * BLOCK
+    return total
+
+
+def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    for path in paths:
+        try:
+            yield path.lstat()
+        except FileNotFoundError:
+            continue
+        if path.is_dir():
+            for base, folders, names in os.walk(path):
+                yield from (Path(base, name).lstat() for name in (*folders, *names))
+
+
+def remove(layout: Layout, garbage: Garbage) -> None:
+    """Remove it; an artifact goes by one rename first, so that none is ever half there. Work folders are not touched.
+
+    Killed on the way, what is left is found and removed by the next.
+    """
+    trash = layout.state / "trash"
+    for record in garbage.artifacts:
+        trash.mkdir(parents=True, exist_ok=True)
+        gone = trash / f"{Path(record['folder']).name}-{secrets.token_hex(4)}"
+        Path(record["folder"]).rename(gone)
+    for path in (*garbage.objects, *garbage.temporaries):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(trash, ignore_errors=True)

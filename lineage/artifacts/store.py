@@ -1,0 +1,201 @@
+"""The store of artifacts: content-addressed, published by one rename, kept in DVC's own cache layout as well."""
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from lineage.artifacts.completeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.artifacts.objects import Objects, copy_file, sync, sync_tree
+from lineage.artifacts.published import Keys, log_damages
+from lineage.artifacts.seal import write_seal
+from lineage.artifacts.signature import SIGNATURE, signature_differences, write_signature
+from lineage.digests import content_digest, dvc_digest, folder_digests
+from lineage.keys import trusted
+from lineage.layout import Layout
+from schemas.atomic_write import atomic_file
+from schemas.errors import StepError
+from schemas.manifest import FileDigest, Manifest, Output
+
+MOST_WHOLE = 4096
+_whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
+"""Manifests of artifacts that this process has found whole, by folder, digests of the files, and trusted keys."""
+
+
+class Store:
+    """Published artifacts of one checkout. A folder with a manifest is complete; there is nothing in between."""
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.objects = Objects(layout.dvc_cache)
+        self.digests = DigestCache(layout)
+
+    def find(self, kind: str, key: str) -> Manifest | None:
+        """The manifest of a published step of which every file is as it was published, else None."""
+        found = self.examine(kind, key)
+        return found.manifest if found.is_whole else None
+
+    def examine(self, kind: str, key: str) -> Condition:
+        """How the artifact of a key is: its files, seal and signature compared, and what the audit log says of it.
+
+        Files that did not change since they were last hashed are not hashed again (`lineage.artifacts.digest_cache`).
+        """
+        folder = self.layout.artifact(kind, key)
+        if not folder.is_dir():
+            return Condition(None, ())
+        try:
+            seen = scan(folder)
+            digests, keys = self.digests.digests(folder, seen.files), trusted(self.layout)
+            found = self._checked(folder, digests, seen.strange, keys)
+        except OSError as error:
+            return _unreadable(error)
+        if found.manifest is None:
+            return found
+        wrong = list(found.damages)
+        if found.manifest.key != key:
+            wrong.append(Damage(MANIFEST, "is of another key"))
+        wrong += log_damages(self.layout, found.manifest, folder, keys)
+        return replace(found, damages=tuple(wrong))
+
+    def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
+        """Manifest, seal and signature compared; of files with the digests that were found whole, not again."""
+        same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
+        if same in _whole:
+            return Condition(_whole[same], ())
+        found = condition(folder, digests, strange)
+        if SIGNATURE in digests or SIGNATURE in strange:
+            wrong = tuple(Damage(*each) for each in signature_differences(folder, digests, keys))
+            found = replace(found, damages=found.damages + wrong)
+        if found.manifest is not None and found.is_whole:
+            if len(_whole) >= MOST_WHOLE:
+                _whole.clear()
+            _whole[same] = found.manifest
+        return found
+
+    def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
+        try:
+            seen = scan(folder)
+            return condition(folder, hashed(seen), seen.strange)
+        except OSError as error:
+            return _unreadable(error)
+
+    def with_key(self, key: str) -> Manifest | None:
+        """The manifest of a key, whatever its kind; None when it is not here or damaged."""
+        folders = self.layout.state.glob(f"artifacts/*-{key[:16]}") if key else ()
+        found = (read_manifest(folder) for folder in sorted(folders))
+        return next((m for m in found if m and m.key == key), None)
+
+    def manifests(self) -> Iterator[Manifest]:
+        """All manifests but damaged ones, oldest first."""
+        found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
+        yield from sorted((m for m in found if m), key=lambda m: (m.started, m.key))
+
+    def folder(self, manifest: Manifest) -> Path:
+        """Folder of an artifact."""
+        return self.layout.artifact(manifest.kind, manifest.key)
+
+    def output_folder(self, kind: str, key: str, name: str) -> Path:
+        """Folder of a named output."""
+        return self.layout.artifact(kind, key) / "outputs" / name
+
+    def describe(self, folder: Path, types: dict[str, str]) -> dict[str, Output]:
+        """Digests of the outputs in an unpublished folder; raises StepError when one is missing or empty."""
+        outputs = {}
+        for name, artifact_type in types.items():
+            files = folder_digests(folder / "outputs" / name)
+            if not files:
+                raise StepError(f"output {name!r} was not written: the step ended without a file in outputs/{name}/")
+            digests = {"digest": content_digest(files), "dvc": dvc_digest(files)}
+            outputs[name] = Output(type=artifact_type, files=files, **digests)
+        return outputs
+
+    def publish(self, folder: Path, manifest: Manifest) -> Manifest:
+        """Make an artifact of a folder: cached, flushed, sealed and signed last, one rename; an equal step wins.
+
+        A damaged artifact of the same key is moved aside, next to `folder`.
+        """
+        for name, output in manifest.outputs.items():
+            self.objects.put_output(folder / "outputs" / name, output)
+        sync_tree(folder)
+        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+        sync(folder / MANIFEST)
+        sync(write_seal(folder))
+        sync(write_signature(self.layout, folder, manifest))
+        sync(folder)
+        final = self.layout.artifact(manifest.kind, manifest.key)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if final.exists() and self.find(manifest.kind, manifest.key) is None:
+            final.rename(folder.with_name(f"damaged-{secrets.token_hex(4)}"))
+        try:
+            folder.rename(final)
+        except OSError:
+            published = self.find(manifest.kind, manifest.key)
+            if published is None:
+                raise
+            shutil.rmtree(folder)
+            return published
+        sync(final.parent)
+        return manifest
+
+    def verify(self, manifest: Manifest) -> list[str]:
+        """Hash every file of an artifact and its cached objects again; one line per difference."""
+        folder = self.folder(manifest)
+        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wrong = [f"{folder / damage.path}: {damage.what}" for damage in found.damages]
+        if found.manifest is not None and found.manifest != manifest:
+            wrong.append(f"{folder / MANIFEST}: was replaced meanwhile")
+        for output in manifest.outputs.values():
+            for object_name in (*(f.md5 for f in output.files), output.dvc):
+                if what := self.objects.differs(object_name):
+                    wrong.append(f"{self.objects.path(object_name)}: {what}")
+        return wrong
+
+    def is_restorable(self, found: Condition) -> bool:
+        """Whether DVC's cache holds everything that is damaged; it holds outputs, and nothing else of an artifact."""
+        if found.manifest is None or not found.damages or not all(damage.is_output for damage in found.damages):
+            return False
+        return not any(self.objects.differs(file.md5) for _, file in self._damaged(found, found.manifest))
+
+    def restore(self, manifest: Manifest) -> list[str]:
+        """Put damaged or missing files of the outputs back from DVC's cache; returns their paths.
+
+        What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
+        """
+        folder, restored = self.folder(manifest), []
+        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wanted = list(self._damaged(found, manifest))
+        for path, file in wanted:
+            if what := self.objects.differs(file.md5):
+                raise StepError(f"cannot restore {path}: the object in DVC's cache {what}")
+        for damage in found.damages:
+            if damage.is_output and damage.what in NOT_OURS:
+                (folder / damage.path).unlink(missing_ok=True)
+        for path, file in wanted:
+            if path.is_dir():
+                shutil.rmtree(path)
+            with atomic_file(path) as fresh:
+                copy_file(self.objects.path(file.md5), fresh)
+                if hash_file(fresh)[0] != file.sha256:
+                    raise StepError(f"cannot restore {path}: the object in DVC's cache has another sha256")
+            restored.append(str(path))
+        return restored
+
+    def _damaged(self, found: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
+        """The files of the outputs that are to be written again: those named, and those behind what is no folder."""
+        named = {damage.path for damage in found.damages}
+        for name, output in manifest.outputs.items():
+            for file in output.files:
+                path = f"{OUTPUTS}{name}/{file.path}"
+                if path in named:
+                    yield self.folder(manifest) / path, file
+
+
+def _unreadable(error: OSError) -> Condition:
+    return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    return sealed_manifest(folder)

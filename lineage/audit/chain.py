@@ -1,0 +1,134 @@
+"""The audit log as far as it proves itself: an unbroken chain of hashes, whose end and whose moves are signed.
+
+The signature of the last entry vouches for everything before it, for its hash stands for the whole chain. What else
+remembers the log is compared by `lineage.verification.audit_check`, which takes longer.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from lineage.audit.log import FIRST, Entry, hash_of, head_file, log_file, parsed
+from lineage.keys import Ed25519PublicKey, is_valid, trusted
+from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_regular
+from schemas.errors import PlanError
+
+MOVES = frozenset({"promote", "rollback", "restore"})
+"""Actions of entries that move a champion."""
+KEPT = MOVES | {"move of another log", "approve", "reject", "run started", "deployed"}
+"""Actions whose entries other modules ask for; the others are only passed on the way."""
+SIGNED = KEPT - {"run started"}
+"""Those whose signature is checked one by one, so that a key that is trusted no more counts for none of them."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the log proves."""
+
+    entries: tuple[Entry, ...]
+    """Entries of the actions in `KEPT` before the first break, oldest first."""
+    name: str | None
+    """Hash of the first entry, which no other log has; None while there is none."""
+    hashes: frozenset[str]
+    """Hashes of all entries before the first break."""
+    problem: str | None
+    """Where and how the chain breaks; None for a whole one."""
+
+
+def read_chain(layout: Layout) -> Chain:
+    """The log's chain, read again only when the file, its head or the trusted keys changed.
+
+    Raises PlanError for a key that is none.
+    """
+    keys = trusted(layout)
+    log, head = log_file(layout), head_file(layout)
+    raw = tuple(sorted((name, key.public_bytes_raw()) for name, key in keys.items()))
+    return _read(log, head, (_state(log), _state(head)), raw)
+
+
+def whole_chain(layout: Layout) -> Chain:
+    """The same, of a log without a break. Raises PlanError that says where the break is and what to do."""
+    chain = read_chain(layout)
+    if chain.problem:
+        raise PlanError(
+            f"the audit log does not hold: {chain.problem}; what it promoted cannot be known. See: posttrain lineage "
+            "--verify; then put the log back from a copy"
+        )
+    return chain
+
+
+def signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> str | None:
+    """Why an entry is not one that a trusted key signed; None when it is."""
+    if hash_of(entry) != entry["hash"]:
+        return "was altered"
+    try:
+        key, signature = str(entry["signature"]["keyid"]), bytes.fromhex(entry["signature"]["sig"])
+    except (KeyError, TypeError, ValueError):
+        return "is not signed"
+    if key not in keys:
+        return f"is signed by a key that is not trusted here, {key[:16]}"
+    return None if is_valid(keys[key], signature, entry["hash"].encode()) else "has a signature that does not fit"
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@lru_cache(maxsize=4)
+def _read(log: Path, head: Path, states: tuple[tuple[int, ...], ...], raw_keys: tuple[tuple[str, bytes], ...]) -> Chain:
+    keys = {name: Ed25519PublicKey.from_public_bytes(raw) for name, raw in raw_keys}
+    kept: list[Entry] = []
+    hashes: list[str] = []
+    last: Entry | None = None
+    problem: str | None = None
+    seen = _head_seen(head)  # before the log: other processes may add entries in between
+    for number, line in enumerate(log.read_bytes().split(b"\n") if log.is_file() else (), 1):
+        entry = parsed(line)
+        if entry is None:  # a write that was cut off, or bytes of others: the chain says whether an entry is missing
+            continue
+        if problem := _break(entry, last, keys):
+            problem = f"{log}:{number}: entry {entry['number']} ({entry['action']}) {problem}"
+            break
+        last = entry
+        hashes.append(entry["hash"])
+        if entry["action"] in KEPT:
+            kept.append(entry)
+    if last is not None and problem is None and (said := signature_problem(last, keys)):
+        problem = f"{log}: the last entry, {last['number']} ({last['action']}), {said}"
+    problem = problem or _head_problem(log, head, seen, hashes)
+    return Chain(tuple(kept), hashes[0] if hashes else None, frozenset(hashes), problem)
+
+
+def _break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicKey]) -> str | None:
+    if entry["number"] != (last["number"] + 1 if last else 1):
+        return f"does not follow entry {last['number']}" if last else "is not the first"
+    if entry["previous"] != (last["hash"] if last else FIRST):
+        return "was written after another entry than the one before it"
+    if entry["action"] in SIGNED:
+        return signature_problem(entry, keys)
+    return "was altered" if hash_of(entry) != entry["hash"] else None
+
+
+def _head_seen(head: Path) -> tuple[int, str] | None:
+    """Number and hash of the latest entry, as the log's own head has them."""
+    try:
+        seen = json.loads(read_regular(head))
+        return int(seen["number"]), str(seen["hash"])
+    except (Unreadable, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _head_problem(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
+    """Entries that the log's own head saw and that are not there."""
+    number, digest = seen or (0, "")
+    if number > len(hashes):
+        return f"{log}: ends at entry {len(hashes)}, but {head} saw entry {number}"
+    if number > 0 and hashes[number - 1] != digest:
+        return f"{log}: entry {number} is another than the one that {head} saw"
+    return None

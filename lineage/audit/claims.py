@@ -1,0 +1,123 @@
+"""What the audit log says of artifacts and decisions, held against what lies there now."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lineage.audit.chain import MOVES
+from lineage.audit.log import Entry
+from lineage.audit.moves import OTHERS
+from lineage.layout import Layout
+from lineage.state_files import Unreadable, is_folder, json_lines, read_regular, records_of
+
+DECISIONS = frozenset({"approve", "reject"})
+MOVING = MOVES | {OTHERS}
+OF_RUNS = frozenset({"run started", "run ended", "report written"})
+
+
+@dataclass
+class AuditCheck:
+    """What reading the whole log found."""
+
+    problems: list[str] = field(default_factory=list)
+    """One line per thing that is not as it was written: `path:line: what`."""
+    notes: list[str] = field(default_factory=list)
+    """What is no tampering: writes that were cut off, artifacts that were removed by hand."""
+    hashes: dict[int, str] = field(default_factory=dict)
+    """Hash of each entry by its number."""
+    published: dict[str, Entry] = field(default_factory=dict)
+    """The latest entry of each published artifact by its key."""
+    removed: dict[str, int] = field(default_factory=dict)
+    """Number of the latest entry that removed an artifact, by its key."""
+    busy: set[str] = field(default_factory=set)
+    """Runs that began with a step to do: not everything was there already."""
+    runs: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    """The latest start, end and report of each run: {run: {action: entry}}."""
+    decisions: dict[int, Entry] = field(default_factory=dict)
+    """What people decided about gates, by number."""
+    moves: list[Entry] = field(default_factory=list)
+    """Entries that move a champion, oldest first."""
+
+    def remember(self, entry: Entry, *, believed: bool = True) -> None:
+        """Take in an entry that stands in its place; what it says only when it is `believed`."""
+        self.hashes[entry["number"]] = entry["hash"]
+        facts, action = entry["facts"], entry["action"]
+        if not believed:
+            return
+        if action == "artifact published":
+            self.published[str(facts.get("key"))] = entry
+        elif action in OF_RUNS:
+            self.runs.setdefault(str(facts.get("run")), {})[action] = entry
+            if action == "run started" and facts.get("hits") != facts.get("steps"):
+                self.busy.add(str(facts.get("run")))
+        elif action in MOVING:
+            self.moves.append(entry)
+        elif action in DECISIONS:
+            self.decisions[entry["number"]] = entry
+        elif action == "gc" and isinstance(facts.get("artifacts"), list):
+            self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
+
+
+def claim_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
+    """Decisions beside the log that it does not know or knows otherwise, and those that it knows and that are gone."""
+    decided: list[tuple[Path, dict[str, Any]]] = []
+    for path in sorted(layout.state.glob("approvals/*")):
+        if path.suffix != ".jsonl":
+            continue
+        yield from _garbage(path)
+        decided += [(path, line) for line in records_of(path)]
+    for path, line in decided:
+        entry = found.decisions.get(_number(line))
+        if entry is None or _decided(entry["facts"], entry["action"]) != _decided({**line, "key": path.stem}):
+            yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
+    yield from _order_problems(decided)
+    there = {_number(line) for _, line in decided}
+    for number, entry in found.decisions.items():  # also after a kill between the entry and the record
+        if number not in there:
+            file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
+            yield (
+                f"{file}: the decision of entry {number} ({entry['action']}) is not there; "
+                "write it again from the log: posttrain lineage --verify --rebuild"
+            )
+
+
+def _order_problems(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
+    """Files whose decisions about a gate do not stand in the order of the log: the last one counts."""
+    orders: dict[Path, dict[str, list[int]]] = {}
+    for path, line in decided:
+        orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_number(line))
+    for path, gates in orders.items():
+        if any(numbers != sorted(set(numbers)) for numbers in gates.values()):
+            yield f"{path}: its decisions are not in the order of the audit log"
+
+
+def unexplained(layout: Layout, found: AuditCheck) -> Iterator[str]:
+    """Artifacts that the log knows, that are gone, and that no entry removed."""
+    for key, entry in found.published.items():
+        folder = layout.artifact(str(entry["facts"].get("kind")), key)
+        if found.removed.get(key, 0) < entry["number"] and not is_folder(folder):
+            yield f"{folder}: published by entry {entry['number']} of the audit log; gone, and no entry removed it"
+
+
+def _garbage(path: Path) -> Iterator[str]:
+    try:
+        lines = json_lines(read_regular(path))
+    except Unreadable as error:
+        yield f"{path}: {error}"
+        return
+    if lines.garbage or lines.cut_off:
+        at = f":{lines.garbage[0][0]}" if lines.garbage else ""
+        yield f"{path}{at}: no decision"
+
+
+def _number(line: dict[str, Any]) -> int:
+    """Number of the log's entry that a decision names; 0 where it names none."""
+    audit = line.get("audit")
+    number = audit.get("number") if isinstance(audit, dict) else None
+    return number if type(number) is int else 0
+
+
+def _decided(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
+    names = ("key", "gate", "name", "reason")
+    return (decision or facts.get("decision"), *(facts.get(name) for name in names))

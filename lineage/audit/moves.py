@@ -1,0 +1,126 @@
+"""The moves of champions that the signed audit log knows: the truth, of which MLflow's aliases and tags are a copy.
+
+A move is an entry `promote`, `rollback` or `restore` of the log. MLflow holds the whole entry as a tag of the version
+that the alias went to, so a move of another checkout is known by its signature, where that checkout's key is trusted.
+`after` chains the moves of one model across logs; moves of others that were seen are kept in the own log.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from lineage.audit.chain import MOVES, Chain, signature_problem, whole_chain
+from lineage.audit.log import Entry, parsed
+from lineage.keys import Ed25519PublicKey, trusted
+from lineage.layout import Layout
+
+Action = Literal["promote", "rollback", "restore"]
+OTHERS = "move of another log"
+"""Action of the entries that hold a move of another checkout."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One move of a champion."""
+
+    number: int
+    """Counts from 1 over all versions of the registered model."""
+    action: Action
+    version: int
+    """Where the alias went."""
+    before: int | None
+    """Where it was."""
+    key: str
+    """Key of the step that made the model."""
+    digest: str
+    """Content digest of the model."""
+    output: str
+    """Named output of that step."""
+    when: str
+    """UTC, ISO 8601."""
+    who: str
+    evidence: dict[str, Any]
+    """For a promotion the gate that passed: its step, key and run, and what it said."""
+    after: str | None
+    """Hash of the entry of the move before it, of whichever log; None for the first."""
+    entry: Entry = field(repr=False, compare=False)
+    """The signed entry that says all this."""
+
+    @property
+    def artifact(self) -> tuple[str, str, str]:
+        """Key, digest and output of the model."""
+        return self.key, self.digest, self.output
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON, with the signature's key and the entry's hash in place of the whole entry."""
+        said = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
+        return {name: value for name, value in said.items() if name != "entry"}
+
+
+def recorded_moves(layout: Layout) -> dict[str, list[Move]]:
+    """Every move of every registered model that the log knows, oldest first.
+
+    Raises PlanError when the log does not hold: then nothing may be served, promoted or removed on its word.
+    """
+    return moves_of(whole_chain(layout), trusted(layout))
+
+
+def moves_of(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[Move]]:
+    """The moves in a log, by registered model, each in its place."""
+    found: dict[str, list[Move]] = {}
+    for entry in chain.entries:
+        if entry["action"] in MOVES and (move := move_of(entry)):
+            found.setdefault(model_of(entry), []).append(move)
+        elif entry["action"] == OTHERS and (held := _held(entry, keys)) and (move := move_of(held)):
+            moves = found.setdefault(model_of(held), [])
+            moves.insert(place_of(moves, move), move)
+    return found
+
+
+def place_of(moves: list[Move], move: Move) -> int:
+    """Where a move of another checkout stands: last, unless the last one known came later (both moved at once)."""
+    is_later = not moves or (move.number, move.when) > (moves[-1].number, moves[-1].when)
+    return len(moves) if is_later else len(moves) - 1
+
+
+def move_of(entry: Entry) -> Move | None:
+    """The move that an entry tells; None when it tells none that makes sense."""
+    facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
+    numbers = facts.get("number"), facts.get("version"), facts.get("before") or 1
+    texts = tuple(facts.get(name) for name in ("key", "digest", "output"))
+    if entry["action"] not in MOVES or not all(isinstance(n, int) and n > 0 for n in numbers):
+        return None
+    if not all(isinstance(text, str) for text in texts) or not isinstance(facts.get("evidence"), dict):
+        return None
+    after = facts.get("after")
+    return Move(
+        number=facts["number"],
+        action=entry["action"],
+        version=facts["version"],
+        before=facts.get("before"),
+        key=facts["key"],
+        digest=facts["digest"],
+        output=facts["output"],
+        when=str(entry["at"])[:19] + "+00:00",
+        who=str(entry["who"]),
+        evidence=facts["evidence"],
+        after=None if after is None else str(after),
+        entry=entry,
+    )
+
+
+def model_of(entry: Entry) -> str:
+    """The registered model that an entry is about."""
+    return str(entry["facts"].get("model")) if isinstance(entry["facts"], dict) else ""
+
+
+def log_of(entry: Entry) -> str | None:
+    """The log that a move was written to, by the hash of its first entry; None where the entry does not say."""
+    said = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
+    return str(said) if said else entry["hash"] if entry["number"] == 1 else None
+
+
+def _held(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
+    """The entry of another log that an entry holds, while its key is trusted."""
+    facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
+    held = parsed(str(facts.get("entry")).encode())
+    return held if held is not None and signature_problem(held, keys) is None else None

@@ -1,0 +1,1 @@
+"""Indexes over manifests and rows, and their projection into tables."""

@@ -1,0 +1,1 @@
+"""Artifacts exchanged with DVC: remotes, dvc.yaml, plain folders."""

@@ -1,0 +1,227 @@
+"""dvc.yaml and dvc.lock of a recipe: one DVC stage per step, in a state DVC agrees with.
+
+A stage depends on the folders of the steps above it and on its own part of the recipe: its entry under `stages`, the
+`vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe does
+what the changed value asks for. Changes of code are `posttrain plan`'s to find; DVC is told of none.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lineage.digests import digest_file, dvc_digest, folder_digests
+from lineage.exchange.materialise import materialise, runs_folder, write_curves, write_if_changed
+from lineage.layout import Layout
+from lineage.records import Record, read_record
+from schemas.errors import PlanError, RecipeError
+from schemas.plan import Input, Plan, Step
+from schemas.recipe.load import load_recipe
+
+Entry = dict[str, Any]
+HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
+
+
+def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
+    """Write dvc.yaml for a recipe and return its stages. Raises PlanError for a recipe with a loop."""
+    text, stages = pipeline_text(layout, plan)
+    write_if_changed(layout.root / "dvc.yaml", text)
+    return stages
+
+
+def pipeline_text(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
+    """dvc.yaml of a recipe and the stages in it; needs no run. Raises PlanError for a recipe with a loop.
+
+    The plan may be a part of the recipe: stages written before stay while the recipe still has them.
+    """
+    recipe = Recipe(layout, plan)
+    stages = {step.name: recipe.entry(step) for step in plan.steps}
+    kept = {n: e for n, e in _stages(layout.root / "dvc.yaml").items() if n not in stages and recipe.owns(e)}
+    order = list(recipe.source.get("stages", {}))
+    stages = dict(sorted({**kept, **stages}.items(), key=lambda item: _place(order, item[1]["cmd"], item[0])))
+    curves = f"data/runs/{plan.recipe}/curves.csv"
+    plots = [{curves: {"template": "curves", "x": "step", "y": "value", "title": f"Curves of {plan.recipe}"}}]
+    text = yaml.safe_dump({"stages": stages, "plots": plots}, sort_keys=False, width=120, allow_unicode=True)
+    return HEADER.format(file=recipe.file) + text, stages
+
+
+def project_dvc(layout: Layout, plan: Plan) -> None:
+    """Bring data/runs/<recipe>, dvc.yaml and dvc.lock up to what has been made of a plan.
+
+    Only for the recipe that dvc.yaml shows (the first that is run, where there is none), and only as it stands in its
+    file: a plan with a profile or overrides, or with a loop, changes nothing. Inside `dvc repro` DVC writes the lock.
+    """
+    if not shown_by_dvc(layout, plan):
+        return
+    folder = runs_folder(layout, plan.recipe)
+    found = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
+    records = {name: record for name, record in found.items() if record is not None}
+    for name, record in records.items():
+        materialise(folder, name, record)
+    write_curves(folder, records, set(found))
+    stages = write_pipeline(layout, plan)
+    if "DVC_STAGE" in os.environ:
+        return
+    recipe = Recipe(layout, plan)
+    locked = {n: e for n, e in _stages(layout.root / "dvc.lock").items() if n in stages and n not in found}
+    for step in plan.steps:
+        if step.name in records and all(source in records for i in step.inputs for source in i.steps):
+            locked[step.name] = recipe.lock(step, stages[step.name], records)
+    ordered = {name: locked[name] for name in stages if name in locked}
+    text = yaml.safe_dump({"schema": "2.0", "stages": ordered}, sort_keys=False, width=120, allow_unicode=True)
+    write_if_changed(layout.root / "dvc.lock", text)
+
+
+def shown_by_dvc(layout: Layout, plan: Plan) -> bool:
+    """Whether dvc.yaml is about this very plan."""
+    path = (layout.root / plan.file).resolve()
+    if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
+        return False
+    pipeline = layout.root / "dvc.yaml"
+    header = HEADER.format(file=path.relative_to(layout.root).as_posix())
+    if pipeline.is_file() and not pipeline.read_text().startswith(header):
+        return False
+    try:
+        written = load_recipe(path).resolved
+    except RecipeError:  # edited while the run went on
+        return False
+    return json.dumps(written, sort_keys=True, default=str) == json.dumps(plan.resolved, sort_keys=True, default=str)
+
+
+class Recipe:
+    """A recipe's file as DVC reads it, and what each step takes from it."""
+
+    def __init__(self, layout: Layout, plan: Plan):
+        if loop := next((step.name for step in plan.steps if step.is_conditional), None):
+            raise PlanError(
+                f"dvc.yaml cannot show {plan.file}: step {loop} is part of a loop or a branch, and DVC knows neither"
+            )
+        from dvc.utils.serialize import load_yaml  # YAML 1.2 as DVC reads it: 1e-3 is a number
+
+        path = (layout.root / plan.file).resolve()
+        self.root, self.recipe = layout.root, plan.recipe
+        self.file = os.path.relpath(path, layout.root)
+        self.source: dict[str, Any] = json.loads(json.dumps(load_yaml(str(path))))
+
+    def owns(self, entry: Entry) -> bool:
+        """Whether a stage of an older dvc.yaml is still one of this recipe."""
+        command = entry["cmd"].split()
+        return len(command) == 5 and command[2] == self.file and command[4] in self.source.get("stages", {})
+
+    def entry(self, step: Step) -> Entry:
+        """The step in dvc.yaml."""
+        own = f"data/runs/{self.recipe}"
+        deps = [self._folder(i) for i in step.inputs] + self._files(step)
+        names = self._params(step)
+        if not names:
+            deps.append(self.file)
+        return {
+            "cmd": f"posttrain run {self.file} --to {step.stage}",
+            **({"deps": list(dict.fromkeys(d for d in deps if d))} if any(deps) else {}),
+            **({"params": [{self.file: names}]} if names else {}),
+            "outs": [{f"{own}/{step.name}/{output}": {"persist": True}} for output in step.outputs],
+            "metrics": [{f"{own}/metrics/{step.name}.json": {"cache": False, "persist": True}}],
+        }
+
+    def lock(self, step: Step, entry: Entry, records: dict[str, Record]) -> Entry:
+        """The step in dvc.lock; digests of artifacts come from their manifests."""
+        known = {
+            f"data/runs/{self.recipe}/{name}/{output}": _locked_output(made)
+            for name, record in records.items()
+            for output, made in record["outputs"].items()
+        }
+        names = entry["params"][0][self.file] if "params" in entry else []
+        params = {name: _value(self.source, name) for name in names}
+        outs = [next(iter(out)) for out in (*entry["outs"], *entry["metrics"])]
+        return {
+            "cmd": entry["cmd"],
+            **({"deps": [self._locked(dep, known) for dep in entry["deps"]]} if "deps" in entry else {}),
+            **({"params": {self.file: params}} if params else {}),
+            "outs": [self._locked(out, known) for out in outs],
+        }
+
+    def _folder(self, source: Input) -> str | None:
+        """The folder behind a port: of the step above, or of a path outside."""
+        if source.steps:
+            return f"data/runs/{self.recipe}/{source.steps[0]}/{source.output}"
+        scheme, _, path = (source.source or "").partition(":")
+        if scheme != "path":
+            return None
+        places = (self.root / Path(self.file).parent / path, self.root / path)
+        return os.path.relpath(next((p for p in places if p.is_dir()), places[0]), self.root)
+
+    def _files(self, step: Step) -> list[str]:
+        """Files besides the recipe's own that its text stands on: what it extends, and the preset of its algorithm."""
+        extended = self.source.get("extends") or []
+        beside = [extended] if isinstance(extended, str) else extended
+        files = [os.path.normpath(Path(self.file).parent / name) for name in beside]
+        algorithm = self._stage(step).get("algorithm")
+        preset = f"recipes/algorithms/{algorithm}.yaml"
+        return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
+
+    def _params(self, step: Step) -> list[str]:
+        """The keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
+        stage = self._stage(step)
+        if not stage:
+            return []
+        own = [f"stages.{step.stage}", f"defaults.{step.kind}"]
+        if step.settings.get("decontaminate"):
+            own += self._evaluation_tasks()
+        own = [name for name in own if _value(self.source, name) is not None]
+        text = json.dumps([_value(self.source, name) for name in own])
+        own += _variables(self.source.get("vars", {}), text)
+        return [*own, "seed"] if "seed" in self.source else own
+
+    def _evaluation_tasks(self) -> list[str]:
+        """Return the keys of all evaluation problems, which decontamination compares the training rows with."""
+        stages = self.source.get("stages", {}).items()
+        return [f"stages.{name}.tasks" for name, stage in stages if "tasks" in (stage or {})]
+
+    def _stage(self, step: Step) -> dict[str, Any]:
+        return self.source.get("stages", {}).get(step.stage) or {}
+
+    def _locked(self, path: str, known: dict[str, Entry]) -> Entry:
+        here = self.root / path
+        if path in known:
+            return {"path": path, **known[path]}
+        if here.is_dir():
+            files = folder_digests(here)
+            size = sum(f.size for f in files)
+            return {"path": path, "hash": "md5", "md5": dvc_digest(files), "size": size, "nfiles": len(files)}
+        file = digest_file(here, path)
+        return {"path": path, "hash": "md5", "md5": file.md5, "size": file.size}
+
+
+def _locked_output(made: Entry) -> Entry:
+    size = sum(file["size"] for file in made["files"])
+    return {"hash": "md5", "md5": made["dvc"], "size": size, "nfiles": len(made["files"])}
+
+
+def _variables(variables: dict[str, Any], text: str) -> list[str]:
+    """`vars.x` for every variable that a text names, also through other variables."""
+    found: dict[str, None] = {}
+    waiting = re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", text)
+    while waiting:
+        name = waiting.pop(0)
+        if name in variables and f"vars.{name}" not in found:
+            found[f"vars.{name}"] = None
+            waiting += re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", json.dumps(variables[name]))
+    return list(found)
+
+
+def _value(tree: Any, path: str) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _stages(path: Path) -> dict[str, Entry]:
+    return (yaml.safe_load(path.read_text()) or {}).get("stages", {}) if path.is_file() else {}
+
+
+def _place(order: list[str], command: str, name: str) -> tuple[int, str]:
+    stage = command.split()[-1]
+    return (order.index(stage) if stage in order else len(order), name)

@@ -1,0 +1,201 @@
+"""Artifacts to and from a DVC remote, always with everything that they were made from."""
+
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from lineage.artifacts.objects import copy_file, sync, sync_tree
+from lineage.artifacts.reclaim import object_names
+from lineage.artifacts.seal import seal_problems
+from lineage.artifacts.signature import signed_by
+from lineage.artifacts.store import MANIFEST, Store, read_manifest
+from lineage.digests import digest_file, digest_of
+from lineage.exchange.remote import Remote, remote
+from lineage.keys import keys_folder, name_of, public_key, trusted
+from lineage.layout import Layout
+from lineage.records import Record, read_record, read_records
+from lineage.tracing.ancestry import trace
+from schemas.atomic_write import atomic_file
+from schemas.errors import PlanError, StepError
+from schemas.manifest import Manifest
+
+ARTIFACTS, RUNS, KEYS = "artifacts", "runs", "keys"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a transfer did."""
+
+    records: list[Record]
+    """Of the artifacts that were sent or fetched."""
+    there: int
+    """Artifacts that were there already."""
+    objects: int
+    """Files of DVC's cache that were sent or fetched."""
+    strangers: tuple[str, ...] = ()
+    """Keys that signed what was fetched and are not trusted here."""
+    trusted: tuple[str, ...] = ()
+    """Keys that are trusted from now on."""
+
+
+def push(layout: Layout, name: str | None, word: str | None) -> Moved:
+    """Send what a word means with all that it was made from, or everything.
+
+    Raises UnknownTarget, PlanError, StepError.
+    """
+    chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _folders(layout)
+    manifests = {folder: _sound(folder) for folder in chosen}
+    records = [record for folder in chosen if (record := read_record(folder))]
+    with remote(layout, name) as place:
+        new = {f: m for f, m in manifests.items() if not place.has(ARTIFACTS, f.name, MANIFEST)}
+        # Also of those that are there: somebody may have cleared the remote's files, and not what names them.
+        sent = place.send({name for record in records for name in object_names(record)})
+        for folder in new:
+            for file in _beside(folder):
+                place.put(folder / file, ARTIFACTS, folder.name, *PurePosixPath(file).parts)
+        for run in {manifest.run for manifest in manifests.values()} | ({word} if word else set()):
+            if (plan := layout.run(run) / "plan.json").is_file():
+                place.put(plan, RUNS, run, "plan.json")
+        _hand_out(place, layout, _signers(new))
+    return Moved([r for r in records if Path(r["folder"]) in new], len(manifests) - len(new), sent)
+
+
+def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> Moved:
+    """Fetch what a word means in the remote with all that it was made from, or everything.
+
+    Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
+    here from now on. Raises UnknownTarget, PlanError, StepError.
+    """
+    desk = layout.state / "pull" / secrets.token_hex(4)
+    try:
+        with remote(layout, name) as place:
+            wanted = _wanted(place, Layout(desk), word)
+            store = Store(layout)
+            missing = [r for r in wanted if store.find(r["kind"], r["key"]) is None]
+            fetched = place.fetch({name for record in missing for name in object_names(record)}) if missing else 0
+            for record in missing:
+                _adopt(place, layout, Path(record["folder"]))
+            signers = _signers(layout.artifact(r["kind"], r["key"]) for r in wanted)
+            known = _trust(place, layout, signers - set(trusted(layout))) if trust else ()
+    finally:
+        shutil.rmtree(desk, ignore_errors=True)
+    strangers = tuple(sorted(signers - set(trusted(layout))))
+    return Moved(missing, len(wanted) - len(missing), fetched, strangers, known)
+
+
+def _wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
+    """Records of what is to be fetched; `desk` gets the manifests and plans of the remote, to ask what a word means."""
+    names = [name for name in place.names(ARTIFACTS) if PurePosixPath(name).name == MANIFEST]
+    for name in names:
+        folder = PurePosixPath(name).parts[0]
+        _check_path(name)
+        place.get(desk.state / ARTIFACTS / folder / MANIFEST, ARTIFACTS, folder, MANIFEST)
+    if not names:
+        raise PlanError(f"{place.said} holds no artifacts of posttrain; send some there: posttrain push --all")
+    if word is None:
+        return read_records(desk)
+    if place.has(RUNS, word, "plan.json"):
+        place.get(desk.run(word) / "plan.json", RUNS, word, "plan.json")
+    nodes = trace(desk, word).up
+    return [record for node in nodes if (record := read_record(node.record["folder"])) is not None]
+
+
+def _adopt(place: Remote, layout: Layout, folder: Path) -> None:
+    """Make an artifact of what was fetched: everything compared, then one rename."""
+    name = folder.name
+    for file in place.names(ARTIFACTS, name):
+        _check_path(file)
+        place.get(folder / file, ARTIFACTS, name, *PurePosixPath(file).parts)
+    manifest = read_manifest(folder)
+    wrong = seal_problems(folder) if manifest else [f"{name}: its manifest is not the one that was sealed"]
+    if manifest and (
+        digest_of(manifest.identity) != manifest.key or layout.artifact(manifest.kind, manifest.key).name != name
+    ):
+        wrong.append(f"{name}: the manifest is of another key")
+    store = Store(layout)
+    for output, made in manifest.outputs.items() if manifest and not wrong else ():
+        for file in made.files:
+            _check_path(file.path)
+            target = folder / "outputs" / output / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_file(store.objects.path(file.md5), target)
+            if digest_file(target, file.path) != file:
+                wrong.append(f"{name}: {output}/{file.path} is not what the manifest says")
+    if wrong or manifest is None:
+        raise StepError(f"what {place.said} holds is damaged: {wrong[0]}; nothing of this artifact was kept")
+    _publish(store, folder, manifest)
+
+
+def _publish(store: Store, folder: Path, manifest: Manifest) -> None:
+    final = store.folder(manifest)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    sync_tree(folder)
+    if final.exists() and store.find(manifest.kind, manifest.key) is None:
+        final.rename(folder.with_name(f"damaged-{secrets.token_hex(4)}"))
+    try:
+        folder.rename(final)
+    except OSError:
+        if store.find(manifest.kind, manifest.key) is None:  # else a run has made it meanwhile
+            raise
+    sync(final.parent)
+
+
+def _folders(layout: Layout) -> list[Path]:
+    return [Path(record["folder"]) for record in read_records(layout)]
+
+
+def _sound(folder: Path) -> Manifest:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise PlanError(f"{folder} is damaged and is not sent; see: posttrain lineage --verify")
+    return manifest
+
+
+def _beside(folder: Path) -> list[str]:
+    """Everything of an artifact but its outputs, the manifest last: where it is, the rest is."""
+    files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return sorted((f for f in files if not f.startswith("outputs/")), key=lambda f: (f == MANIFEST, f))
+
+
+def _check_path(path: str) -> None:
+    """Refuse what would be written elsewhere: names come from whoever filled the remote."""
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
+        raise StepError(f"the remote names a file {path!r}, which does not belong into an artifact")
+
+
+def _signers(folders: Iterable[Path]) -> set[str]:
+    return {key for folder in folders if (key := signed_by(folder)) is not None}
+
+
+def _hand_out(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
+    """Send the public halves of keys."""
+    known = trusted(layout)
+    with tempfile.TemporaryDirectory(dir=layout.state) as desk:
+        for key in sorted(set(keys) & set(known)):
+            file = Path(desk, f"{key}.pub")
+            file.write_bytes(known[key].public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+            place.put(file, KEYS, file.name)
+
+
+def _trust(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
+    """Trust keys from now on; returns those that the remote holds.
+
+    Raises StepError when one of them is another key than its name says.
+    """
+    trusted_now = []
+    for key in sorted(keys):
+        if not place.has(KEYS, f"{key}.pub"):
+            continue
+        file = keys_folder(layout) / "trusted" / f"{key}.pub"
+        with atomic_file(file) as fresh:
+            place.get(fresh, KEYS, file.name)
+            if name_of(public_key(fresh)) != key:
+                raise StepError(f"{place.said} holds another key than {key[:16]} under its name; it is not trusted")
+        trusted_now.append(key)
+    return tuple(trusted_now)

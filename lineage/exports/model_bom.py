@@ -1,0 +1,151 @@
+"""CycloneDX: the bill of materials of one model, with what it is, what it was made from, and how good it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from lineage.exports.model_card import data_entry, model_card
+from lineage.exports.scope import Scope, ended_at, scope, stable_id
+from lineage.layout import Layout
+from lineage.records import Record, read_record
+from lineage.tracing.ancestry import trace
+from schemas.errors import PlanError
+from schemas.references import MODEL_TYPES
+
+
+def model_bom(layout: Layout, word: str) -> str:
+    """The bill of materials as CycloneDX 1.6 JSON. Raises UnknownTarget, and PlanError when it is not one model."""
+    found = scope(layout, word)
+    model = _model(found)
+    by_key = {record["key"]: record for record in found.records}
+    components = {(r["key"], name): _component(r, name) for r in found.records for name in r["outputs"]}
+    main = components[model["key"], _outputs_of_models(model)[0]]
+    bom = Bom(serial_number=UUID(stable_id("bom", model["key"])))
+    bom.metadata.timestamp = ended_at(model)
+    bom.metadata.component = main
+    bom.metadata.tools.components.add(
+        Component(name="posttrain", version=model.get("commit"), type=ComponentType.APPLICATION)
+    )
+    sources = {i["digest"]: _source(i) for r in found.records for i in r["inputs"] if i.get("source")}
+    packages = [_package(name, version) for name, version in sorted(model["versions"].items())]
+    for component in (*components.values(), *sources.values(), *packages):
+        if component is not main:
+            bom.components.add(component)
+    for (key, _), component in components.items():
+        read = [i for i in by_key[key]["inputs"] if i.get("source") or (i["key"], i["output"]) in components]
+        needs = [sources[i["digest"]] if i.get("source") else components[i["key"], i["output"]] for i in read]
+        bom.register_dependency(component, [*needs, *(packages if component is main else [])])
+    for component in (*sources.values(), *packages):
+        bom.register_dependency(component)
+    cards = _cards(layout, found, by_key)
+    return _with_cards(JsonV1Dot6(bom).output_as_string(), cards)
+
+
+def _model(found: Scope) -> Record:
+    made = [record for record in found.chosen if _outputs_of_models(record)]
+    if len(made) == 1:
+        return made[0]
+    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or found.records if _outputs_of_models(r))
+    count = f"{len(made)} models" if made else "no model"
+    advice = f"name one: {names}" if made else f"it was made from: {names}" if names else "name a step that makes one"
+    raise PlanError(f"bill of materials of {found.target.word!r} ({found.target.what}): {count} there; {advice}")
+
+
+def _outputs_of_models(record: Record) -> list[str]:
+    return [name for name, output in record["outputs"].items() if output["type"] in MODEL_TYPES]
+
+
+def _component(record: Record, name: str) -> Component:
+    output = record["outputs"][name]
+    is_model = output["type"] in MODEL_TYPES
+    files = [
+        Component(
+            name=file["path"],
+            type=ComponentType.FILE,
+            bom_ref=f"{record['key']}/{name}/{file['path']}",
+            hashes=[
+                HashType(alg=HashAlgorithm.SHA_256, content=file["sha256"]),
+                HashType(alg=HashAlgorithm.MD5, content=file["md5"]),
+            ],
+        )
+        for file in output["files"]
+    ]
+    facts = {
+        "digest": output["digest"],
+        "key": record["key"],
+        "kind": record["kind"],
+        "type": output["type"],
+        "run": record["run"],
+        "seed": record["seed"],
+        "commit": record.get("commit"),
+        "dirty": record.get("dirty"),
+    }
+    return Component(
+        name=f"{record['recipe']}.{record['step']}.{name}",
+        version=output["digest"][:16],
+        type=ComponentType.MACHINE_LEARNING_MODEL if is_model else ComponentType.DATA,
+        bom_ref=f"{record['key']}/{name}",
+        components=files,
+        properties=[Property(name=f"posttrain:{k}", value=str(v)) for k, v in facts.items() if v is not None],
+    )
+
+
+def _source(given: dict[str, Any]) -> Component:
+    """What came from outside: its digest stands for its content, as for a step's key."""
+    return Component(
+        name=given["source"],
+        version=given["digest"][:16],
+        bom_ref=f"source/{given['digest']}",
+        type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODEL_TYPES else ComponentType.DATA,
+        properties=[
+            Property(name="posttrain:digest", value=given["digest"]),
+            Property(name="posttrain:type", value=given["type"]),
+        ],
+    )
+
+
+def _package(name: str, version: str) -> Component:
+    if name == "python":
+        return Component(name=name, version=version, type=ComponentType.PLATFORM, bom_ref="python")
+    url = PackageURL("pypi", None, name, version)
+    return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=url.to_string(), purl=url)
+
+
+def _cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
+    """By bom-ref what the library's classes cannot say: the model card of a model, the contents of data."""
+    cards: dict[str, dict[str, Any]] = {}
+    for record in found.records:
+        exams = _exams(layout, record) if _outputs_of_models(record) else []
+        for name, output in record["outputs"].items():
+            reference = f"{record['key']}/{name}"
+            if output["type"] in MODEL_TYPES:
+                cards[reference] = {"modelCard": model_card(record, name, by_key, exams)}
+            else:
+                cards[reference] = {"data": [data_entry(record, name)]}
+    return cards
+
+
+def _exams(layout: Layout, record: Record) -> list[Record]:
+    """The evaluations that read this very artifact, oldest first."""
+    readers = [node.record for node in trace(layout, record["key"]).down if _is_evaluation(node.record)]
+    whole = [read_record(Path(reader["folder"])) for reader in readers]
+    found = [r for r in whole if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
+    return sorted(found, key=lambda r: (r["started"], r["key"]))
+
+
+def _is_evaluation(record: Record) -> bool:
+    return any(output["type"] == "eval_report" for output in record["outputs"].values())
+
+
+def _with_cards(text: str, cards: dict[str, dict[str, Any]]) -> str:
+    document = json.loads(text)
+    for component in (document["metadata"]["component"], *document["components"]):
+        component.update(cards.get(component["bom-ref"], {}))
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"

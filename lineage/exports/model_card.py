@@ -1,0 +1,90 @@
+"""The model card inside a bill of materials: architecture, data, and every evaluation with its intervals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from lineage.exports.scope import tables
+from lineage.records import Record
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
+
+ALL = "all"
+
+
+def model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
+    """The card of a model among the outputs of a step."""
+    parameters: dict[str, Any] = {"task": "text-generation", "datasets": [{"ref": r} for r in _data(record, by_key)]}
+    if (approach := traits_of(record["kind"]).learning_approach) is not None:
+        parameters["approach"] = {"type": approach}
+    config = _config(record, output)
+    if "model_type" in config:
+        parameters["architectureFamily"] = str(config["model_type"])
+    if config.get("architectures"):
+        parameters["modelArchitecture"] = str(config["architectures"][0])
+    card: dict[str, Any] = {"modelParameters": parameters}
+    if metrics := [metric for exam in exams for metric in _metrics(record, exam)]:
+        card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
+    settings = record["identity"].get("settings", {})
+    if settings:
+        text = json.dumps(settings, sort_keys=True)
+        card["properties"] = [{"name": "posttrain:settings", "value": text}]
+    return card
+
+
+def data_entry(record: Record, output: str) -> dict[str, Any]:
+    """What an output that is no model holds: rows and bytes."""
+    said = record["outputs"][output]
+    properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in said["files"]))}]
+    here = [path for path in tables(record, output) if path.is_file()]
+    if len(here) == 1:
+        properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(here[0]).num_rows)})
+    for reason, number in sorted((record["details"].get("dropped") or {}).items()):
+        properties.append({"name": f"posttrain:dropped:{reason}", "value": str(number)})
+    return {
+        "type": "dataset",
+        "name": f"{record['recipe']}.{record['step']}.{output}",
+        "contents": {"properties": properties},
+    }
+
+
+def _data(record: Record, by_key: dict[str, Record]) -> list[str]:
+    """References of the data that went into a model, through all models before it, each once."""
+    found, waiting, seen = [], [record], set()
+    while waiting:
+        for given in waiting.pop()["inputs"]:
+            if given["type"] not in MODEL_TYPES:
+                found.append(
+                    f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
+                )
+            if given.get("key") in by_key and given["key"] not in seen:
+                seen.add(given["key"])
+                waiting.append(by_key[given["key"]])
+    return sorted(set(found))
+
+
+def _config(record: Record, output: str) -> dict[str, Any]:
+    path = Path(record["folder"], "outputs", output, "config.json")
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _metrics(record: Record, exam: Record) -> list[dict[str, Any]]:
+    """The lines of an evaluation's table that are about this model."""
+    ports = [i["port"] for i in exam["inputs"] if i.get("key") == record["key"]]
+    names = {port.rpartition(".")[2] for port in ports}
+    found = []
+    for line in exam["details"].get("table", []):
+        if line["model"] not in names:
+            continue
+        metric = {"type": f"{line['metric']} ({exam['recipe']}.{exam['step']})", "value": repr(line["value"])}
+        if line["family"] != ALL:
+            metric["slice"] = line["family"]
+        bounds = {"lowerBound": repr(line["low"]), "upperBound": repr(line["high"])}
+        found.append(metric | {"confidenceInterval": bounds})
+    return found

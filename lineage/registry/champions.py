@@ -1,0 +1,270 @@
+"""Champions: what the signed moves of a registered model say, MLflow's alias `champion` that follows, and moving both.
+
+A version of the registered model NAME is a reference to an artifact, by its tags `key`, `digest` and `output`. Every
+move is an entry of the audit log, which is the truth. MLflow has a copy: a tag of the version that the alias went to.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from lineage.artifacts.artifact_check import check_artifact
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.chain import read_chain, whole_chain
+from lineage.audit.moves import OTHERS, Action, Move, moves_of, recorded_moves
+from lineage.keys import trusted
+from lineage.layout import Layout
+from lineage.registry.client import client, is_empty, registry_uri, shown
+from lineage.registry.registered import ALIAS, Registered, compare, pages, printable, read_registered
+from lineage.registry.writing import write_moves, write_version
+from schemas.errors import PlanError
+from schemas.manifest import Manifest
+from schemas.references import MODEL_TYPES
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The model that the latest move promoted."""
+
+    name: str
+    version: int
+    key: str
+    digest: str
+    output: str
+    """Named output of the step."""
+    folder: Path | None
+    """The model's folder; None where the artifact is not in this checkout, or has another digest."""
+    since: str
+    """UTC, ISO 8601."""
+    by: Move
+    """The move that made it champion."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How things stand with a registered model."""
+
+    name: str
+    champion: Champion | None
+    """What the known moves say; None while there is none."""
+    moves: list[Move]
+    """Of the log, and those that other checkouts signed, oldest first."""
+    alarms: list[str]
+    """One line per thing that MLflow says otherwise."""
+    is_unfinished: bool
+    """Whether all that differs is a latest move that a kill cut off."""
+    others: list[Move]
+    """Moves of other checkouts that the log does not hold yet."""
+    registered: Registered
+
+
+class Moved(PlanError):
+    """The champion is another than the one that a move was meant to replace."""
+
+
+def standing(layout: Layout, name: str) -> Standing:
+    """Champion, moves and alarms of a registered model.
+
+    Raises PlanError when the audit log does not hold or MLflow cannot be asked.
+    """
+    if is_empty(layout) and name not in recorded_moves(layout):
+        return Standing(name, None, [], [], False, [], Registered(name, None, {}))
+    with asked(layout) as mlflow:
+        return _standing(layout, mlflow, name)
+
+
+def champion(layout: Layout, name: str) -> Champion | None:
+    """The champion of a registered model; None while there is none. Raises PlanError as `standing` does."""
+    return standing(layout, name).champion
+
+
+def standings(layout: Layout) -> list[Standing]:
+    """Everything that has a champion, or an alias in MLflow that says so, by name. Raises PlanError as `standing`."""
+    known = recorded_moves(layout)
+    if is_empty(layout) and not known:
+        return []
+    with asked(layout) as mlflow:
+        aliased = {model.name for model in pages(mlflow.search_registered_models) if ALIAS in model.aliases}
+        return [_standing_or_alarm(layout, mlflow, name, name in known) for name in sorted({*known, *aliased})]
+
+
+def champions(layout: Layout) -> list[Champion]:
+    """All champions, by name. Raises PlanError as `standing` does."""
+    return [found.champion for found in standings(layout) if found.champion]
+
+
+def history(layout: Layout, name: str) -> list[Move]:
+    """Every known move of a champion, oldest first. Raises PlanError as `standing` does."""
+    return standing(layout, name).moves
+
+
+def registry_problems(layout: Layout) -> list[str]:
+    """One line per thing in which MLflow's registry differs from what the log promoted.
+
+    A log that does not hold is no matter of the registry: nothing is compared with it.
+    """
+    if read_chain(layout).problem:
+        return []
+    try:
+        found = standings(layout)
+    except PlanError as error:
+        return [str(error)]
+    return [alarm for each in found for alarm in each.alarms]
+
+
+def move(
+    layout: Layout,
+    name: str,
+    key: str,
+    *,
+    evidence: dict[str, Any],
+    output: str | None = None,
+    expected: Champion | None,
+    action: Action = "promote",
+    digest: str | None = None,
+) -> Champion:
+    """Make the artifact of a key champion, unless it is; of two moves at once from `expected`, one wins.
+
+    `evidence` is kept with the move. Raises Moved when the champion is not `expected` any more, and PlanError when the
+    artifact is not here, is no model, does not verify or is not of `digest`, MLflow cannot be asked, or it differs from
+    the log: only `rollback` and `restore` go on then, and put it right.
+    """
+    manifest, output = _model(layout, key, output, digest)
+    with moving(layout) as mlflow:
+        here = _standing(layout, mlflow, name)
+        now = here.champion
+        if here.is_unfinished:
+            write_moves(mlflow, here.registered, here.moves, manifest if now and now.key == key else None)
+            here = _standing(layout, mlflow, name)
+        if here.alarms and action == "promote":
+            raise PlanError(disagreement(here))
+        digest = manifest.outputs[output].digest
+        if now and (now.key, now.digest, now.output) == (key, digest, output) and action == "promote":
+            return now
+        if (now.by.entry["hash"] if now else None) != (expected.by.entry["hash"] if expected else None):
+            raise Moved(_conflict(name, expected, now))
+        for other in here.others:
+            audit_log.append(layout, OTHERS, model=name, entry=audit_log.written(other.entry))
+        version = write_version(mlflow, here.registered, here.moves, manifest, output)
+        repaired = {"alarms": here.alarms} if here.alarms else {}
+        # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
+        # is finished by the next move.
+        audit_log.append(
+            layout,
+            action,
+            model=name,
+            number=here.moves[-1].number + 1 if here.moves else 1,
+            version=version,
+            before=now.version if now else None,
+            key=key,
+            digest=digest,
+            output=output,
+            evidence=evidence | repaired,
+            after=here.moves[-1].entry["hash"] if here.moves else None,
+            log=whole_chain(layout).name,
+        )
+        moves = recorded_moves(layout)[name]
+        write_moves(mlflow, read_registered(mlflow, name), moves, manifest)
+        return _champion(layout, name, moves[-1])
+
+
+@contextmanager
+def moving(layout: Layout) -> "Iterator[MlflowClient]":
+    """MLflow, while no other process of this checkout moves a champion."""
+    layout.make_state()
+    with FileLock(layout.state / "champions.lock"), asked(layout) as mlflow:
+        yield mlflow
+
+
+def disagreement(here: Standing) -> str:
+    """In what MLflow and the log differ, and what to do."""
+    more = f" and {len(here.alarms) - 1} more" if len(here.alarms) > 1 else ""
+    return (
+        f"MLflow's registry is not what the audit log made it: {here.alarms[0]}{more}. See: posttrain champions "
+        f"{here.name}; write MLflow again from the log: posttrain champions {here.name} --restore"
+    )
+
+
+def _standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
+    chain, keys = whole_chain(layout), trusted(layout)
+    said, known = read_registered(mlflow, name), moves_of(chain, keys).get(name, [])
+    store = Store(layout)
+    found = compare(said, known, chain, keys, lambda move: store.with_key(move.key))
+    now = _champion(layout, name, found.moves[-1]) if found.moves else None
+    return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
+
+
+def _standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
+    """The same; a name that the log does not know and that MLflow cannot search for is an alarm of its own."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _standing(layout, mlflow, name)
+    except MlflowException as error:
+        if is_known:
+            raise
+        alarm = printable(f"{name!r} has an alias {ALIAS} that no known move explains, and cannot be read: {error}")
+        return Standing(name, None, [], [alarm], False, [], Registered(name, None, {}))
+
+
+def _champion(layout: Layout, name: str, by: Move) -> Champion:
+    manifest = Store(layout).with_key(by.key)
+    is_here = manifest is not None and by.output in manifest.outputs
+    folder = None
+    if manifest is not None and is_here and manifest.outputs[by.output].digest == by.digest:
+        folder = Store(layout).output_folder(manifest.kind, by.key, by.output)
+    return Champion(name, by.version, by.key, by.digest, by.output, folder, by.when, by)
+
+
+def promoted_artifact(layout: Layout, by: Move) -> Manifest:
+    """The artifact that a move made champion, every byte compared with what was promoted.
+
+    Raises PlanError when it is not in this checkout, or not what was promoted.
+    """
+    return _model(layout, by.key, by.output, by.digest)[0]
+
+
+def _model(layout: Layout, key: str, output: str | None, digest: str | None) -> tuple[Manifest, str]:
+    """The artifact of a key, verified, and which of its outputs is the model."""
+    manifest = Store(layout).with_key(key)
+    if manifest is None:
+        raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
+    output = output or next((n for n, o in manifest.outputs.items() if o.type in MODEL_TYPES), None)
+    if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODEL_TYPES:
+        raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODEL_TYPES)}")
+    if digest is not None and manifest.outputs[output].digest != digest:
+        found = manifest.outputs[output].digest[:16]
+        raise PlanError(f"{manifest.step} ({key[:16]}) has digest {found}, and not {digest[:16]}, which was promoted")
+    check_artifact(layout, manifest)
+    return manifest, output
+
+
+def _conflict(name: str, expected: Champion | None, now: Champion | None) -> str:
+    was = f"version {expected.version}" if expected else "none"
+    by = f", since {now.since} by {now.by.who}" if now else ""
+    return f"the champion of {name} was {was} and is now {f'version {now.version}' if now else 'none'}{by}"
+
+
+@contextmanager
+def asked(layout: Layout) -> "Iterator[MlflowClient]":
+    """MLflow, whose refusals become a PlanError that names the address and no password."""
+    mlflow = client(layout)
+    try:
+        yield mlflow
+    except PlanError:
+        raise
+    except Exception as error:
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException) and type(error).__module__.partition(".")[0] != "sqlalchemy":
+            raise
+        said = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
+        raise PlanError(f"MLflow's registry at {shown(registry_uri(layout))}: {said}") from error

@@ -1,0 +1,200 @@
+"""What MLflow's registry says of a registered model, and in what that differs from the moves that the log knows.
+
+Everything read here may have been written by anyone who reaches MLflow's server: it is compared, never believed.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lineage.audit.chain import Chain, signature_problem
+from lineage.audit.log import Entry, parsed
+from lineage.audit.moves import Move, log_of, model_of, move_of, place_of
+from lineage.keys import Ed25519PublicKey
+from lineage.registry.client import dvc_uri
+from schemas.manifest import Manifest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
+
+ALIAS = "champion"
+MOVE = "posttrain.move."
+"""Beginning of the tags that hold moves, before their number."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered model as MLflow has it."""
+
+    name: str
+    alias: int | None
+    """Version that the alias names; None without an alias, or without the model."""
+    versions: dict[int, "ModelVersion"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The moves of a registered model, and what MLflow says otherwise."""
+
+    moves: list[Move]
+    """Those of the log, and those that other checkouts signed, oldest first."""
+    others: list[Move]
+    """Those of them that this log does not hold yet."""
+    alarms: list[str]
+    """One line per thing in MLflow that no known move explains, or that is not as the moves left it."""
+    is_unfinished: bool
+    """Whether all that differs is the latest move itself, as a kill leaves it between the log and MLflow."""
+
+
+def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
+    """Alias and versions of a registered model; no versions where there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = mlflow.get_registered_model(name).aliases
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return Registered(name, None, {})
+        raise
+    quote = '"' if "'" in name else "'"
+    found = {int(v.version): v for v in pages(mlflow.search_model_versions, f"name = {quote}{name}{quote}")}
+    return Registered(name, int(aliases[ALIAS]) if ALIAS in aliases else None, found)
+
+
+def compare(
+    said: Registered,
+    known: list[Move],
+    chain: Chain,
+    keys: dict[str, Ed25519PublicKey],
+    made: Callable[[Move], Manifest | None],
+) -> Compared:
+    """Hold a registered model against the moves that the log knows; `made` finds a promoted artifact, if it is here."""
+    moves, others, alarms = _with_others(said, known, chain, keys)
+    tip = moves[-1] if moves else None
+    tags = list(_tag_alarms(said, moves))
+    content = list(_content_alarms(said, moves, made(tip) if tip else None))
+    place = _alias_alarm(said, tip)
+    own_tag_only = tags == [] or (tip is not None and tags == [_tag_gone(said, tip)])
+    was_there = tip is not None and said.alias in (tip.before, tip.version)
+    cut_off = bool(tags) and own_tag_only and was_there and not (alarms or content)
+    whole = [*([place] if place else []), *content, *tags, *alarms]
+    return Compared(moves, others, [printable(line) for line in whole], cut_off)
+
+
+def printable(text: str) -> str:
+    """A line without what a terminal obeys: names and tags may be anyone's."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:500]
+
+
+def tag_of(move: Move) -> str:
+    """Name of the tag that holds a move."""
+    return f"{MOVE}{move.number:06d}"
+
+
+def foreign_tags(said: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
+    """Version and name of every tag that pretends to hold a move and holds none of these."""
+    places = {(move.version, tag_of(move)): move.entry["hash"] for move in moves}
+    for number, version in said.versions.items():
+        for tag, text in version.tags.items():
+            entry = parsed(text.encode(errors="replace")) if tag.startswith(MOVE) else None
+            if tag.startswith(MOVE) and (entry is None or places.get((number, tag)) != entry["hash"]):
+                yield number, tag
+
+
+def pages(search: Any, *condition: str) -> list[Any]:
+    """Everything that a search of MLflow finds, over all its pages."""
+    found = list(page := search(*condition))
+    while page.token:
+        page = search(*condition, page_token=page.token)
+        found += page
+    return found
+
+
+def _with_others(
+    said: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
+) -> tuple[list[Move], list[Move], list[str]]:
+    """All moves, those that only MLflow knew and that a trusted key signed, and what is wrong with the others."""
+    moves, others, alarms = list(known), [], []
+    hashes = {move.entry["hash"] for move in known}
+    strange: list[tuple[Move, str]] = []
+    for number, version in sorted(said.versions.items()):
+        for tag, text in sorted(version.tags.items()):
+            if not tag.startswith(MOVE):
+                continue
+            where = f"mlflow:{said.name}@{number}: tag {tag}"
+            entry = parsed(text.encode(errors="replace"))
+            move, what = _signed_move(entry, keys, said.name, number, tag)
+            if move is None:
+                alarms.append(f"{where} {what}")
+            elif move.entry["hash"] not in hashes:
+                strange.append((move, where))
+    for move, where in sorted(strange, key=lambda each: (each[0].number, each[0].when)):
+        if log_of(move.entry) == chain.name:
+            alarms.append(f"{where} is a move that this checkout signed and its audit log does not hold any more")
+        elif (move.after in hashes) if hashes else move.after is None:
+            moves.insert(place_of(moves, move), move)
+            others.append(move)
+            hashes.add(move.entry["hash"])
+        else:
+            alarms.append(f"{where} follows a move that is not known here")
+    return moves, others, alarms
+
+
+def _signed_move(
+    entry: Entry | None, keys: dict[str, Ed25519PublicKey], name: str, number: int, tag: str
+) -> tuple[Move | None, str]:
+    """The signed move in a tag, or why it is none."""
+    if entry is None:
+        return None, "is no signed move"
+    if problem := signature_problem(entry, keys):
+        return None, f"holds a move that {problem}"
+    move = move_of(entry)
+    if move is None or (model_of(entry), move.version, tag_of(move)) != (name, number, tag):
+        return None, "holds a move that was signed for another place"
+    return move, ""
+
+
+def _alias_alarm(said: Registered, tip: Move | None) -> str | None:
+    stands = "is gone" if said.alias is None else f"stands at version {said.alias}"
+    if tip is None:
+        return (
+            f"mlflow:{said.name}@{ALIAS} {stands}, but no move is known that made it champion" if said.alias else None
+        )
+    if said.alias == tip.version:
+        return None
+    return f"mlflow:{said.name}@{ALIAS} {stands}; by the audit log version {tip.version} ({tip.key[:12]}) is champion"
+
+
+def _content_alarms(said: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
+    """Versions that refer to something else than what was promoted as them."""
+    latest = {move.version: move for move in moves}
+    for number, move in latest.items():
+        version = said.versions.get(number)
+        if version is None:
+            if move is moves[-1]:
+                yield f"mlflow:{said.name}@{number} is gone; by the audit log it is champion"
+            continue
+        for tag, wanted in (("key", move.key), ("digest", move.digest), ("output", move.output)):
+            if version.tags.get(tag) != wanted:
+                found = str(version.tags.get(tag))[:16]
+                yield f"mlflow:{said.name}@{number}: tag {tag} is {found!r}; by the audit log it is {wanted[:16]!r}"
+        is_here = manifest is not None and move.output in manifest.outputs
+        if move is moves[-1] and is_here and version.source != source_of(manifest, move.output):
+            yield f"mlflow:{said.name}@{number}: its source is {version.source[:80]!r}, not that of {move.key[:12]}"
+
+
+def source_of(manifest: Manifest, output: str) -> str:
+    """What a version has for its source."""
+    return dvc_uri(manifest.outputs[output].dvc)
+
+
+def _tag_alarms(said: Registered, moves: list[Move]) -> Iterator[str]:
+    for move in moves:
+        version = said.versions.get(move.version)
+        if version is not None and tag_of(move) not in version.tags:
+            yield _tag_gone(said, move)
+
+
+def _tag_gone(said: Registered, move: Move) -> str:
+    return f"mlflow:{said.name}@{move.version}: tag {tag_of(move)} of a move that the audit log knows is gone"

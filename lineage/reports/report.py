@@ -1,0 +1,137 @@
+"""The report of a run: one HTML file that needs nothing else, made from the plan, the states and the manifests."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from lineage.audit.approvals import decision, sentence
+from lineage.layout import Layout
+from lineage.reports.cost import costs
+from lineage.reports.curves import curves
+from lineage.reports.graph import draw
+from schemas.manifest import Manifest
+from schemas.plan import Plan
+from schemas.stages.base import ReportSection
+from schemas.stages.union import KINDS
+
+FILE = "report.html"
+ALL = "all"
+
+
+def write_report(
+    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
+) -> Path:
+    """Write `report.html` into the run's folder and return its path.
+
+    `states` are the steps' last events ({state, seconds, reason}); a step without one is pending.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": number, "duration": duration, "size": size}
+    html = environment.get_template("report.html.j2").render(content(plan, states, manifests, layout, run))
+    file = layout.run(run) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(html, encoding="utf-8")
+    return file
+
+
+def content(
+    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
+) -> dict[str, Any]:
+    """Everything the page shows."""
+    state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
+    made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
+    drawn = {name: curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
+    return {
+        "plan": plan,
+        "run": run,
+        "states": state,
+        "counts": {s: list(state.values()).count(s) for s in dict.fromkeys(state.values())},
+        "commit": next((m.commit for m in made.values() if m.commit), None),
+        "dirty": any(m.dirty for m in made.values()),
+        "started": min((m.started for name, m in made.items() if state[name] == "done"), default=None),
+        "reasons": {n: s["reason"] for n, s in states.items() if s.get("reason")},
+        "picture": draw(plan, state),
+        "curves": {name: charts for name, charts in drawn.items() if charts},
+        "gates": list(gate_rows(plan, made, layout)),
+        "sections": sections(made),
+        "manifests": made,
+        "costs": costs(plan, made, state, layout, run),
+        "ALL": ALL,
+    }
+
+
+@dataclass(frozen=True)
+class Section:
+    """The details of the steps of one kind, and the template that shows them as `details`."""
+
+    template: str
+    is_result: bool
+    details: dict[str, dict[str, Any]]
+
+
+def sections(made: dict[str, Manifest]) -> list[Section]:
+    """Return a section for every kind that has one and of which some step has something to show."""
+    found: list[Section] = []
+    for kind, stage in KINDS.items():
+        section = stage.report_section
+        if section is None:
+            continue
+        details = {name: manifest.details for name, manifest in made.items() if manifest.kind == kind}
+        shown = {name: values for name, values in details.items() if _is_shown(section, values)}
+        if shown:
+            found.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
+    return found
+
+
+def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
+    return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
+
+
+def number(value: Any) -> str:
+    """Four significant digits; whole numbers whole; words as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and hours where there are many."""
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the unit that fits."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}
+
+
+def gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[dict[str, Any]]:
+    """One row per gate of the steps that are made: step, good (true, false, or null while open), outcome, texts."""
+    for name, manifest in made.items():
+        policies = plan.step(name).settings.get("gate") or []
+        for index, told in enumerate(manifest.details.get("gates", [])):
+            policy = policies[index] if index < len(policies) else told
+            good, outcome, decided = bool(told.get("passed")), "passed", None
+            if not good:
+                on_fail = policy.get("on_fail", "stop")
+                outcome = FOLLOWS.get(on_fail) or f"failed, branched to {', '.join(policy['branch'])}"
+                decided = decision(layout, manifest.key, index) if on_fail == "approve" else None
+            if decided is not None:
+                good = decided["decision"] == "approve"
+                outcome = "failed, approved" if good else "failed, rejected"
+            texts = [str(told.get("text", "")), *([sentence(decided)] if decided else [])]
+            is_open = outcome == FOLLOWS["approve"]
+            yield {"step": name, "good": None if is_open else good, "outcome": outcome, "texts": texts}

@@ -1,0 +1,1 @@
+"""Which artifacts stay when a checkout is cleaned."""

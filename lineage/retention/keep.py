@@ -1,0 +1,168 @@
+"""Which artifacts must stay, and why: promoted, pinned, among the best or used by recent runs; with all ancestors."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lineage.artifacts.completeness import sealed_manifest
+from lineage.artifacts.signature import signature_problems, signed_by
+from lineage.audit.claims import AuditCheck
+from lineage.audit.moves import Move, recorded_moves
+from lineage.keys import trusted
+from lineage.layout import Layout
+from lineage.records import Record
+from lineage.registry.champions import standings
+from lineage.registry.client import client, is_empty, registry_uri, shown
+from lineage.registry.rollback import previous
+from lineage.retention.keepsakes import keepsakes
+from schemas.errors import PlanError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Reasons = dict[str, str]
+"""Key to why the artifact stays."""
+
+
+def promoted(layout: Layout, earlier: int | None = None) -> Reasons:
+    """The champions and what `rollback` may go back to, with the evaluations that proved them, and what an alias names.
+
+    The audit log says which these are, whatever became of MLflow's copy; `earlier` bounds how many models before each
+    champion stay (None: all), those first that `rollback` would go to. Raises PlanError when the log does not hold or
+    the registry cannot be asked: then nothing may be removed.
+    """
+    moves = recorded_moves(layout)
+    aliases: list[tuple[str, str, str]] = []
+    if not is_empty(layout):
+        try:
+            for found in standings(layout):  # with the moves that other checkouts signed
+                moves[found.name] = found.moves or moves.get(found.name, [])
+            aliases = list(_aliases(client(layout)))
+        except Exception as error:  # drivers of databases and servers raise what they like
+            raise PlanError(
+                f"MLflow's registry at {shown(registry_uri(layout))} cannot be asked, so nothing is removed: {error}"
+            ) from error
+    found_keys: Reasons = {}
+    for name, made in sorted(moves.items()):
+        for key, why in _needed(name, made, earlier):
+            found_keys.setdefault(key, why)
+    for name, alias, key in aliases:
+        found_keys.setdefault(key, f"{name}@{alias}")
+    return found_keys
+
+
+def _needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple[str, str]]:
+    """Key and reason of each artifact that a champion, and going back from it, needs."""
+    for place, move in enumerate(standing_order(moves)):
+        if earlier is not None and place > earlier:
+            return
+        who = f"version {move.version} of {name}, for rollback" if place else f"champion of {name}"
+        yield move.key, who
+        for proof in (m.evidence.get("key") for m in moves if m.artifact == move.artifact):
+            if proof:
+                yield str(proof), f"proof of {who}"
+
+
+def standing_order(moves: list[Move]) -> list[Move]:
+    """The champion, what `rollback` goes to from it, and from there; then those that were rolled back, latest first.
+
+    Each artifact once, by its latest move.
+    """
+    order: list[Move] = []
+    going, now = list(moves), moves[-1] if moves else None
+    while now is not None:
+        order.append(now)
+        going.append(replace(now, action="rollback"))
+        now = previous(going, now)
+    known = {move.artifact for move in order}
+    for move in reversed(moves):
+        if move.artifact not in known:
+            known.add(move.artifact)
+            order.append(move)
+    return order
+
+
+def _aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
+    token = None
+    while True:
+        page = mlflow.search_registered_models(page_token=token)
+        for model in page:
+            for alias, version in model.aliases.items():
+                key = mlflow.get_model_version(model.name, str(version)).tags.get("key")
+                if key:
+                    yield model.name, alias, key
+        if not (token := page.token):
+            return
+
+
+def pinned(layout: Layout) -> Reasons:
+    """What was pinned."""
+    return {key: f"pinned as {said['word']}" for key, said in keepsakes(layout).items()}
+
+
+def best(records: Iterable[Record], metric: str, count: int) -> Reasons:
+    """The artifacts with the highest numbers of a metric. Raises PlanError when none has that metric."""
+    valued = [(value, r) for r in records if (value := _number(r["metrics"].get(metric))) is not None]
+    if not valued:
+        known = sorted({name for r in records for name, value in r["metrics"].items() if _number(value) is not None})
+        raise PlanError(f"no artifact has a metric `{metric}`; there are: {', '.join(known[:30]) or 'none'}")
+    ranked = sorted(valued, key=lambda pair: (pair[0], pair[1]["started"]), reverse=True)
+    return {r["key"]: f"{metric} {value:g}, number {n}" for n, (value, r) in enumerate(ranked[:count], 1)}
+
+
+def with_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
+    """The same with everything that these were made from."""
+    known = {record["key"]: record for record in records}
+    found: Reasons = {}
+    waiting = [(key, why) for key, why in reversed(reasons.items())]
+    while waiting:
+        key, why = waiting.pop()
+        if key in found:
+            continue
+        found[key] = why
+        if key in known:
+            above = [given["key"] for given in known[key]["inputs"] if given.get("key")]
+            origin = why if why.startswith("made into ") else f"made into what is kept: {why}"
+            waiting += [(other, origin) for other in above if other not in reasons]
+            waiting += [(other, reasons[other]) for other in above if other in reasons]
+    return found
+
+
+def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:
+    """Raise PlanError when an artifact that must stay is gone: what it was made from cannot be known then.
+
+    What an entry of the log removed, or this log never saw published, is not missed.
+    """
+    known = {record["key"] for record in records}
+    for key, why in reasons.items():
+        entry = log.published.get(key)
+        if key not in known and entry is not None and log.removed.get(key, 0) < entry["number"]:
+            raise PlanError(
+                f"{entry['facts'].get('step')} ({key[:16]}; {why}) is missing or damaged, so what it was made from is "
+                "unknown and nothing is removed; fetch it (posttrain pull) or make it again"
+            )
+
+
+def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -> None:
+    """Raise PlanError when a manifest of what stays is not the published one: it may hide what it was made from."""
+    keys = trusted(layout)
+    for record in records:
+        folder = Path(record["folder"])
+        entry = log.published.get(record["key"])
+        problems = [] if sealed_manifest(folder) else [f"{folder}: its manifest is not the one that was sealed"]
+        if signed_by(folder) in keys:  # one of another key was pulled, and whether to believe it is asked elsewhere
+            problems += signature_problems(folder, keys)
+        elif entry is not None and entry["facts"].get("signed_by") in keys:
+            problems.append(f"{folder}: its signature is gone")
+        if problems:
+            raise PlanError(
+                f"{problems[0]}, so what it was made from is unknown and nothing is removed; see: posttrain lineage "
+                "--verify"
+            )
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return float(value) if is_number else None

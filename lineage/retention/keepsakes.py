@@ -1,0 +1,49 @@
+"""Artifacts that were pinned, by key, in `.posttrain/keepsakes.json`."""
+
+import json
+from datetime import UTC, datetime
+
+from filelock import FileLock
+
+from lineage.layout import Layout
+from lineage.state_files import Unreadable, read_json, read_regular
+from schemas.atomic_write import write_text_atomically
+from schemas.errors import PlanError
+
+FILE = "keepsakes"
+
+
+def keepsakes(layout: Layout) -> dict[str, dict[str, str]]:
+    """Key to what was pinned: the `word` it was called by, and `since` when (UTC, ISO 8601).
+
+    Raises PlanError when the file is none of pins any more: what it kept cannot be known.
+    """
+    file = layout.state / f"{FILE}.json"
+    try:
+        kept = read_json(read_regular(file))
+        return {str(key): {"word": str(said["word"]), "since": str(said["since"])} for key, said in kept.items()}
+    except Unreadable as error:
+        if str(error) == "missing":
+            return {}
+        raise PlanError(f"{file}: {error}") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise PlanError(f"{file}: holds no pins any more; delete it, and pin again what is to stay") from error
+
+
+def pin(layout: Layout, keys: tuple[str, ...], word: str) -> None:
+    """Keep these artifacts, and with them all that they were made from."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    _change(layout, {key: {"word": word, "since": now} for key in keys}, ())
+
+
+def unpin(layout: Layout, keys: tuple[str, ...]) -> None:
+    """Keep them no longer than others."""
+    _change(layout, {}, keys)
+
+
+def _change(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
+    layout.make_state()
+    file = layout.state / f"{FILE}.json"
+    with FileLock(layout.state / f"{FILE}.lock"):
+        kept = {key: said for key, said in (keepsakes(layout) | more).items() if key not in less}
+        write_text_atomically(file, json.dumps(kept, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""Sources from outside a recipe: files, hub repositories, registered models."""

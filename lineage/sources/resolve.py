@@ -1,0 +1,224 @@
+"""What comes from outside a recipe: `path:`, `hub:` and `mlflow:` references, as a folder with a content digest."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from lineage.artifacts.digest_cache import DigestCache, scan
+from lineage.artifacts.store import Store
+from lineage.digests import content_of
+from lineage.layout import Layout
+from lineage.registry.client import dvc_uri
+from lineage.sources.outside import check_outside
+from schemas.errors import PlanError
+
+if TYPE_CHECKING:
+    from lineage.audit.moves import Move
+
+ALIAS = "champion"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder from outside and the digest that stands for it in keys."""
+
+    folder: Path
+    digest: str
+    step: str | None = None
+    key: str | None = None
+    output: str | None = None
+    """What made it, where a step of this checkout did: lineage goes on there."""
+
+
+def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
+    """Resolve a reference; relative paths are looked for below each of `folders`. Raises PlanError."""
+    scheme, _, rest = reference.partition(":")
+    folders = tuple(folders)
+    check_outside(reference, layout, folders)
+    return {"path": _path, "hub": _hub, "mlflow": _mlflow}[scheme](rest, layout, folders)
+
+
+def _path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    for base in folders:
+        found = base / Path(rest).expanduser()
+        if found.is_dir():
+            return Source(found.resolve(), folder_content(found.resolve(), layout))
+        if found.exists():
+            raise PlanError(f"path:{rest} is a file; name the folder that holds it")
+    looked = ", ".join(str(base) for base in folders)
+    raise PlanError(f"path:{rest}: no such folder; relative paths start at {looked}")
+
+
+def folder_content(folder: Path, layout: Layout) -> str:
+    """Content digest of a folder from outside; a file is hashed once per change."""
+    files = scan(folder, links=True).files
+    digests = DigestCache(layout).digests(folder, files, links=True)
+    if lost := next((name for name, digest in digests.items() if not digest), None):
+        raise PlanError(f"{folder / lost}: cannot be read")
+    return content_of(digests)
+
+
+def check_source(reference: str, source: Source, layout: Layout) -> None:
+    """Raises PlanError when a file of the hub's cache is not what its name there says.
+
+    That cache keeps files in `blobs/`, named by their sha256 or, small ones, by their git hash; a file that is kept in
+    another way cannot be checked. Folders and artifacts are checked where they are found (`find_source`).
+    """
+    if not reference.startswith("hub:"):
+        return
+    files = scan(source.folder, links=True).files
+    blobs = {name: (source.folder / name).resolve().name for name in files if (source.folder / name).is_symlink()}
+    large = {name: stamp for name, stamp in files.items() if SHA256.fullmatch(blobs.get(name, ""))}
+    digests = DigestCache(layout).digests(source.folder, large, links=True)
+    small = {name for name, blob in blobs.items() if COMMIT.fullmatch(blob)}
+    digests |= {name: _git_hash((source.folder / name).read_bytes()) for name in small}
+    for name in sorted(digests):
+        if digests[name] != blobs[name]:
+            advice = f"delete {(source.folder / name).resolve()} and fetch it again with `hf download`"
+            raise PlanError(f"{reference}: {name} is not the file that was fetched: its hash differs; {advice}")
+
+
+def _git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """A model or a data set in the local cache of the hub; the digest is its commit. Nothing is downloaded here."""
+    name, _, revision = rest.partition("@")
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    for kind in ("models", "datasets"):
+        repository = cache / f"{kind}--{name.replace('/', '--')}"
+        pointer = repository / "refs" / (revision or "main")
+        commit = revision if COMMIT.fullmatch(revision) else pointer.read_text().strip() if pointer.is_file() else None
+        if commit is not None and (repository / "snapshots" / commit).is_dir():
+            return Source(repository / "snapshots" / commit, commit)
+    wanted = f"{name} --revision {revision}" if revision else name
+    raise PlanError(
+        f"hub:{rest} is not in the local cache; fetch it first: hf download {wanted} (--repo-type dataset for data)"
+    )
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What a version of a registered model stands for."""
+
+    name: str
+    version: int
+    key: str
+    digest: str
+    output: str
+    source: str | None = None
+    """What MLflow has for the source of a version that was never champion: it is set once, and tags can be changed."""
+    alarms: tuple[str, ...] = ()
+    """In what MLflow differs from the log, where the champion is meant."""
+
+
+def registered_model(rest: str, layout: Layout) -> Registered:
+    """What `name@alias` or `name@number` means (default: the champion). Raises PlanError.
+
+    A champion, and a version that was one, are what the log says. Other versions are read from MLflow; what uses them
+    compares them with the artifact that they name.
+    """
+    from lineage.audit.moves import recorded_moves
+    from lineage.registry.champions import standing  # mlflow takes seconds to import, and few need it
+
+    name, _, version = rest.partition("@")
+    promoted = recorded_moves(layout).get(name, [])
+    if version in ("", ALIAS) or not promoted:
+        here = standing(layout, name)
+        promoted = here.moves
+        if version in ("", ALIAS):
+            if here.champion is None:
+                why = here.alarms[0] if here.alarms else "there is no champion yet; see: posttrain champions"
+                raise PlanError(f"mlflow:{rest}: no such model version: {why}")
+            return _as_moved(name, here.moves[-1], tuple(here.alarms))
+    was = next((move for move in reversed(promoted) if str(move.version) == version), None)
+    return _as_moved(name, was) if was else _as_registered(name, version, rest, layout)
+
+
+def _as_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
+    return Registered(name, by.version, by.key, by.digest, by.output, alarms=alarms)
+
+
+def _as_registered(name: str, version: str, rest: str, layout: Layout) -> Registered:
+    """A version that was never champion, as MLflow has it."""
+    from lineage.registry.client import client, is_empty
+
+    if is_empty(layout):
+        raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
+    mlflow = client(layout)
+    from mlflow.exceptions import MlflowException
+
+    try:
+        find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
+        found = find(name, version)
+    except MlflowException as error:
+        raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
+    said = [str(found.tags.get(tag, "")) for tag in ("key", "digest", "output")]
+    return Registered(name, int(found.version), *said, source=str(found.source))
+
+
+def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """A registered version, by alias or number, back to the artifact that was promoted or that its tags name."""
+    found = registered_model(rest, layout)
+    if found.alarms:
+        more = f" and {len(found.alarms) - 1} more" if len(found.alarms) > 1 else ""
+        raise PlanError(
+            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {found.alarms[0]}{more}. See: "
+            f"posttrain champions {found.name}; put it right: posttrain champions {found.name} --restore"
+        )
+    store = Store(layout)
+    manifest = store.with_key(found.key)
+    if manifest is None:
+        raise PlanError(f"mlflow:{rest}: its artifact {found.key[:16] or '?'} is not in this checkout; run `dvc pull`")
+    output = manifest.outputs.get(found.output)
+    is_of_source = output is not None and found.source in (None, dvc_uri(output.dvc))
+    if output is None or output.digest != found.digest or not is_of_source:
+        raise PlanError(
+            f"mlflow:{rest} stands for {found.digest[:16]!r}, output {found.output!r} of {manifest.step} "
+            f"({found.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
+        )
+    if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
+        raise PlanError(
+            f"mlflow:{rest}: its artifact {found.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
+        )
+    folder = store.output_folder(manifest.kind, manifest.key, found.output)
+    return Source(folder, output.digest, manifest.step, found.key, found.output)
+
+
+CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
+"""What the digest of a source is, by its scheme."""
+
+
+def pin(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) -> dict[str, str]:
+    """The identity of a source: its commit or content digest, DVC's md5 where DVC tracks it, its version in MLflow.
+
+    Raises PlanError when a registered model is gone.
+    """
+    scheme, _, rest = reference.partition(":")
+    found = {CALLED[scheme]: digest}
+    if scheme == "path" and (tracked := _tracked(rest, folders)):
+        found["dvc"] = tracked
+    if scheme == "mlflow":
+        found["version"] = str(registered_model(rest, layout).version)
+    return found
+
+
+def _tracked(rest: str, folders: tuple[Path, ...]) -> str | None:
+    """The md5 in the `.dvc` file beside a folder, if there is one."""
+    found = (base / Path(rest).expanduser() for base in folders)
+    place = next((path.resolve() for path in found if path.exists()), None)
+    file = place.with_name(f"{place.name}.dvc") if place else None
+    if file is None or not file.is_file():
+        return None
+    outs = (yaml.safe_load(file.read_text()) or {}).get("outs") or [{}]
+    return outs[0].get("md5")

@@ -1,0 +1,1 @@
+"""Ancestors and descendants of artifacts and rows."""

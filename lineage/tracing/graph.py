@@ -1,0 +1,42 @@
+"""Walks over the graph of artifacts: edges are the inputs in the manifests."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lineage.catalogue.index import Index
+from lineage.records import Record
+
+
+@dataclass(frozen=True)
+class Node:
+    """An artifact on a walk: how far from its start, and through which port it was reached."""
+
+    depth: int
+    record: Record
+    """Its slim record."""
+    via: str = ""
+    """The reader's port; empty where the walk began."""
+
+
+def ancestors(index: Index, keys: Iterable[str]) -> list[Node]:
+    """Everything these artifacts were made from, each once, in order of depth first visits, the start included."""
+    return _walk(index, keys, index.parents)
+
+
+def descendants(index: Index, keys: Iterable[str], passes: Callable[[str, str], bool]) -> list[Node]:
+    """Everything these artifacts went into; `passes(key, kind)` false stops the walk before that artifact."""
+    return _walk(index, keys, lambda key: [(k, port) for k, port, kind in index.readers(key) if passes(k, kind)])
+
+
+def _walk(index: Index, keys: Iterable[str], neighbours: Callable[[str], list[tuple[str, str]]]) -> list[Node]:
+    """Depth first without recursion: chains may be longer than Python's stack."""
+    waiting = [(0, key, "") for key in reversed(list(keys))]
+    seen: dict[str, Node] = {}
+    while waiting:
+        depth, key, via = waiting.pop()
+        record = index.record(key) if key not in seen else None
+        if record is None:
+            continue
+        seen[key] = Node(depth, record, via)
+        waiting += [(depth + 1, other, port) for other, port in reversed(neighbours(key))]
+    return list(seen.values())

@@ -1,0 +1,47 @@
+"""What was made before, by the names of steps: found through the index, read where it lies."""
+
+from collections.abc import Iterable
+
+from lineage.artifacts.store import read_manifest
+from lineage.catalogue.index import Index, ask
+from lineage.layout import Layout
+from lineage.records import Record
+from schemas.manifest import Manifest
+
+MOST = 50
+"""Artifacts of a step that are looked at, the latest ones."""
+
+
+def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
+    """Step to the manifest of its latest artifact in a recipe; damaged ones and those done afresh count as none."""
+    wanted = list(steps)
+
+    def found(index: Index) -> dict[str, Manifest]:
+        manifests = {}
+        for step in wanted:
+            sql = (
+                "select name from artifacts where step = ? and recipe = ? and record is not null order by started desc"
+            )
+            for (name,) in index.rows(sql, step, recipe):
+                manifest = read_manifest(layout.state / "artifacts" / name)
+                if manifest and "fresh" not in manifest.identity:
+                    manifests[step] = manifest
+                    break
+        return manifests
+
+    return ask(layout, found)
+
+
+def earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
+    """Records of what a step may be compared with, latest first, and whether they are of a step of that name.
+
+    Those of the same step of the recipe; else of any recipe's step of that name; else of the kind.
+    """
+    for condition, values in (
+        ("kind = ? and step = ? and recipe = ?", (kind, step, recipe)),
+        ("kind = ? and step = ?", (kind, step)),
+        ("kind = ?", (kind,)),
+    ):
+        if records := index.latest(condition, *values, most=MOST):
+            return records, len(values) > 1
+    return [], False

@@ -1,0 +1,1 @@
+"""Runs and steps as MLflow runs."""

@@ -1,0 +1,100 @@
+"""Manifests → MLflow: a parent run per run, a child per step, datasets and models by reference, never by copy.
+
+Everything is found again by its tags (`posttrain.run`, `posttrain.step`, `posttrain.key`), so a projection can be
+repeated: what is there stays, what a killed projection left half done is made anew. MLflow takes seconds to import
+and to open its store: call from a thread or process of its own.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lineage.layout import Layout
+from lineage.records import read_lines, read_record
+from schemas.plan import Plan
+
+States = Mapping[str, Mapping[str, Any]]
+"""Step to its last event, of which `state` is read."""
+MARK = "mlflow.txt"
+"""In a run's folder, once MLflow knows the run: the id of its parent run there."""
+
+
+def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | None:
+    """Bring MLflow up to a run; returns the id of its parent run there.
+
+    A run in which everything was there already must be quick: it returns None, and is told to MLflow together with
+    the next run that did something.
+    """
+    if all(states.get(step.name, {}).get("state") == "cached" for step in plan.steps):
+        return None
+    with _alone(layout):
+        for earlier, its_plan, its_states in _untold(layout, run):
+            _tell(layout, earlier, its_plan, its_states)
+        return _tell(layout, run, plan, states)
+
+
+@contextmanager
+def _alone(layout: Layout) -> Iterator[None]:
+    """One process at a time: several that make MLflow's tables at once would leave them half made for good."""
+    layout.make_state()
+    with (layout.state / "mlflow.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
+    """Ended runs that MLflow has not heard of, oldest first."""
+    for folder in sorted((layout.state / "runs").glob("*")):
+        events = read_lines(folder / "events.jsonl")
+        ended = any(e["type"] == "run" and e.get("state") == "ended" for e in events)
+        if folder.name != but and ended and not (folder / MARK).exists() and (folder / "plan.json").is_file():
+            plan = Plan.model_validate_json((folder / "plan.json").read_text())
+            yield folder.name, plan, {e["step"]: e for e in events if e["type"] == "step"}
+
+
+def _tell(layout: Layout, run: str, plan: Plan, states: States) -> str:
+    os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    from lineage.tracking.tracker import FINISHED, Tracker
+
+    for name in ("mlflow", "alembic"):  # after the import, which sets them
+        logging.getLogger(name).setLevel(logging.WARNING)
+    tracker = Tracker(layout, plan.recipe)
+    how = {name: event["state"] for name, event in states.items()}
+    parent = tracker.parent(run, plan)
+    for step in plan.steps:
+        state = how.get(step.name, "queued")
+        record = read_record(layout.artifact(step.kind, step.key)) if state in FINISHED else None
+        tracker.child(parent, run, step, state, record)
+    tracker.end_parent(parent, plan, how, layout)
+    layout.run(run).mkdir(parents=True, exist_ok=True)
+    (layout.run(run) / MARK).write_text(parent + "\n")
+    return parent
+
+
+def run_page(layout: Layout, run: str) -> str | None:
+    """The part of the address of a run's page behind the server's; None while MLflow does not know the run."""
+    if (parent := _parent(layout, run)) is None:
+        return None
+    return f"/#/experiments/{_client(layout).get_run(parent).info.experiment_id}/runs/{parent}"
+
+
+def add_report(layout: Layout, run: str, report: Path) -> None:
+    """Lay a run's report beside its curves in MLflow; where MLflow does not know the run, nothing happens."""
+    if (parent := _parent(layout, run)) is not None:
+        _client(layout).log_artifact(parent, str(report))
+
+
+def _parent(layout: Layout, run: str) -> str | None:
+    mark = layout.run(run) / MARK
+    return mark.read_text().strip() if mark.is_file() else None
+
+
+def _client(layout: Layout):
+    from mlflow import MlflowClient
+
+    return MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri)

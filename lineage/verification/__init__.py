@@ -1,0 +1,1 @@
+"""Checks that artifacts, indexes and the audit log still hold."""

@@ -1,0 +1,151 @@
+"""Whether the audit log is the one that was written, and whether what it says of runs and artifacts still holds."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lineage.artifacts.signature import SIGNATURE, signed_statement
+from lineage.audit.chain import signature_problem
+from lineage.audit.claims import AuditCheck, claim_problems, unexplained
+from lineage.audit.log import FIRST, Entry, head_file, is_cut_off, log_file, parsed, read_head
+from lineage.audit.run_checks import run_problems
+from lineage.keys import Ed25519PublicKey
+from lineage.layout import Layout
+from lineage.registry.champions import registry_problems
+from lineage.state_files import Unreadable, is_folder, read_regular, records_of
+from lineage.verification.key_check import readable_keys
+from schemas.errors import PlanError
+
+
+def check(layout: Layout) -> AuditCheck:
+    """Read the whole log and everything that it speaks of; raises PlanError where the named signing key is none."""
+    found = check_log(layout)
+    found.problems += readable_keys(layout)[1]
+    found.problems += claim_problems(layout, found)
+    for run, said in sorted(found.runs.items()):
+        problems, notes = run_problems(layout, run, said)
+        found.problems += problems
+        found.notes += notes
+    try:
+        found.problems += registry_problems(layout)
+    except PlanError as error:
+        found.problems.append(f"what MLflow says cannot be compared with the log: {error}")
+    found.notes += unexplained(layout, found)
+    return found
+
+
+def check_log(layout: Layout) -> AuditCheck:
+    """Read the log alone, and what others remember of it: whether it is the one that was written, and whole."""
+    found = AuditCheck()
+    keys, _ = readable_keys(layout)
+    _read(layout, keys, found)
+    found.problems += _anchor_problems(layout, found)
+    return found
+
+
+def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
+    path = log_file(layout)
+    try:
+        lines = read_regular(path).split(b"\n")
+    except Unreadable as error:
+        lines = [b""]
+        if os.path.lexists(path):
+            found.problems.append(f"{path}: {error}")
+    last: Entry | None = None
+    strange: list[bytes] = []
+    for number, line in enumerate(lines, 1):
+        entry = parsed(line)
+        if entry is None:
+            strange.append(line)
+            continue
+        where = f"{path}:{number}"
+        told = _strangers(f"{path}:{number - len(strange)}", strange, entry, found)
+        own = list(_own_problems(entry, keys))
+        wrong = own or ([] if told else list(_place_problems(entry, last)))
+        found.problems += [f"{where}: {what}" for what in wrong]
+        strange = []
+        if last is None or entry["number"] > last["number"]:
+            last = entry
+            found.remember(entry, believed=not own)
+    _end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
+
+
+def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) -> bool:
+    """Say what the lines before an entry are that are no entries; returns whether they stand for a missing entry."""
+    if entry["action"] == "repaired":
+        facts, text = entry["facts"], b"\n".join(lines)
+        if facts.get("sha256") not in {hashlib.sha256(t).hexdigest() for t in (text, text + b"\n")}:
+            found.problems.append(f"{where}: the bytes that entry {entry['number']} says it found are not there")
+        elif facts.get("cut_off"):
+            found.notes.append(f"{where}: a write was cut off; entry {entry['number']} of {entry['at']} found it")
+        else:
+            found.problems.append(f"{where}: {facts.get('bytes')} bytes that posttrain did not write")
+        return False
+    if lines:
+        found.problems.append(f"{where}: no entry any more, though entry {entry['number']} follows")
+    return bool(lines)
+
+
+def _own_problems(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
+    """What an entry says of itself."""
+    if problem := signature_problem(entry, keys):
+        yield f"entry {entry['number']} ({entry['action']}) {problem}"
+
+
+def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
+    """How an entry stands to the one before."""
+    number, expected = entry["number"], last["number"] + 1 if last else 1
+    if number > expected:
+        missing = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
+        yield f"{missing} missing before entry {number}"
+    elif number < expected:
+        yield f"entry {number} ({entry['action']}) stands after entry {expected - 1}: moved or inserted"
+    elif entry["previous"] != (last["hash"] if last else FIRST):
+        yield f"entry {number} was written after another entry than the one before it: one of the two was replaced"
+
+
+def _end(where: str, rest: bytes, found: AuditCheck) -> None:
+    if rest.strip(b"\n") and is_cut_off(rest):
+        found.notes.append(f"{where}: the last write was cut off; the next entry will say so")
+    elif rest.strip(b"\n"):
+        found.problems.append(f"{where}: no entry")
+
+
+def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
+    """Entries that others saw and that are not there, each once."""
+    wrong: dict[str, str] = {}
+    if os.path.lexists(head_file(layout)) and read_head(layout) is None:
+        wrong["head"] = f"{head_file(layout)}: does not say which entry is the latest"
+    latest = max(found.hashes, default=0)
+    for source, number, digest in sorted(_anchors(layout, found), key=lambda a: (-a[1], a[0])):
+        if number > latest:
+            wrong.setdefault("end", f"{log_file(layout)}: ends at entry {latest}, but {source} saw entry {number}")
+        elif found.hashes.get(number, digest) != digest:
+            what = f"{log_file(layout)}: entry {number} is another than the one that {source} saw"
+            wrong.setdefault(f"{number}", what)
+    return list(wrong.values())
+
+
+def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
+    """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
+    yield from _anchor(head_file(layout), read_head(layout))
+    for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
+        for event in records_of(path):
+            yield from _anchor(path, event.get("audit"))
+    for folder in layout.state.glob("artifacts/*"):
+        statement = signed_statement(folder)
+        if statement and _is_of_here(layout, statement["predicate"], found):
+            yield from _anchor(folder / SIGNATURE, statement["predicate"]["audit"])
+
+
+def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
+    """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
+    run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
+    return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)
+
+
+def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
+    if isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str):
+        yield str(source), seen["number"], seen["hash"]

@@ -1,0 +1,1 @@
+"""Rules across the settings of a step, reported before anything runs."""

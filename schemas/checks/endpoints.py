@@ -1,0 +1,33 @@
+"""What a stage can say of endpoints that cannot be: training with a server's weights, prices that nobody gave."""
+
+from collections.abc import Iterator
+
+from schemas.endpoint import Capped, endpoints_in
+from schemas.errors import Problem
+from schemas.stages.rl import Rl
+from schemas.steps.slots import Slot
+from schemas.steps.step_info import StepInfo
+from schemas.use import EngineUse
+
+
+def endpoint_problems(info: StepInfo) -> Iterator[Problem]:
+    """Everything of the kind in one step."""
+    served = [slot for slot in info.slots if isinstance(slot.use, EngineUse) and endpoints_in(slot.values)]
+    for slot in served:
+        yield from _engine(info, slot)
+    if isinstance(info.stage, Capped) and info.stage.max_cost is not None:
+        priced = any(endpoint["price"] for endpoint in endpoints_in(info.dump()))
+        if not priced:
+            said = "`max_cost` is about what endpoints cost, and none of this stage has a price"
+            yield info.problem("max_cost", said, "give the endpoint its `price`, or cap `max_tokens_total`")
+
+
+def _engine(info: StepInfo, slot: Slot) -> Iterator[Problem]:
+    if isinstance(info.stage, Rl) and slot.path == "engine":
+        said = f"`{slot.use.use}` samples from a server that keeps its own weights: what is trained would not sample"
+        yield info.problem(slot.path, said, "write `engine: vllm` or `engine: torch`; endpoints are for judges here")
+    if getattr(info.stage.resources, "rollout", None) is not None and slot.path == "engine":
+        said = f"`{slot.use.use}` samples on a server, so that workers of the role `rollout` would have nothing to do"
+        yield info.problem(
+            "resources.rollout", said, "drop them, and let `max_concurrency` say how much is asked at once"
+        )

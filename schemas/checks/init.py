@@ -1,0 +1,97 @@
+"""`config:` of an init stage, as far as it can be told without Hugging Face's own code: sizes are whole numbers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from schemas.errors import Problem
+from schemas.stages.init import Init
+from schemas.steps.step_info import StepInfo
+
+SIZES = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "vocab_size",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "n_positions",
+        "n_inner",
+        "d_model",
+        "d_ff",
+        "d_kv",
+        "num_layers",
+        "num_heads",
+        "ffn_dim",
+        "embed_dim",
+        "word_embed_proj_dim",
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "num_experts",
+        "num_local_experts",
+        "num_experts_per_tok",
+        "n_routed_experts",
+        "kv_lora_rank",
+        "q_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "state_size",
+        "conv_kernel",
+    }
+)
+"""Keys of configurations that count something of which there is at least one."""
+OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "q_lora_rank", "ffn_dim", "word_embed_proj_dim"})
+"""Sizes that may be null: the configuration then derives them."""
+SWITCHES = frozenset({"tie_word_embeddings", "use_cache", "attention_bias", "mlp_bias", "norm_topk_prob"})
+RATES = frozenset({"initializer_range", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rope_theta"})
+LABELS = frozenset({"id2label", "label2id"})
+TYPES = ("float32", "bfloat16", "float16", "float64", "auto")
+LARGEST = 100_000_000
+LAYERS = 10_000
+WEIGHTS = 10**13
+"""Largest product of the sizes that make one matrix."""
+
+
+def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
+    """Every value of the configuration that no model can have."""
+    for key, value in stage.config.items():
+        wrong = _wrong(key, value)
+        if wrong:
+            yield info.problem(f"config.{key}", *wrong)
+    hidden, width = stage.config.get("hidden_size"), stage.config.get("intermediate_size")
+    if isinstance(hidden, int) and isinstance(width, int) and hidden * width > WEIGHTS:
+        said = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
+        yield info.problem("config.hidden_size", said, "lower one of them")
+
+
+def _wrong(key: str, value: Any) -> tuple[str, str] | None:
+    """What is wrong with a value, and what to do."""
+    if value is None and key not in SIZES - OPTIONAL:
+        return None
+    if key == "model_type" and not isinstance(value, str):
+        return "a model type is a word", "as `model_type: qwen3`"
+    if key in ("dtype", "torch_dtype") and value not in TYPES:
+        return f"{_shown(value)} is no type of numbers", f"one of {', '.join(TYPES)}"
+    if key in LABELS and not isinstance(value, dict):
+        return f"{_shown(value)} is no map of labels", "leave it out: a policy has none"
+    if key in SIZES:
+        largest = LAYERS if "layer" in key else LARGEST
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            return f"{_shown(value)} is no size: a whole number from 1 to {largest} is wanted", "as `hidden_size: 96`"
+    if key in SWITCHES and not isinstance(value, bool):
+        return f"{_shown(value)} is not a switch", "write true or false"
+    if key in RATES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e12):
+        return f"{_shown(value)} is no number from 0 up", "as `rms_norm_eps: 1e-6`"
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return "this map" if isinstance(value, dict) else "this list"
+    return f"`{value}`"

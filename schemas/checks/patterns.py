@@ -1,0 +1,93 @@
+"""Regular expressions among the options of our functions: they must compile, and say when they may run for ever."""
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+
+from schemas.errors import Problem
+from schemas.source.tree import join
+from schemas.steps.step_info import StepInfo
+
+OPTIONS = ("pattern", "call", "keep", "action", "subject")
+"""Options that are regular expressions where they are texts."""
+MAX_PATTERN = 1_000
+MAX_CLASSES = 60
+"""Sets in brackets in all different patterns of a recipe: each may take some milliseconds to compile."""
+_QUANTIFIER = re.compile(r"[*+]|\{[0-9]*,\}")
+_SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+
+
+def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
+    """Patterns that do not compile, and patterns that some text makes run for a very long time."""
+    refused: list[Problem] = []
+    warned: list[Problem] = []
+    seen: dict[str, str | None] = {}
+    sets = 0
+    for info, where, text in _patterns(steps):
+        if text not in seen:
+            sets += text.count("[")
+            seen[text] = _wrong(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
+        if (wrong := seen[text]) is not None:
+            refused.append(info.problem(where, f"`{text}` is no pattern: {wrong}", "as Python's `re` reads it"))
+        elif repeats_repetition(text):
+            said = f"`{text}` repeats what is itself repeated: some texts of a model take hours to match"
+            advice = "let the inner part end in what the next cannot begin with, and write it possessive: `++`, `*+`"
+            warned.append(info.problem(where, said, advice))
+    return refused, warned
+
+
+def _patterns(steps: Iterable[StepInfo]) -> Iterator[tuple[StepInfo, str, str]]:
+    for info in steps:
+        for slot in info.slots:
+            for name in OPTIONS if ":" not in slot.use.use else ():
+                value = slot.values.get(name)
+                if isinstance(value, str) and slot.signature.options[name].type in (str, str | None):
+                    yield info, join(slot.path, name), value
+
+
+def _wrong(text: str) -> str | None:
+    if len(text) > MAX_PATTERN:
+        return f"{len(text)} characters are too many (at most {MAX_PATTERN})"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return None
+
+
+def repeats_repetition(pattern: str) -> bool:
+    """Whether an unbounded repetition stands inside another, as in `(a+)*`, and neither is possessive or atomic."""
+    inside = [False]
+    kinds = [""]
+    place = 0
+    while place < len(pattern):
+        if pattern[place] == "\\":
+            place = _after_quantifier(pattern, place + 2, inside)
+        elif (found := _SET.match(pattern, place)) is not None:
+            place = _after_quantifier(pattern, found.end(), inside)
+        elif pattern[place] == "(":
+            inside.append(False)
+            kinds.append(pattern[place + 1 : place + 3])
+            place += 1
+        elif pattern[place] == ")" and len(inside) > 1:
+            repeated, atomic = inside.pop(), kinds.pop() == "?>"
+            end = _QUANTIFIER.match(pattern, place + 1)
+            if repeated and not atomic and end is not None and pattern[end.end() : end.end() + 1] != "+":
+                return True
+            inside[-1] = inside[-1] or (repeated and not atomic)
+            place = _after_quantifier(pattern, place + 1, inside)
+        else:
+            place = _after_quantifier(pattern, place + 1, inside)
+    return False
+
+
+def _after_quantifier(pattern: str, place: int, inside: list[bool]) -> int:
+    """The place after an atom's quantifier, noting one that is unbounded and not possessive."""
+    found = _QUANTIFIER.match(pattern, place)
+    if found is None:
+        return place
+    possessive = pattern[found.end() : found.end() + 1] == "+"
+    inside[-1] = inside[-1] or not possessive
+    return found.end() + (1 if possessive else 0)

@@ -1,0 +1,47 @@
+"""Combinations that run and silently learn the wrong thing, refused (or warned of) before anything starts."""
+
+from collections.abc import Iterator
+
+from schemas.checks.contradictions import contradictions
+from schemas.checks.endpoints import endpoint_problems
+from schemas.checks.gates import gate_problems
+from schemas.checks.init import init_problems
+from schemas.checks.merges import merge_problems
+from schemas.checks.patterns import pattern_problems
+from schemas.checks.sanity import sanity_problems
+from schemas.errors import Problem
+from schemas.source.limits import MAX_PROBLEMS
+from schemas.stages.evaluate import Evaluate
+from schemas.stages.init import Init
+from schemas.stages.merge import Merge
+from schemas.stages.rl import Rl
+from schemas.steps.step_info import StepInfo
+
+
+def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
+    """What must not run, and what is only worth a word."""
+    refused: list[Problem] = []
+    warned: list[Problem] = []
+    trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
+    for info in steps.values():
+        if len(refused) > MAX_PROBLEMS:
+            break
+        refused += [*endpoint_problems(info), *sanity_problems(info)]
+        if isinstance(info.stage, Rl):
+            wrong, odd = contradictions(info, info.stage)
+            refused, warned = refused + wrong, warned + odd
+        elif isinstance(info.stage, Init):
+            refused += [*init_problems(info, info.stage), *(_dropout(info, info.stage) if trains_by_sampling else ())]
+        elif isinstance(info.stage, Evaluate):
+            refused += gate_problems(info, info.stage)
+        elif isinstance(info.stage, Merge):
+            refused += merge_problems(info, info.stage)
+    wrong, odd = pattern_problems(steps.values())
+    return refused + wrong, list(dict.fromkeys(warned + odd))
+
+
+def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
+    for key, value in stage.config.items():
+        if key.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and value > 0:
+            said = "dropout in a policy: what is trained would not be what sampled"
+            yield info.problem(f"config.{key}", said, f"write `{key}: 0.0`, as this recipe has an rl stage")

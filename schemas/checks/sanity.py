@@ -1,0 +1,87 @@
+"""Numbers that a type allows and no run can mean: a temperature of 1e308, a million workers, a count below zero."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from schemas.errors import Problem
+from schemas.source.tree import join
+from schemas.steps.slots import Slot
+from schemas.steps.step_info import StepInfo
+
+LARGEST = {
+    "temperature": 100.0,
+    "learning_rate": 1e3,
+    "workers": 10_000,
+    "num_cpus": 1e6,
+    "num_gpus": 1e6,
+    "heads": 10_000,
+    "lora_r": 100_000,
+    "lora_alpha": 1e6,
+    "num_generations": 1_000_000,
+    "num_bootstrap": 10_000_000,
+    "per_device_train_batch_size": 1_000_000,
+    "gradient_accumulation_steps": 1_000_000,
+    "generation_batch_size": 100_000_000,
+    "max_length": 100_000_000,
+    "max_completion_length": 100_000_000,
+    "size": 1e9,
+    "timeout": 1e9,
+    "approve_within": 1e9,
+    "backoff": 1e9,
+    "max_backoff": 1e9,
+}
+"""Largest value of a setting, by its key, wherever it stands in a stage or in the options of our functions."""
+OF_ANY = 1e12
+"""Largest magnitude of every other number."""
+COUNTS_BELOW = 2**31
+"""Whole numbers among options that state no range of their own are from 0 to below this."""
+MEMORY = 20
+"""Characters of an amount of memory, as `2GiB`."""
+FREE = ("notes", "config", "extra")
+"""Maps whose keys are the author's or another program's."""
+
+
+def sanity_problems(info: StepInfo) -> Iterator[Problem]:
+    """Every number of a step that is beyond what its key can mean."""
+    own = {slot.path for slot in info.slots if ":" in slot.use.use}
+    dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)
+    yield from _numbers(info, dumped, "", own)
+    for slot in info.slots:
+        if slot.path not in own:
+            yield from _options(info, slot)
+
+
+def _numbers(info: StepInfo, value: Any, path: str, own: set[str]) -> Iterator[Problem]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            if key not in FREE and path not in own:
+                yield from _numbers(info, child, join(path, str(key)), own)
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            yield from _numbers(info, child, join(path, index), own)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from _too_large(info, value, path)
+    elif isinstance(value, str) and path.rpartition(".")[2] == "memory" and len(value) > MEMORY:
+        yield info.problem(path, "no machine has so much memory", "as `memory: 2GiB`")
+
+
+def _too_large(info: StepInfo, value: float, path: str) -> Iterator[Problem]:
+    key = path.rpartition(".")[2]
+    largest = LARGEST.get("temperature" if key.endswith("temperature") else key, OF_ANY)
+    if abs(value) > largest:
+        yield info.problem(path, f"{value:g} is beyond all use here", f"at most {largest:g}")
+
+
+def _options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
+    for name, option in slot.signature.options.items():
+        value = slot.values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not _is_plain(option.type):
+            continue
+        if not 0 <= value < COUNTS_BELOW:
+            said = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
+            yield info.problem(join(slot.path, name), said, f"leave `{name}` out, or write a number in that range")
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether a type is a whole number that says nothing of its range."""
+    return kind is int or set(getattr(kind, "__args__", ())) == {int, type(None)}

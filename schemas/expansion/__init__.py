@@ -1,0 +1,1 @@
+"""From stages as written to the steps that they stand for."""

@@ -1,0 +1,171 @@
+"""`repeat: {max, until, first, stages}`: a loop is unrolled, iteration i of stage s is the step `<loop>-<i>-<s>`.
+
+Inside, `s` is the stage of the same iteration and `previous.s` that of the one before (in the first, what `first`
+says). Outside, `<loop>.s` is the last iteration that ran. Once `until` holds, later iterations are skipped.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from schemas.expansion.entries import Entry, check_name, count_variants, refuse_many, targets, variants
+from schemas.expansion.names import Target, split
+from schemas.source.tree import Mark, Node, join, nodes, refuse
+from schemas.source.variables import Scope, substitute
+from schemas.suggestions import suggest
+
+MAX_CONDITION = 500
+"""Characters of `until`."""
+KEYS = ("max", "until", "first", "stages")
+MAX_ITERATIONS = 100
+_UNTIL = re.compile(r"\s*(\S+)\s*(>=|<=|==|>|<)\s*([-+]?[0-9.]{1,40}(?:[eE][-+]?[0-9]{1,9})?)\s*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison on a metric of a stage of the loop, by its word there."""
+
+    word: str
+    metric: str
+    op: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop as written, and the entries of each iteration."""
+
+    name: str
+    path: str
+    first: dict[str, str]
+    until: Condition | None
+    rounds: list[dict[str, list[Entry]]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """How many steps it stands for."""
+        return sum(len(entries) for stages in self.rounds for entries in stages.values())
+
+    def prefix(self, iteration: int) -> str:
+        """What the names of an iteration's steps start with."""
+        return f"{self.name}-{iteration}-"
+
+    def inner(self, iteration: int) -> Iterator[tuple[str, Target]]:
+        """What words mean inside an iteration (from 1), beside those of the recipe."""
+        for stage, entries in self.rounds[iteration - 1].items():
+            yield from targets(stage, entries, self.prefix(iteration))
+            for entry in entries:
+                yield f"previous.{entry.word}", self._previous(entry.word, stage, iteration)
+
+    def outer(self) -> Iterator[tuple[str, Target]]:
+        """What words mean outside: `<loop>.<stage>`, and every iteration's step by its name."""
+        count = len(self.rounds)
+        for stage, entries in self.rounds[0].items():
+            if entries[0].word != stage:
+                yield f"{self.name}.{stage}", Target(tuple(f"{self.name}.{e.word}" for e in entries), is_fan=True)
+            for entry in entries:
+                steps = tuple(self.prefix(i) + entry.word for i in range(count, 0, -1))
+                yield f"{self.name}.{entry.word}", Target(steps)
+                yield from ((step, Target((step,))) for step in steps)
+
+    def _previous(self, word: str, stage: str, iteration: int) -> Target:
+        if iteration > 1:
+            return Target((self.prefix(iteration - 1) + word,))
+        reference = self.first.get(word, self.first.get(stage))
+        if reference is None:
+            return Target(missing=f"say what it starts from: `first: {{{stage}: <reference>}}` under `repeat`")
+        return Target(alias=reference)
+
+
+def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
+    """Read and unroll a loop. Raises RecipeError."""
+    for key, child in node.value.items():
+        if key not in ("repeat", "description"):
+            advice = "a stage with `repeat` holds its stages under `repeat.stages`"
+            raise refuse(child.where, join(path, key), f"`{key}` does not belong beside `repeat`", advice)
+    here, repeat = join(path, "repeat"), node.value["repeat"]
+    if not repeat.is_map:
+        raise refuse(repeat.where, here, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
+    for key, child in repeat.value.items():
+        if key not in KEYS:
+            raise refuse(child.where, join(here, key), f"unknown key `{key}`", suggest(key, KEYS, "keys"))
+    head = substitute(repeat.without("stages"), scope, here)
+    stages, count = _stages(repeat, here), _max(head, repeat.where, here)
+    first_round = scope.within("repeat", _iteration_words(1, repeat))
+    variants_of = (count_variants(s, join(here, "stages", n), first_round) for n, s in stages.value.items())
+    refuse_many(count * sum(variants_of), repeat, here)
+    rounds = [dict(_iteration(stages, i, here, scope)) for i in range(1, count + 1)]
+    first = _first(head.get("first"), stages, join(here, "first"))
+    return Loop(name, path, first, _until(head.get("until"), rounds[0], join(here, "until")), rounds)
+
+
+def _stages(repeat: Node, path: str) -> Node:
+    stages = repeat.get("stages")
+    if stages is None or not stages.is_map or not stages.value:
+        where = repeat.where if stages is None else stages.where
+        raise refuse(where, join(path, "stages"), "wants a map of stages", "as `stages: {rl: {...}}`")
+    for name, node in stages.value.items():
+        check_name(name, node, join(path, "stages", name))
+        if (nested := node.get("repeat")) is not None:
+            raise refuse(nested.where, join(path, "stages", name), "a loop inside a loop", "unroll one of them by hand")
+    return stages
+
+
+def _iteration(stages: Node, number: int, path: str, scope: Scope) -> Iterator[tuple[str, list[Entry]]]:
+    for name, node in stages.value.items():
+        inner = scope.within("repeat", _iteration_words(number, node))
+        yield name, variants(name, node, join(path, "stages", name), inner)
+
+
+def _iteration_words(number: int, node: Node) -> dict[str, Node]:
+    return {"iteration": nodes(number, node.where)}
+
+
+def _max(head: Node, where: Mark, path: str) -> int:
+    node = head.get("max")
+    if node is None:
+        raise refuse(where, path, "`max` is missing", "a loop needs an end: `max: 3`")
+    if isinstance(node.value, bool) or not isinstance(node.value, int) or not 1 <= node.value <= MAX_ITERATIONS:
+        raise refuse(node.mark, join(path, "max"), f"wants a whole number from 1 to {MAX_ITERATIONS}", "as `max: 3`")
+    return node.value
+
+
+def _first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
+    if node is None:
+        return {}
+    if not node.is_map:
+        raise refuse(node.where, path, "wants a map of stages to references", "as `first: {rl: cold_start}`")
+    for name, child in node.value.items():
+        if name.partition("@")[0] not in stages.value:
+            raise refuse(
+                child.where,
+                join(path, name),
+                f"the loop has no stage `{name}`",
+                suggest(name, stages.value, "stages of the loop"),
+            )
+        if not isinstance(child.value, str) or not child.value or child.value.startswith("previous."):
+            raise refuse(child.mark, join(path, name), "wants a reference to an artifact outside the loop", "")
+    return {name: child.value for name, child in node.value.items()}
+
+
+def _until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Condition | None:
+    if node is None:
+        return None
+    said = node.value if isinstance(node.value, str) and len(node.value) <= MAX_CONDITION else ""
+    found = _UNTIL.fullmatch(said)
+    try:
+        value = float(found[3]) if found else None
+    except ValueError:
+        value = None
+    if found is None or value is None or not math.isfinite(value):
+        example = 'as `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
+        raise refuse(node.mark, path, "wants stage.metric, a comparison and a number", example)
+    words = {e.word: Target((e.word,)) for entries in stages.values() for e in entries}
+    split_here = split(found[1], words)
+    if split_here is None:
+        advice = suggest(found[1].partition(".")[0], words, "stages of the loop")
+        raise refuse(node.mark, path, f"the loop has no stage for `{found[1]}`", advice)
+    if split_here[1] is None:
+        raise refuse(node.mark, path, f"`{found[1]}` names no metric", f"as `{found[1]}.accuracy`")
+    return Condition(split_here[0], split_here[1], found[2], value)

@@ -1,0 +1,1 @@
+"""Generated documentation and the schema for editors."""

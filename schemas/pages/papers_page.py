@@ -1,0 +1,88 @@
+"""docs/papers.md: published systems as recipes, with what is proven of each.
+
+`python -m schemas.pages.papers_page` prints it.
+
+A paper is on the page when it has both a recipe and a test that proves its mechanism. The title is the first
+paragraph of the recipe's header; what is proven is the first paragraph of the test's docstring, and what is not, the
+paragraph that begins with `Not shown:`. Both are read as text: nothing is imported.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+from schemas.modules import HOUSE
+
+INTRODUCTION = """# Papers
+
+<!-- Written by `make docs` from recipes/papers/ and the docstrings of tests/papers/. Edit those. -->
+
+Each of these published systems is a recipe that runs on one core (`--profile tiny`) and is sized for GPUs
+(`--profile full`). Its test proves the paper's own mechanism by numbers, through the functions that the recipe names;
+it does not repeat the paper's experiments, and the last column says what is not shown.
+
+    posttrain run recipes/papers/<id>.yaml --profile tiny
+    pytest tests/papers/test_paper_<id>.py
+"""
+
+
+def papers_page(house: Path = HOUSE) -> str:
+    """The page as Markdown, papers in the order of their ids."""
+    lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
+    for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
+        test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
+        if test.is_file():
+            title, (proven, missing) = title_of(recipe), proof_of(test)
+            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{without(title, proven)}]"
+            lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} |")
+    return "\n".join([INTRODUCTION, *lines]) + "\n"
+
+
+def title_of(recipe: Path) -> str:
+    """The first paragraph of the header that says something to a reader; raises ValueError when there is none."""
+    lines: list[str] = []
+    for line in recipe.read_text(encoding="utf-8").splitlines():
+        said = line.removeprefix("#").strip()
+        if not line.startswith("#") or (lines and not said):
+            break
+        if said and not said.startswith("yaml-language-server:"):
+            lines.append(said)
+    if not lines:
+        raise ValueError(f"{recipe}: the header must begin with the paper's title")
+    return flat(" ".join(lines))
+
+
+def proof_of(test: Path) -> tuple[str, str]:
+    """What the docstring of a test says is proven, and what is not shown; raises ValueError without a docstring."""
+    said = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
+    if not said:
+        raise ValueError(f"{test}: the docstring must say what is proven")
+    paragraphs = [flat(paragraph) for paragraph in said.split("\n\n")]
+    missing = [p.removeprefix("Not shown:").strip() for p in paragraphs[1:] if p.startswith("Not shown:")]
+    return paragraphs[0], (begun(missing[0]) if missing else "—")
+
+
+def without(title: str, proven: str) -> str:
+    """What is proven, without the title before it: the longest beginning, up to a colon, that also begins the title."""
+    ends = [match.start() for match in re.finditer(r": ", proven)]
+    names = [end for end in ends if plain(title).startswith(plain(proven[:end]))]
+    return begun(proven[max(names) + 2 :] if names else proven)
+
+
+def begun(text: str) -> str:
+    """With a capital."""
+    return text[:1].upper() + text[1:]
+
+
+def plain(text: str) -> str:
+    """Letters and digits in small."""
+    return re.sub(r"[^\w]+", " ", text.casefold()).strip()
+
+
+def flat(text: str) -> str:
+    """On one line, fit for a cell of a table."""
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    print(papers_page(), end="")

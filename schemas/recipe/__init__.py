@@ -1,0 +1,1 @@
+"""Recipes, loaded and checked."""

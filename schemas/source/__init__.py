@@ -1,0 +1,1 @@
+"""YAML text with places: parsing, merging, variables and limits."""

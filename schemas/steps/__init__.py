@@ -1,0 +1,1 @@
+"""Validated steps, their functions and references, and their order."""

@@ -1,0 +1,106 @@
+"""Decontamination is graph-wide: every evaluation of the recipe is compared with by every curation."""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import reduce
+from graphlib import CycleError, TopologicalSorter
+from operator import or_
+
+from schemas.errors import Problem
+from schemas.references import PromptsRef
+from schemas.source.tree import join, problem
+from schemas.stages.curate import Curate
+from schemas.stages.evaluate import Evaluate
+from schemas.steps.slots import Slot
+from schemas.steps.step_info import Port, StepInfo, with_parts
+
+MAX_COMPARISONS = 5_000
+"""Curations times sets of problems."""
+
+
+def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
+    """Add the problems of all evaluations to every curation that has not switched decontamination off.
+
+    Evaluation problems that are made from the curated rows themselves cannot be compared with: that is a problem.
+    """
+    evaluations = [i for i in infos.values() if isinstance(i.stage, Evaluate)]
+    curations = {n: i for n, i in infos.items() if isinstance(i.stage, Curate) and i.stage.decontaminate is not None}
+    tasks: dict[str, Slot] = {}
+    prompts: dict[tuple[object, ...], tuple[StepInfo, Port]] = {}
+    for other in evaluations:
+        for slot in filter(_is_task, other.slots):
+            tasks.setdefault(_identity(slot), slot)
+        for port in (p for p in other.ports if p.path == "prompts"):
+            prompts.setdefault(_content(port), (other, port))
+    if (count := len(curations) * (len(tasks) + len(prompts))) > MAX_COMPARISONS:
+        info = next(iter(curations.values()))
+        said = f"{len(curations)} curations would each be compared with all evaluations: {count} comparisons"
+        advice = f"at most {MAX_COMPARISONS}; set `decontaminate: null` where rows are no training data"
+        problems.append(problem(info.node.where, info.path, said, advice))
+        return infos
+    made_from = _made_from(list(curations), infos)
+    asked = [(other, port, made_from(port.steps)) for other, port in prompts.values()]
+    return infos | {name: _completed(info, tasks, asked, problems) for name, info in curations.items()}
+
+
+def _completed(
+    info: StepInfo,
+    evaluated: dict[str, Slot],
+    asked: list[tuple[StepInfo, Port, set[str]]],
+    problems: list[Problem],
+) -> StepInfo:
+    """A curation with the tasks and the prompts of all evaluations, each once, behind those that it names itself."""
+    given = info.stage.decontaminate
+    tasks, slots, seen = list(given.against), list(info.slots), {_identity(s) for s in info.slots}
+    prompts, ports = list(given.against_prompts), list(info.ports)
+    own = {_content(port) for port in ports if port.path.startswith("decontaminate.")}
+    for identity, slot in evaluated.items():
+        if identity not in seen:
+            slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
+            tasks.append(slot.use)
+    for other, port, made_from in asked:
+        if _content(port) in own:
+            continue
+        if info.name in made_from:
+            problems.append(_circle(info, other, port))
+            continue
+        ports.append(Port(**{**port.__dict__, "path": f"decontaminate.against_prompts.{len(prompts)}"}))
+        prompts.append(PromptsRef(port.text))
+    whole = given.model_copy(update={"against": tasks, "against_prompts": prompts})
+    stage = info.stage.model_copy(update={"decontaminate": whole})
+    return with_parts(info, stage=stage, slots=tuple(slots), ports=tuple(ports))
+
+
+def _is_task(slot: Slot) -> bool:
+    return slot.path.startswith("tasks.") and slot.path.count(".") == 1
+
+
+def _identity(slot: Slot) -> str:
+    return json.dumps([slot.signature.module, slot.signature.name, slot.values])
+
+
+def _content(port: Port) -> tuple[object, ...]:
+    return port.steps, port.output, port.source
+
+
+def _made_from(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:
+    """A function of steps: the curations among them and among all that they need; none where steps go in a circle."""
+    above: dict[str, int] = {}  # a bit for each curation, so that a union of thousands costs nothing
+    bits = {name: 1 << place for place, name in enumerate(curations)}
+    needs = {name: [step for step in info.needs if step in infos] for name, info in infos.items()}
+    with suppress(CycleError):  # which the check of the graph names
+        for name in TopologicalSorter(needs).static_order():
+            above[name] = reduce(or_, (above[step] for step in needs[name]), bits.get(name, 0))
+
+    def found(steps: tuple[str, ...]) -> set[str]:
+        union = reduce(or_, (above.get(step, 0) for step in steps), 0)
+        return {name for name, bit in bits.items() if union & bit}
+
+    return found
+
+
+def _circle(info: StepInfo, other: StepInfo, port: Port) -> Problem:
+    said = f"these problems are made from `{info.origin}`, which must be decontaminated against them"
+    advice = f"set `decontaminate: null` on `{info.origin}`, or make the evaluation's problems from something else"
+    return problem(port.mark, join(other.path, "prompts"), said, advice)

@@ -1,0 +1,95 @@
+"""The functions and references in a stage: found by walking its values, checked against signatures."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from schemas.errors import Problem
+from schemas.references import Reference
+from schemas.signatures import Signature, SignatureError, options_model, signature
+from schemas.source.limits import MAX_PROBLEMS
+from schemas.source.tree import Node, join, problem
+from schemas.source.validation import coerced, follow, problems_of
+from schemas.use import Use
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A function named in a stage: where, which one, and its options with defaults."""
+
+    path: str
+    use: Use
+    signature: Signature
+    options: BaseModel
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Options as plain values; a default that only the function knows is left to it."""
+        told = set(self.use.options)
+        left = {n for n, o in self.signature.options.items() if not o.is_literal and n not in told}
+        return self.options.model_dump(mode="json", by_alias=True, exclude=left)
+
+
+def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> tuple[list[Slot], list[Problem]]:
+    """Every function named in a validated value (paths relative to it), and what is wrong with them."""
+    slots: list[Slot] = []
+    problems: list[Problem] = []
+    for where, use in _walk(value, ""):
+        if isinstance(use, Use):
+            at = follow(node, where)
+            found = _bind(where, use, at, join(path, where), folders)
+            if isinstance(found, Slot):
+                slots.append(found)
+                inner, more = bind_slots(found.options, at, join(path, where), folders)
+                slots += [Slot(join(where, s.path), s.use, s.signature, s.options) for s in inner]
+                problems += more
+            else:
+                problems += found
+        if len(problems) > MAX_PROBLEMS:
+            break
+    return slots, problems
+
+
+def references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, Reference]]:
+    """Every reference in a stage, also those among the options of its functions: dotted path and value."""
+    for where, value in _walk(stage, ""):
+        if isinstance(value, Reference):
+            yield where, value
+    for slot in slots:
+        for where, value in _walk(slot.options, slot.path):
+            if isinstance(value, Reference):
+                yield where, value
+
+
+def _bind(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) -> Slot | list[Problem]:
+    word = at.get("use") or at
+    try:
+        found = signature(type(use), use.use, folders)
+    except SignatureError as error:
+        return [problem(word.mark, join(path, "use") if at.is_map else path, str(error), error.advice)]
+    model = options_model(found)
+    try:
+        options = model.model_validate(use.options)
+    except ValidationError as error:
+        return problems_of(error, at, path, model, [f for f in type(use).model_fields if f != "use"])
+    found_wrong = coerced(at, options.model_dump(by_alias=True), path) if at.is_map else iter(())
+    wrong = list(islice(found_wrong, MAX_PROBLEMS))
+    return wrong or Slot(where, use, found, options)
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Use | Reference):
+        yield path, value
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _walk(getattr(value, name), join(path, name))
+    elif isinstance(value, dict):
+        for name, child in value.items():
+            yield from _walk(child, join(path, name))
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            yield from _walk(child, join(path, index))

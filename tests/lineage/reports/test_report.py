@@ -1,0 +1,223 @@
+"""The report: whole, self-contained, and nothing in it can break out of its place."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from lineage.layout import Layout
+from lineage.reports.curves import curves
+from lineage.reports.graph import draw
+from lineage.reports.report import write_report
+from schemas.manifest import InputRecord, Manifest, Output
+from schemas.plan import Input, Plan, Step
+
+HOSTILE = '<script>alert("x")</script>'
+VOID = {"meta", "path", "rect", "br"}
+OPTIONAL = {"td", "th", "tr"}
+
+
+def step(name, kind, *needs):
+    inputs = tuple(Input(port=f"in.{need}", steps=(need,), type="policy") for need in needs)
+    outputs = {"model": "policy"}
+    return Step(
+        name=name,
+        stage=name,
+        kind=kind,
+        settings={},
+        seed=0,
+        inputs=inputs,
+        outputs=outputs,
+        code={},
+        key=key(name),
+        identity={},
+    )
+
+
+def key(name):
+    return name.encode().hex().ljust(64, "0")[:64]
+
+
+def manifest(name, kind, seconds=1.5, **more):
+    inputs = (InputRecord(port="model", step="base", digest="d" * 64, type="policy"),)
+    outputs = {"model": Output(type="policy", digest="e" * 64, dvc="f.dir", files=())}
+    times = {"started": "2026-01-02T03:04:05+00:00", "seconds": seconds, "cpu_seconds": 12.5, "peak_rss": 345_000_000}
+    return Manifest(
+        key=key(name),
+        kind=kind,
+        identity={},
+        step=name,
+        recipe="r",
+        run="x",
+        seed=0,
+        inputs=inputs,
+        outputs=outputs,
+        commit="abcdef0123456789",
+        **times,
+        **more,
+    )
+
+
+EVALUATION = {
+    "confidence": 0.95,
+    "problems": 300,
+    "table": [
+        {"model": m, "family": f, "metric": "accuracy", "value": v, "low": v - 0.05, "high": v + 0.05, "n": 300}
+        for m, v in (("base", 0.0612), ("tuned", 0.7431))
+        for f in ("all", "chain_sum")
+    ],
+    "comparisons": [
+        {
+            "model": "tuned",
+            "against": "base",
+            "family": "all",
+            "metric": "accuracy",
+            "value": 0.6819,
+            "low": 0.61,
+            "high": 0.75,
+            "n": 300,
+            "p_value": 0.00013,
+            "detectable": 0.05,
+        }
+    ],
+    "gates": [{"passed": False, "on_fail": "stop", "text": "accuracy of tuned 0.7431, wanted 0.9"}],
+    "samples": [
+        {
+            "family": "chain_sum",
+            "prompt": "1 + 2 =",
+            "answer": "3",
+            "completions": {"base": HOSTILE, "tuned": "3"},
+            "scores": {"base": None, "tuned": 1.0},
+        }
+    ],
+}
+CURATION = {
+    "type": "chat",
+    "rows": 5000,
+    "kept": 4321,
+    "dropped": {"duplicate": 600, "contaminated": 79},
+    "evaluations": [{"name": "held out", "problems": 600, "rows_dropped": 79}],
+}
+PRACTICE = {
+    "experiences": ["in step 1 <b>search</b>"],
+    "before": [],
+    "taught": [
+        {
+            "round": 0,
+            "problem": "4-2",
+            "best": "search: 4-2",
+            "worst": "6",
+            "learnt": ["in step 1 <b>search</b>"],
+            "dropped": [],
+        },
+    ],
+}
+WRITTEN = {
+    "written": [
+        {"what": "tool", "name": "spell", "attempt": 0, "accepted": False, "reasons": ["spell('a') gives <i>"]},
+        {"what": "tool", "name": "spell", "attempt": 1, "accepted": True, "reasons": []},
+    ]
+}
+
+
+@pytest.fixture
+def page(tmp_path):
+    layout = Layout(tmp_path)
+    steps = [step("base", "init"), step("clean", "curate"), step("tuned", "rl", "base", "clean")]
+    steps += [step("clerk", "agent"), step("practised", "practice", "base", "clerk")]
+    steps += [step("broken", "merge", "tuned"), step("left", "sft", "broken"), step("eval", "evaluate", "tuned")]
+    plan = Plan(
+        recipe=HOSTILE, file="r.yaml", profile="tiny", steps=(*steps, step("later", "python", "eval")), resolved={}
+    )
+    manifests = {
+        "base": manifest("base", "init", seconds=33.3),
+        "clean": manifest("clean", "curate", details=CURATION),
+        "tuned": manifest("tuned", "rl"),
+        "eval": manifest("eval", "evaluate", details=EVALUATION),
+        "clerk": manifest("clerk", "agent", details=WRITTEN),
+        "practised": manifest("practised", "practice", details=PRACTICE),
+    }
+    folder = layout.artifact("rl", key("tuned"))
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"step": i, "time": 0.0, "reward": i / 99, "loss": float("nan")}) for i in range(100)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    named = {"base": "cached", "clean": "done", "tuned": "done", "broken": "failed", "left": "skipped", "eval": "done"}
+    states = {name: {"state": state} for name, state in named.items()}
+    states["broken"]["reason"] = "tensor <x> differs"
+    return write_report(plan, states, manifests, layout, "run-7").read_text()
+
+
+class Reader(HTMLParser):
+    """Collects text, tags and attributes, and holds tags that must be closed to it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.words, self.seen, self.attributes = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.attributes += attrs
+        if tag not in VOID | OPTIONAL:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        if tag not in OPTIONAL:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_all_states_and_numbers_are_there_and_every_tag_is_closed(page):
+    reader = Reader(page)
+    assert reader.open == []
+    text = " ".join(" ".join(reader.words).split())
+    for state in ("cached", "done", "failed", "skipped", "pending"):
+        assert re.search(rf"\d {state}\b", text), state
+    for said in ("0.061", "0.743", "+0.682", "0.0001", "4,321 of 5,000 rows", "79", "33.3 s", "12.5", "345.0 MB"):
+        assert said in text, said
+    for said in ("in step 1 <b>search</b>", "search: 4-2", "spell('a') gives <i>", "1 experiences, 0 before"):
+        assert said in text, said
+    for said in ("tensor <x> differs", "wanted 0.9", "abcdef012345", "eeeeeeeeeeee", "0 → 1", "1 + 2 =", "run-7"):
+        assert said in text, said
+    assert text.count(HOSTILE) >= 3
+
+
+def test_nothing_is_loaded_and_nothing_breaks_out(page):
+    reader = Reader(page)
+    assert "script" not in reader.seen
+    assert not {"link", "img", "iframe", "object"} & set(reader.seen)
+    assert not {"src", "href"} & {name for name, _ in reader.attributes}
+    assert "http" not in page
+    assert "url(" not in page
+
+
+def test_the_graph_goes_from_left_to_right():
+    steps = (step("a", "x"), step("b", "x"), step("c", "x", "a", "b"), step("d", "x", "c", "a"))
+    plan = Plan(recipe="r", file="r", steps=steps, resolved={})
+    picture = draw(plan, {"a": "done"})
+    at = {node.name: node for node in picture.nodes}
+    assert at["a"].x == at["b"].x < at["c"].x < at["d"].x
+    assert at["a"].y != at["b"].y
+    assert len(picture.edges) == 4
+    assert (at["a"].state, at["b"].state) == ("done", "pending")
+    assert len({(node.x, node.y) for node in picture.nodes}) == 4
+    assert [edge.count("C") for edge in picture.edges] == [1, 1, 1, 2]  # a → d keeps clear of c
+
+
+def test_long_curves_are_averaged_and_keep_their_ends(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps({"step": i, "loss": i % 2}) + "\n" for i in range(1000)))
+    (curve,) = curves(file)
+    assert (curve.first, curve.last, curve.steps) == (0, 1, 1000)
+    assert curve.path.count("L") == 199  # groups of five
+    assert curve.low == pytest.approx(0.4)
+    assert curve.high == pytest.approx(0.6)
+    assert curves(tmp_path / "none") == []

@@ -1,0 +1,113 @@
+import json
+import sqlite3
+
+import pytest
+from mlflow import MlflowClient
+
+from lineage.tracking.content import final_metrics, model_name
+from lineage.tracking.record import project_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
+STATES = {name: {"state": "done"} for name in ("base", "lessons", "lessons_clean", "tuned", "raw")}
+
+
+@pytest.fixture
+def tracked(small_run, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    project_run(small_run.layout, "run-1", small_run.plan(), STATES)
+    return small_run, MlflowClient(small_run.layout.mlflow_uri)
+
+
+def counts(layout):
+    """Rows of every table of MLflow's store."""
+    with sqlite3.connect(layout.state / "mlflow.db") as database:
+        tables = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
+        return {table: database.execute(f'select count(*) from "{table}"').fetchone()[0] for table in tables}
+
+
+def leave_run(made, run, states):
+    """What a run leaves in its folder."""
+    folder = made.layout.run(run)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(made.plan().model_dump_json())
+    told = [{"type": "step", "step": name, **state} for name, state in states.items()]
+    lines = [json.dumps(event) + "\n" for event in [*told, {"type": "run", "state": "ended"}]]
+    (folder / "events.jsonl").write_text("".join(lines))
+
+
+def children(client, run="run-1"):
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    found = client.search_runs(experiments, f"tags.`posttrain.run` = '{run}'")
+    return {r.data.tags.get("posttrain.step"): r for r in found}
+
+
+def test_a_run_in_mlflow_and_again_without_duplicates(tracked):
+    """One test for all that needs a fresh store: making one takes seconds."""
+    made, client = tracked
+    runs = children(client)
+    assert set(runs) == {*STATES, None}
+    tuned = runs["tuned"]
+    assert tuned.data.tags["mlflow.parentRunId"] == runs[None].info.run_id
+    assert tuned.data.params["learning_rate"] == "0.1"
+    assert tuned.data.metrics["loss"] == 0.25
+    assert runs[None].data.metrics["tuned/loss"] == 0.25
+    curve = client.get_metric_history(tuned.info.run_id, "curves/loss")
+    assert [(p.step, p.value, p.timestamp) for p in curve] == [(1, 1.0, 101000), (2, 0.5, 102000), (4, 0.25, 104000)]
+    digest = made.made["lessons_clean"].outputs["data"].digest
+    assert [(d.dataset.name, d.dataset.digest) for d in tuned.inputs.dataset_inputs] == [
+        ("lessons_clean.data", digest[:36])
+    ]
+    read = client.get_run(tuned.info.run_id).inputs.model_inputs
+    assert len(read) == len(tuned.outputs.model_outputs) == 1
+    assert read[0].model_id == runs["base"].outputs.model_outputs[0].model_id
+    version = client.get_model_version("small.tuned", "1")
+    assert (version.version, version.tags["key"]) == (1, made.made["tuned"].key)
+    assert not list((made.layout.state / "mlflow-artifacts").rglob("*.safetensors"))
+
+    before = counts(made.layout)
+    project_run(made.layout, "run-1", made.plan(), STATES)
+    assert counts(made.layout) == before
+
+    cached = {name: {"state": "cached"} for name in STATES}
+    leave_run(made, "run-2", cached)
+    assert project_run(made.layout, "run-2", made.plan(), cached) is None
+    project_run(made.layout, "run-1", made.plan(), STATES)
+    again = children(client, "run-2")["tuned"]
+    assert again.data.tags["posttrain.made_by"] == "run-1"
+    assert again.data.tags["posttrain.made_by_mlflow_run"] == tuned.info.run_id
+    assert client.get_metric_history(again.info.run_id, "curves/loss") == []
+    assert len(client.search_model_versions("name = 'small.tuned'")) == 1
+
+    client.delete_tag(tuned.info.run_id, "posttrain.logged")
+    project_run(made.layout, "run-1", made.plan(), STATES)
+    assert set(children(client)) == {*STATES, None}
+    assert len(client.get_metric_history(children(client)["tuned"].info.run_id, "curves/loss")) == 3
+    assert len(client.search_model_versions("name = 'small.tuned'")) == 1
+
+    project_run(made.layout, "run-3", made.plan(), STATES | {"tuned": {"state": "failed"}, "raw": {"state": "blocked"}})
+    failed = children(client, "run-3")
+    assert [failed[name].info.status for name in (None, "tuned", "raw", "base")] == [
+        "FAILED",
+        "FAILED",
+        "KILLED",
+        "FINISHED",
+    ]
+    assert failed["tuned"].data.metrics == {}
+
+
+def test_the_numbers_of_a_variant_have_names_that_mlflow_takes():
+    record = {
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.5,
+        "metrics": {"reward/answers.exact": 0.5, "x": "text"},
+    }
+    (metric,) = final_metrics(record, "rl@algorithm=grpo,seed=1")
+    assert (metric.key, metric.value) == ("rl_algorithm_grpo_seed_1/reward_answers.exact", 0.5)
+
+
+def test_the_model_of_a_variant_has_a_name_that_mlflow_takes(tmp_path):
+    name = model_name("rl@clip=high,epsilon=0.2")
+    assert name == "rl_clip_high_epsilon_0_2"
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.create_experiment("variants")
+    assert client.create_logged_model(experiment, name).name == name

@@ -1,0 +1,340 @@
+"""Settings of an rl stage that contradict each other are refused at their place; what is only odd is mentioned."""
+
+import pytest
+import yaml
+
+from schemas.errors import RecipeError
+from schemas.expansion.expand import preset_names
+from schemas.recipe.load import load_recipe
+
+HEAD = """name: tried
+stages:
+  base: {kind: init}
+  problems: {kind: synthesize, emit: prompts, problems: [{use: reasoning_gym, family: gcd, size: 9, split: train}]}
+  traces: {kind: synthesize, prompts: problems, teacher: answer}
+  rl:
+    kind: rl
+    model: base
+    prompts: problems
+    rewards: [answers.exact, {use: formats.matches, pattern: x}]
+    max_steps: 2
+"""
+GRPO, ASYNC = {"algorithm": "grpo"}, {"algorithm": "async_grpo"}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a recipe with these settings of its rl stage, one to a line from line 12 on."""
+
+    def load(**settings):
+        plain = {key: yaml.safe_dump(value, default_flow_style=True, width=10**6) for key, value in settings.items()}
+        lines = [f"    {key}: {text.removesuffix('...' + chr(10)).strip()}" for key, text in plain.items()]
+        text = HEAD + "\n".join(lines) + "\n"
+        (tmp_path / "tried.yaml").write_text(text)
+        return load_recipe(tmp_path / "tried.yaml")
+
+    return load
+
+
+def use(name, **options):
+    return {"use": name, **options}
+
+
+REFUSED = {
+    "one completion in a group": (
+        {**GRPO, "num_generations": 1},
+        "advantage.0",
+        "every advantage 0",
+        "num_generations",
+    ),
+    "others of one": (
+        {**GRPO, "num_generations": 1, "advantage": [use("center", by="family", within="group", stat="loo")]},
+        "advantage.0",
+        "every advantage 0",
+        "by: batch",
+    ),
+    "more handed in than sampled": (
+        {"algorithm": "pass_at_k", "num_generations": 2, "advantage": [use("pass_at_k", k=3)]},
+        "advantage.0.k",
+        "k is 3, but a group has 2",
+        "lower k",
+    ),
+    "two behaviour denominators": (
+        {**GRPO, "importance_correction": [use("token", high=2.0)]},
+        "importance_correction.0",
+        "`token` divides by the sampling policy, and `token` does so once more",
+        "ratio: decoupled",
+    ),
+    "k1 in the loss": (
+        {**GRPO, "loss_terms": [use("kl", estimator="k1", coef=0.1)]},
+        "loss_terms.0.estimator",
+        "0 on average",
+        "k2 or k3",
+    ),
+    "k1 to two references": (
+        {
+            **GRPO,
+            "loss_terms": [use("kl_convex", estimator="k1", coef=0.1)],
+            "references": {"base": {}, "previous": {"sync_steps": 2}},
+        },
+        "loss_terms.0.estimator",
+        "0 on average",
+        "k2 or k3",
+    ),
+    "an expert under a ratio": (
+        {**GRPO, "extra_samples": [use("expert", data="traces")]},
+        "extra_samples.0",
+        "adds what no policy sampled",
+        "token_mask: [own]",
+    ),
+    "old samples as own ones": (
+        {"algorithm": "rloo", "extra_samples": [use("replay")]},
+        "extra_samples.0",
+        "`replay` keeps samples of older weights, and `none`",
+        "ratio: token",
+    ),
+    "old samples and nothing between": (
+        {**GRPO, "ratio": "decoupled", "rollout": use("windowed", window=4, max_windows=2)},
+        "rollout",
+        "`windowed` keeps samples of older weights, and `decoupled`",
+        "add `importance_correction:`",
+    ),
+    "open ends in a group": (
+        {**GRPO, "rollout": use("windowed", window=4, partial="all")},
+        "rollout.partial",
+        "open ends have earned nothing yet, and `center`",
+        "partial: wait",
+    ),
+    "values without a critic": (
+        {**GRPO, "advantage": [use("gae")]},
+        "advantage.0",
+        "needs a critic's values",
+        "critic:",
+    ),
+    "a critic without a target": (
+        {**GRPO, "critic": {"learning_rate": 1e-3}},
+        "critic",
+        "what to predict",
+        "`gae`",
+    ),
+    "a branch of no reward": (
+        {**GRPO, "advantage_streams": [{"of": "formats.match", "advantage": [use("center")]}]},
+        "advantage_streams.0.of",
+        "no reward `formats.match`",
+        "did you mean `formats.matches`?",
+    ),
+    "a filter by no reward": (
+        {**GRPO, "filter_groups": use("reward_variance", reward="answers.exactly")},
+        "filter_groups.reward",
+        "no reward `answers.exactly`",
+        "did you mean `answers.exact`?",
+    ),
+    "a number of no controller": (
+        {
+            **GRPO,
+            "policy_loss": use("clipped", epsilon_high={"controller": "uper"}),
+            "controllers": {"upper": use("pid", metric="kl")},
+        },
+        "policy_loss.epsilon_high",
+        "no controller `uper`",
+        "did you mean `upper`?",
+    ),
+    "a controller of a misspelt point": (
+        {**GRPO, "controllers": {"beta": use("pid", metric="entrpy")}, "temperature": 1.0},
+        "controllers.beta.metric",
+        "no iteration has a metric `entrpy`",
+        "`entropy`",
+    ),
+    "objectives that are not measured": (
+        {
+            **GRPO,
+            "controllers": {"a": use("recap", objective="reward/answers.exakt", best={"reward/answers.exakt": 1.0})},
+        },
+        "controllers.a.best",
+        "no iteration has a metric `reward/answers.exakt`",
+        "reward/answers.exact",
+    ),
+    "a divergence from nobody": (
+        {**GRPO, "loss_terms": [], "controllers": {"beta": use("adaptive_kl", target=0.1)}},
+        "controllers.beta.metric",
+        "no iteration has a metric `kl`",
+        "loss_terms",
+    ),
+    "a watch of a misspelt point": (
+        {**GRPO, "watch": [{"metric": "rewards", "min": 0.0}]},
+        "watch.0.metric",
+        "no iteration has a metric `rewards`",
+        "`reward`",
+    ),
+    "samples asked ahead as own ones": (
+        {"algorithm": "rloo", "rollout": "streamed"},
+        "rollout",
+        "`streamed` keeps samples of older weights, and `none`",
+        "ratio: token",
+    ),
+    "samples asked one step ahead and nothing between": (
+        {**GRPO, "ratio": "decoupled", "rollout": "one_step_off"},
+        "rollout",
+        "`one_step_off` keeps samples of older weights, and `decoupled`",
+        "add `importance_correction:`",
+    ),
+    "more ahead than may be stale": (
+        {**ASYNC, "rollout": use("streamed", max_staleness=1, ahead=2)},
+        "rollout.ahead",
+        "older than max_staleness, 1",
+        "lower `ahead`",
+    ),
+    "workers that lag where nothing may": (
+        {**ASYNC, "rollout": use("streamed", max_staleness=0, sync="each")},
+        "rollout.sync",
+        "older than max_staleness, 0, by workers that are one version behind",
+        "raise `max_staleness`",
+    ),
+    "no room for the lag of workers": (
+        {**ASYNC, "rollout": use("streamed", max_staleness=2, ahead=2, sync="each")},
+        "rollout.ahead",
+        "by workers that are one version behind",
+        "lower `ahead`",
+    ),
+    "new weights under what runs, and not": (
+        {**ASYNC, "rollout": use("streamed", max_staleness=2, sync="each", interrupt=False)},
+        "rollout.sync",
+        "`interrupt: false` says that nothing may",
+        "leave out one of the two",
+    ),
+    "steps counted where nobody can": (
+        {**ASYNC, "rollout": use("streamed", steps_per_update=4), "resources": {"rollout": {"workers": 1}}},
+        "rollout.steps_per_update",
+        "`resources.rollout` has processes of its own",
+        "leave out one",
+    ),
+    "two steps of a batch that is not complete": (
+        {**ASYNC, "rollout": "periodic", "num_mini_batches": 2},
+        "num_mini_batches",
+        "`periodic` trains on groups before the batch is complete",
+        "num_mini_batches: 1",
+    ),
+    "a whole batch compared in pieces": (
+        {**ASYNC, "rollout": "periodic", "advantage": ["center", use("scale", by="batch")]},
+        "advantage.1",
+        "`scale` compares all of it",
+        "by: group",
+    ),
+    "more asked for than is waited for": (
+        {**ASYNC, "rollout": "periodic", "resample": [use("dynamic_sampling")]},
+        "resample",
+        "`resample` would come too late",
+        "rollout: synchronous",
+    ),
+    "a group of trainers and pieces": (
+        {**ASYNC, "rollout": "periodic", "resources": {"train": {"workers": 2}}},
+        "resources.train",
+        "which one process does by itself",
+        "rollout: streamed",
+    ),
+    "a reference of no name": (
+        {**GRPO, "loss_terms": [use("kl_convex", coef=0.1)], "references": {"base": {}}},
+        "loss_terms.0",
+        "`references` names no `previous`",
+        "previous: {sync_steps: 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_contradiction_is_refused_at_its_place_with_advice(load, what):
+    settings, where, message, advice = REFUSED[what]
+    with pytest.raises(RecipeError) as caught:
+        load(**settings)
+    found = [p for p in caught.value.problems if p.path == f"stages.rl.{where}" and message in p.message]
+    assert found, [(p.path, p.message, p.advice) for p in caught.value.problems]
+    assert advice in found[0].advice
+    written = list(settings).index(where.partition(".")[0]) if where.partition(".")[0] in settings else None
+    if written is not None:
+        assert found[0].line == 12 + written
+
+
+def test_a_reward_that_computes_with_the_policy_is_refused_beside_its_training(load, tmp_path):
+    with pytest.raises(RecipeError):
+        load(**GRPO, rollout="streamd")
+    text = (tmp_path / "tried.yaml").read_text().replace("{use: formats.matches, pattern: x}", "likelihood.answer")
+    for rollout, refused in (("synchronous", False), ("streamed", True), ("periodic", True)):
+        (tmp_path / "tried.yaml").write_text(text.replace("streamd", rollout))
+        if not refused:
+            load_recipe(tmp_path / "tried.yaml")
+            continue
+        with pytest.raises(RecipeError) as caught:
+            load_recipe(tmp_path / "tried.yaml")
+        (found,) = caught.value.problems
+        assert found.path == "stages.rl.rewards.1"
+        assert "asks for `sampler`" in found.message
+        assert "`rollout: synchronous`" in found.advice
+
+
+MENTIONED = {
+    "several updates of a biased penalty": ({**GRPO, "num_iterations": 2}, "not weighted by the ratio"),
+    "several updates at ratio 1": (
+        {"algorithm": "rloo", "num_mini_batches": 2},
+        "takes all samples for the policy's own",
+    ),
+    "a wide clip of sequences": ({"algorithm": "gspo", "policy_loss": use("clipped", epsilon=0.1)}, "never clipped"),
+    "a clip that nothing reaches": ({**GRPO, "policy_loss": use("clipped", epsilon=0.1)}, "nothing is clipped"),
+    "a reference that nobody asks for": ({**GRPO, "references": {"old": {"sync_steps": 3}}}, "`lp_old_T`"),
+    "a controller of nothing": (
+        {**GRPO, "controllers": {"beta": use("pid", metric="kl")}},
+        "no number refers to the controller `beta`",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MENTIONED)
+def test_what_is_odd_is_mentioned(load, what):
+    settings, message = MENTIONED[what]
+    assert [w for w in load(**settings).warnings if message in w.message]
+
+
+ALLOWED = {
+    "a mask beside a ratio": {
+        **GRPO,
+        "importance_correction": [use("token", high=2.0, outside="mask", reweight=False)],
+    },
+    "a weight beside a decoupled ratio": {
+        **GRPO,
+        "ratio": "decoupled",
+        "importance_correction": [use("token", high=2.0)],
+    },
+    "a single sample beside a greedy one": {
+        **GRPO,
+        "num_generations": 1,
+        "prompt_sampler": "with_greedy",
+        "advantage": [use("center", among=["greedy"])],
+    },
+    "an expert whom the surrogate knows": {"algorithm": "luffy", "extra_samples": [use("expert", data="traces")]},
+    "an expert whom a component imitates": {"algorithm": "chord", "extra_samples": [use("expert", data="traces")]},
+    "old samples under their own ratio": {**GRPO, "extra_samples": [use("replay")]},
+    "samples asked ahead under their own ratio": {**GRPO, "rollout": use("streamed", max_staleness=4)},
+    "samples asked ahead and corrected": {**ASYNC, "rollout": "one_step_off"},
+    "pieces of samples that are never old": {"algorithm": "rloo", "rollout": "periodic"},
+    "nothing that may be old": {"algorithm": "rloo", "rollout": use("streamed", max_staleness=0)},
+    "a watch on ages": {
+        **ASYNC,
+        "rollout": "streamed",
+        "watch": [{"metric": "staleness_max", "max": 1.0}],
+    },
+    "a critic with gae": {"algorithm": "ppo"},
+    "a branch of the second reward": {
+        **GRPO,
+        "advantage_streams": [{"of": "formats.matches", "advantage": [use("center")]}],
+    },
+}
+
+
+@pytest.mark.parametrize("what", ALLOWED)
+def test_what_fits_is_allowed_without_a_word(load, what):
+    assert load(**ALLOWED[what]).warnings == ()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_no_preset_contradicts_itself(load, name):
+    more = {"references": {"teacher": {"model": "base"}}} if name == "teacher" else {}
+    assert load(algorithm=name, **more).warnings == ()

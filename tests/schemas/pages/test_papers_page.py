@@ -1,0 +1,55 @@
+"""docs/papers.md follows from recipes and tests, and is up to date."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schemas.pages.papers_page import papers_page, title_of, without
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def house(tmp_path):
+    for folder in ("recipes/papers", "tests/papers"):
+        (tmp_path / folder).mkdir(parents=True)
+    header = "# yaml-language-server: $schema=x\n#\n# One: a | Title\n# (Doe 2025)\n#\n# Claim  a\nname: one-two\n"
+    (tmp_path / "recipes/papers/one-two.yaml").write_text(header)
+    (tmp_path / "recipes/papers/untested.yaml").write_text(header)
+    said = '"""One: a | title: proven to\nthe last digit.\n\nNot shown: all\nelse.\n\nA note.\n"""\nimport nowhere\n'
+    (tmp_path / "tests/papers/test_paper_one_two.py").write_text(said)
+    return tmp_path
+
+
+def test_only_what_has_recipe_and_test_is_listed_and_nothing_is_imported(house):
+    rows = [line for line in papers_page(house).splitlines() if line.startswith("|")][2:]
+    assert rows == [
+        "| One: a \\| Title (Doe 2025) | [one-two](../recipes/papers/one-two.yaml) | "
+        "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | All else. |"
+    ]
+
+
+def test_the_title_is_taken_off_what_is_proven():
+    assert without("Part I: Tricks? A Dive (X)", "Part I: Tricks?: means: this") == "Means: this"
+    assert without("Part I: Tricks? A Dive (X)", "Tricks: none") == "Tricks: none"
+    assert without("Title", "proven at once") == "Proven at once"
+
+
+def test_a_recipe_without_a_header_and_a_test_without_a_docstring_are_refused(house):
+    recipe = house / "recipes/papers/one-two.yaml"
+    recipe.write_text("name: x\n# Late\n")
+    with pytest.raises(ValueError, match=r"one-two.yaml: the header must begin"):
+        title_of(recipe)
+    recipe.write_text("# Title\n")
+    (house / "tests/papers/test_paper_one_two.py").write_text("x = 1\n")
+    with pytest.raises(ValueError, match="the docstring must say"):
+        papers_page(house)
+
+
+def test_the_page_is_up_to_date():
+    printed = subprocess.run(
+        [sys.executable, "-m", "schemas.pages.papers_page"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert (ROOT / "docs/papers.md").read_text(encoding="utf-8") == printed, "run `make docs`"
