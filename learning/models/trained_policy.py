@@ -1,9 +1,19 @@
-"""What a stage leaves of the policy that it trained."""
+"""The policy that a stage trains: with adapters, and written at the end."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from learning.models.policy import Policy, save_policy, save_tokenizer
+from schemas.training import LoRA
+
+
+def add_adapters(policy: Policy, options: LoRA) -> Policy:
+    """Return the policy with fresh adapters if `use_peft` is on, else the policy itself."""
+    if not options.use_peft:
+        return policy
+    from learning.models.adapters import attach  # peft takes long to import, and few stages need it
+
+    return replace(policy, model=attach(policy.model, options))
 
 
 def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
