@@ -15,7 +15,7 @@ from learning.tools import calls as tools
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KINDS = ["product", "weight", "table", "digits"]
 
 

@@ -14,7 +14,7 @@ from schemas.agent import Agent
 from schemas.agent_slots import AuthorUse, ExtractorUse
 from schemas.recipe import load_recipe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "practice.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "practice.md").read_text()
 BLOCKS = re.findall(r"^```(\w+) (?:file=)?(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -12,7 +12,7 @@ from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 
-PRESETS = Path(__file__).parents[2] / "recipes" / "algorithms"
+PRESETS = Path(__file__).parents[3] / "recipes" / "algorithms"
 NAMES = ["dapo", "dr_grpo", "grpo", "gspo", "ppo_clip", "reinforce_plus_plus", "rloo"]
 LENGTHS = [[3, 7, 1, 4], [2, 2, 6, 5], [4, 4, 4, 4]]
 REWARDS = [[1.0, 0.0, 0.3, 1.0], [0.0, 0.0, 1.0, 0.5], [0.1, 0.1, 0.1, 0.1]]

@@ -14,7 +14,7 @@ from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 
-PRESETS = Path(__file__).parents[2] / "recipes" / "algorithms"
+PRESETS = Path(__file__).parents[3] / "recipes" / "algorithms"
 LENGTHS = [[30, 7, 41], [2, 25, 6]]
 REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, 0.0]
 FINISHES = ["stop", "stop", "length", "length", "stop", "stop"]

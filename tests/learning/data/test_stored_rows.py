@@ -164,7 +164,7 @@ print(json.dumps([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, siz
 
 def peak(folder, count):
     """Peak memory in MiB of a process that stores rows and reads an epoch's first, and MiB on disk."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD, str(folder), str(count)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from schemas.recipe import load_recipe
 from schemas.signatures import names
 from schemas.use import EnvUse, ToolUse
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
 BLOCKS = dict(re.findall(r"^```yaml (\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
 

@@ -386,7 +386,7 @@ def test_a_prompt_never_gets_its_own_completions_as_strange_ones():
 
 
 def test_a_loss_must_give_one_number_per_pair(tiny_policy):
-    whole = Term(bind(PairLossUse(use="tests.learning.test_preference_losses:scalar")), 1.0)
+    whole = Term(bind(PairLossUse(use="tests.learning.preference.test_pair_losses:scalar")), 1.0)
     with pytest.raises(StepError, match=r"gives \(\) for 4 pairs"):
         gradient([whole], Trained(tiny_policy.model), PAIRS, have(), 0, 1000)
 

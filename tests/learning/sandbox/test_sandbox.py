@@ -21,7 +21,7 @@ from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
 from lineage.layout import Layout
 from schemas.errors import StepError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 GENEROUS = 120
 REFUSED_OPENINGS = (0x200, 0x3, 0x203, 0x43, 0x200000, 0x200200, 0x410002, 0x2000, 0x800000, 0x40000000, 0x80000000)
