@@ -71,7 +71,9 @@ def do(job, folder, group):
 
 def watch(module, place):
     """Note the summed gradient of the first optimiser step, and what this rank holds of the model; returns the undo."""
-    source = importlib.import_module("learning.rl.update") if module.__name__ == "tasks.rl" else module
+    source = importlib.import_module(
+        "learning.rl.update" if module.__name__ == "tasks.rl" else "learning.training.loop"
+    )
     original, seen = source.clip_gradients, []
 
     def noting(model, max_norm):
