@@ -121,8 +121,16 @@ def _tested(
     again = rounds[: gate.noise_repeats + 1]
     new_R, old_R = ([np.nanmean(_of(stage, scores, r, asked.name, m)) for r in again] for m in (pair.new, pair.old))
     floor = noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
-    told: Told = {"kind": asked.kind, "name": asked.name, "bound": asked.bound, "tail": asked.tail, "value": value,
-                  "n": len(gain_P), "spread": spread, "floor": floor}  # fmt: skip
+    told: Told = {
+        "kind": asked.kind,
+        "name": asked.name,
+        "bound": asked.bound,
+        "tail": asked.tail,
+        "value": value,
+        "n": len(gain_P),
+        "spread": spread,
+        "floor": floor,
+    }
     told["detectable"] = minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
     if gate.test == "mcnemar":
         told |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
@@ -138,8 +146,10 @@ def _tested(
 
 def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Told:
     if not np.isin(values_P, (0.0, 1.0)).all():
-        raise StepError(f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
-                        "write `test: paired_bootstrap`")  # fmt: skip
+        raise StepError(
+            f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
+            "write `test: paired_bootstrap`"
+        )
     wins, losses = int((gain_P > 0).sum()), int((gain_P < 0).sum())
     ordered = (wins, losses) if asked.kind == "min_delta" else (losses, wins)
     return {"wins": wins, "losses": losses, "p_value": mcnemar_p(*ordered)}

@@ -62,9 +62,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     """
     lengths = [b - a for a, b in pairwise(starts)]
     chains = chain_lengths(lengths, parents)
-    alone = {
-        s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST
-    }  # fmt: skip
+    alone = {s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST}
     families: dict[tuple[int, int], list[int]] = {}
     for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
         # Siblings of very different lengths are kept apart: padding them to the longest would cost more than it shares.

@@ -85,7 +85,7 @@ def test_the_longest_sequence_is_what_the_stage_says(make):
         ({**SHAPES["qwen3"], "hidden_act": "sillu"}, "sillu"),
         ({"model_type": "qwen3", "num_attention_heads": 4}, "num_key_value_heads: 32 does not divide"),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_cannot_be_is_refused_with_advice(make, config, message):
     with pytest.raises(StepError, match=message):
         make(**config)

@@ -14,9 +14,17 @@ from tasks import preference
 from tasks.preference import run
 
 SETTINGS = {
-    "kind": "preference", "model": "m", "data": "d", "learning_rate": 1e-3, "per_device_train_batch_size": 8,
-    "max_steps": 30, "save_steps": 3, "logging_steps": 2, "validation_fraction": 0.2, "max_length": 64,
-}  # fmt: skip
+    "kind": "preference",
+    "model": "m",
+    "data": "d",
+    "learning_rate": 1e-3,
+    "per_device_train_batch_size": 8,
+    "max_steps": 30,
+    "save_steps": 3,
+    "logging_steps": 2,
+    "validation_fraction": 0.2,
+    "max_length": 64,
+}
 
 
 def said(text):
@@ -32,10 +40,16 @@ def rows(n=60):
         scores = json.dumps({"chosen_score": 0.75, "rejected_score": 0.25})
         made.append(
             {
-                "id": str(i), "prompt": [{"role": "user", "content": f"p{i}"}], "answer": "", "family": "f",
-                "metadata": scores, "chosen": said(good + "a"), "rejected": said(bad + "b"), "margin": 0.5,
+                "id": str(i),
+                "prompt": [{"role": "user", "content": f"p{i}"}],
+                "answer": "",
+                "family": "f",
+                "metadata": scores,
+                "chosen": said(good + "a"),
+                "rejected": said(bad + "b"),
+                "margin": 0.5,
             }
-        )  # fmt: skip
+        )
     return made
 
 

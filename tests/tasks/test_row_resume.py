@@ -13,9 +13,13 @@ from tasks import evaluate, synthesize
 from tasks.context import Context
 
 SUMS = {
-    "use": "reasoning_gym", "family": "chain_sum", "split": "train", "size": 30, "style": "short",
+    "use": "reasoning_gym",
+    "family": "chain_sum",
+    "split": "train",
+    "size": 30,
+    "style": "short",
     "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-}  # fmt: skip
+}
 ENGINE = """
 import threading
 
@@ -88,9 +92,13 @@ def at(tmp_path, name, attempt, inputs, actors=None):
     checkpoints.mkdir(exist_ok=True)
     spent = []
     context = Context(
-        inputs, folder, checkpoints, seed=3, actors=actors,
+        inputs,
+        folder,
+        checkpoints,
+        seed=3,
+        actors=actors,
         on_progress=lambda event: spent.append(event.get("spent", 0)),
-    )  # fmt: skip
+    )
     return context, spent
 
 

@@ -10,9 +10,13 @@ from tasks.context import Context
 from tasks.synthesize import accepted, paired, run
 
 SUMS = {
-    "use": "reasoning_gym", "family": "chain_sum", "split": "train", "size": 20, "style": "short",
+    "use": "reasoning_gym",
+    "family": "chain_sum",
+    "split": "train",
+    "size": 20,
+    "style": "short",
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
-}  # fmt: skip
+}
 WORDS = {"use": "reasoning_gym", "family": "spell_backward", "split": "train", "size": 10, "style": "short"}
 
 
@@ -81,9 +85,14 @@ def test_pairs_are_best_against_worst_and_ties_are_dropped():
 
 def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", problems=[SUMS], model="m", num_generations=16, max_completion_length=30, temperature=2.0,
+        kind="synthesize",
+        problems=[SUMS],
+        model="m",
+        num_generations=16,
+        max_completion_length=30,
+        temperature=2.0,
         rewards=[{"use": "formats.matches", "pattern": ".{1,12}"}],
-    )  # fmt: skip
+    )
     result = run(stage, context(tmp_path, model=tiny_policy_folder))
     rows = read_rows(tmp_path / "a/outputs/chat", "chat")
     assert rows
@@ -96,10 +105,16 @@ def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folde
 
 def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=8,
-        max_completion_length=12, temperature=2.0, rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
+        kind="synthesize",
+        emit="preference_pairs",
+        problems=[SUMS],
+        model="m",
+        num_generations=8,
+        max_completion_length=12,
+        temperature=2.0,
+        rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
         min_margin=0.2,
-    )  # fmt: skip
+    )
     for name in "ab":
         run(stage, context(tmp_path, name, model=tiny_policy_folder))
     files = [tmp_path / name / "outputs/preference_pairs/rows.parquet" for name in "ab"]
@@ -111,10 +126,17 @@ def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder)
 
 def test_earlier_pairs_come_first_and_new_ones_are_noted(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=8,
-        max_completion_length=12, temperature=2.0, rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
-        min_margin=0.2, notes={"round": 1},
-    )  # fmt: skip
+        kind="synthesize",
+        emit="preference_pairs",
+        problems=[SUMS],
+        model="m",
+        num_generations=8,
+        max_completion_length=12,
+        temperature=2.0,
+        rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
+        min_margin=0.2,
+        notes={"round": 1},
+    )
     run(stage, context(tmp_path, "a", model=tiny_policy_folder))
     first = tmp_path / "a/outputs/preference_pairs"
     second = stage.model_copy(update={"earlier": "first", "notes": {"round": 2}, "seed": 6})

@@ -87,5 +87,8 @@ def test_samples_stand_for_themselves():
         lambda rows, texts: [float(i) for i in range(len(texts))],
     )
     assert [(t["id"], t["text"], t["whole"], t["score"]) for t in tried] == [
-        ("p", "a", True, 0), ("p", "b", False, 1), ("q", "a", True, 2), ("q", "b", False, 3),
-    ]  # fmt: skip
+        ("p", "a", True, 0),
+        ("p", "b", False, 1),
+        ("q", "a", True, 2),
+        ("q", "b", False, 3),
+    ]

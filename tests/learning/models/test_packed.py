@@ -7,9 +7,13 @@ from learning.models.packed import choose_forward, forest_hidden, pack, packed_l
 from schemas.errors import StepError
 
 SHAPE = {
-    "vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 31,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "max_position_embeddings": 128,
-}  # fmt: skip
+}
 
 
 def make(kind="qwen3", kv_heads=2, dtype=torch.float32):

@@ -65,9 +65,15 @@ def test_losses_and_gradients_are_those_of_trl(trl, tiny_policy, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = trl.DPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, beta=0.2, report_to=[], per_device_train_batch_size=3,
-            gradient_checkpointing=False, disable_dropout=False,
-        )  # fmt: skip
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            bf16=False,
+            beta=0.2,
+            report_to=[],
+            per_device_train_batch_size=3,
+            gradient_checkpointing=False,
+            disable_dropout=False,
+        )
         trainer = trl.DPOTrainer(
             model=model, ref_model=reference, args=options, train_dataset=data, processing_class=tiny_policy.tokenizer
         )
