@@ -9,7 +9,7 @@ import numpy as np
 from learning.agents.acting import env_at, rows_at
 from learning.api.spending import Desk
 from learning.data.row_journal import RowJournal
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.environments.making import playing
 from learning.evaluation.asking import Asking, run_program
 from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name, table
@@ -28,7 +28,6 @@ from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending
 
-Row = dict[str, Any]
 SHOWN_PER_FAMILY = 4
 REPEAT = 1_000_003
 """Between the seeds of repeated evaluations: far enough that no stage's own seed is one of them."""

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from learning.api.client import ask
 from learning.api.concurrency_limiter import Cap
 from learning.api.distillation import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
 from learning.api.requests import Answer, Asked, Failed
 from learning.api.response_store import Spent
+from learning.data.rows import Row
 from learning.data.teacher_request import Inquiry
 from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
@@ -17,7 +17,6 @@ from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
 from tasks.remote import EVERY, Bills, desk_of
 
-Row = dict[str, Any]
 SHOWN = 5
 """Messages of failed requests that are kept in the details."""
 

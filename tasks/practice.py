@@ -12,7 +12,7 @@ from learning.agents.practising import lessons, rollouts
 from learning.agents.showing import ShownRows
 from learning.api.spending import Desk
 from learning.data.row_journal import RowJournal
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.environments.making import playing
 from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import bind
@@ -29,7 +29,6 @@ from schemas.stages.practice import Practice
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending
 
-Row = dict[str, Any]
 SHOWN = 8
 """Groups that taught something and are kept in the details."""
 

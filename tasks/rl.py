@@ -14,7 +14,7 @@ from typing import Any
 from learning.agents.acting import env_at, rows_at
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.data.rows_used import write_used
 from learning.data.stored_rows import rows_at_hand
 from learning.environments.making import in_environment
@@ -51,8 +51,6 @@ from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of
-
-Row = dict[str, Any]
 
 
 def run(stage: Rl, context: Context) -> Result:

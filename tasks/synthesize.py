@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from learning.data.rows import SCHEMAS, read_rows, row_writer, scan_rows
+from learning.data.rows import SCHEMAS, Row, read_rows, row_writer, scan_rows
 from learning.data.teacher_request import Inquiry
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
@@ -21,7 +21,6 @@ from tasks.remote import Bills, desk_of, spending
 if TYPE_CHECKING:
     from tasks.inquired import Inquired
 
-Row = dict[str, Any]
 PROBLEMS = 1000
 """Problems that a teacher writes about before what it wrote is put down."""
 SAMPLES = 32_768

@@ -10,7 +10,7 @@ of a group.)
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -19,12 +19,12 @@ from learning.agents.rollouts import Rollout
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.question_templates import filled
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 TEMPLATE = "{subject}: in step {step} {best}, not {worst}"
 ORDER = """Problem: {problem}
 

@@ -24,11 +24,13 @@ SCHEMAS: dict[str, pa.Schema] = {
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
     "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
 }
+Row = dict[str, Any]
+"""One row: the columns of its artifact type, and on the way through a stage those that functions add."""
 IN_MEMORY = 64 << 20
 """Bytes of a table, before compression, up to which a loop holds its rows in memory."""
 
 
-def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> None:
+def write_rows(folder: Path, artifact_type: str, rows: list[Row]) -> None:
     """Write rows of an artifact type; equal rows give equal bytes."""
     write_table(folder, artifact_type, pa.Table.from_pylist(rows, schema=SCHEMAS[artifact_type]))
 
@@ -77,6 +79,6 @@ def read_table(folder: Path, artifact_type: str) -> pa.Table:
     return pa.Table.from_batches(scan_rows(folder, artifact_type), schema=SCHEMAS[artifact_type])
 
 
-def read_rows(folder: Path, artifact_type: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, artifact_type: str) -> list[Row]:
     """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
     return [row for batch in scan_rows(folder, artifact_type) for row in batch.to_pylist()]

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from learning.data.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
+from learning.data.rows import SCHEMAS, Row, count_rows, fits, read_rows, scan_rows
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 from schemas.whole_files import whole_file
@@ -26,7 +26,6 @@ BATCH = 32
 """Rows that are read together."""
 OPEN = 64
 """Files that are open at a time."""
-Row = dict[str, Any]
 T = TypeVar("T")
 
 

@@ -4,14 +4,12 @@ Every function here is a fair judge: P(a, b) + P(b, a) = 1. A preference need no
 """
 
 import math
-from typing import Any
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.answers import exact
 from schemas.errors import StepError
 from schemas.use import RewardUse
-
-Row = dict[str, Any]
 
 
 def better(row: Row, first: str, second: str, *, of: RewardUse, scale: float | None = None) -> float:

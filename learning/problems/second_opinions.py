@@ -3,13 +3,13 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.question_templates import question
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.data.wrong_answers import mistaken
 from learning.lookup import Inner
 from learning.tools.retrieval import Shelf
@@ -17,7 +17,6 @@ from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.use import ProblemsUse, TeacherUse
 
-Row = dict[str, Any]
 TEMPLATE = "{prompt} {shown}; {prompt}"
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +17,7 @@ from pydantic import Field
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.question_templates import question
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies, word_logprobs
@@ -25,7 +26,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
 
-Row = dict[str, Any]
 TEMPLATE = "Problem: {prompt}\nAnswer: {completion}\nRate the answer from 0 to 10:"
 PATTERN = r"[+-]?\d+(?:\.\d+)?"
 

@@ -6,12 +6,13 @@ Half a win for a draw. A pair that cannot be judged is left out; who has no judg
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.question_templates import question
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
@@ -22,7 +23,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse, RewardUse
 
-Row = dict[str, Any]
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
 
 

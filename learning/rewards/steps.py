@@ -6,12 +6,13 @@ The place of a step counts from 0; −1 is no mistake.
 import json
 import re
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.question_templates import question
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from learning.toy_tasks.sums import CLEAN
@@ -19,7 +20,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
 
-Row = dict[str, Any]
 DIGITS = 300
 """Of a number that is read; Python takes the longer for longer ones, and refuses thousands."""
 NUMBER = re.compile(rf"-?\d{{1,{DIGITS}}}")

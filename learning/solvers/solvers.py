@@ -9,19 +9,18 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.solvers.combinators import concat, cross, filtered, mapped, reduced
 from learning.solvers.recursion import leaves, plan, put_together, taken_apart
 from learning.tools.retrieval import Shelf
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
-Row = dict[str, Any]
 Ask = Callable[[list[Row]], list[str]]
 WHOLE = re.compile(r"[+-]?\d{1,1000}")
 """A number with more digits takes Python too long to read."""
