@@ -1,15 +1,16 @@
 """kind: agent — an agent as one artifact: as the recipe says it, or as an author writes it for a task."""
 
 import json
-from typing import Any
 
 from learning.agents.drafting import Drafting
 from learning.agents.environment import Environment
 from learning.agents.folder import write_agent
+from learning.data.rows import Row
 from learning.lookup import bind
 from schemas.agent import Agent
+from schemas.agent_slots import AuthorUse
 from schemas.stages.agent import AgentStage
-from tasks.context import Context, Result
+from tasks.context import Context, Metric, Result
 from tasks.remote import Bills, desk_of
 
 
@@ -25,7 +26,7 @@ def run(stage: AgentStage, context: Context) -> Result:
     )
     drafting = Drafting(given)
     drafting.proven(given.made)
-    agent = given if stage.author is None else authored(drafting, stage, context)
+    agent = given if stage.author is None else write_drafts(drafting, stage, stage.author, context)
     write_agent(context.output("agent"), agent, context.inputs)
     if agent.environment is not None:
         Environment(folder=str(context.output("agent")))  # what is wrong with it is said now, not by later stages
@@ -34,18 +35,18 @@ def run(stage: AgentStage, context: Context) -> Result:
     return Result(numbers(agent, drafting.lines), {"written": drafting.lines})
 
 
-def authored(drafting: Drafting, stage: AgentStage, context: Context) -> Agent:
-    """What the author makes of the task."""
+def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context: Context) -> Agent:
+    """Return the agent that the author writes for the task."""
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
     try:
-        author = bind(stage.author, "author", context.inputs)
+        author = bind(use, "author", context.inputs)
         return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "desk": desk})
     finally:
         bills.tell()
 
 
-def numbers(agent: Agent, lines: list[dict[str, Any]]) -> dict[str, float | int]:
+def numbers(agent: Agent, lines: list[Row]) -> dict[str, Metric]:
     """What became of everything that was written."""
     tools = [line["accepted"] for line in lines if line["what"] == "tool"]
     drafts = [line["accepted"] for line in lines if line["what"] == "draft"]

@@ -15,6 +15,7 @@ from learning.data.teacher_request import Inquiry
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
+from schemas.use import TeacherUse
 from tasks.context import Context, Result
 from tasks.remote import Bills, desk_of, spending
 
@@ -58,7 +59,7 @@ def written(
     if stage.emit == "prompts":
         yield problems, problems
     elif stage.teacher:
-        yield from taught(stage, context, problems, tally)
+        yield from taught(stage, stage.teacher, context, problems, tally)
     else:
         choose = accepted if stage.emit == "chat" else paired
         yield from ((tried, choose(stage, tried)) for tried in sampled(stage, context, problems, tally))
@@ -78,10 +79,10 @@ def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
 
 
 def taught(
-    stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
+    stage: Synthesize, use: TeacherUse, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
     """The teacher's completion of every problem; each problem has a random stream of its own."""
-    teacher = bind(stage.teacher, "teacher", context.inputs)
+    teacher = bind(use, "teacher", context.inputs)
     for start in range(0, len(problems), PROBLEMS):
         rows = problems[start : start + PROBLEMS]
         texts = [teacher(row, np.random.default_rng([context.seed, i])) for i, row in enumerate(rows, start)]
@@ -219,7 +220,7 @@ class Tally:
     def report(self, repeated: int) -> Result:
         """What there is to say of a stage that has ended."""
         counts = {name: getattr(self, name) for name in self.totals}
-        table = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
+        table: list[Row] = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
         for line in table:
             line["yield"] = line["accepted"] / line["generated"] if line["generated"] else 0.0
         shares = {"yield": self.totals["accepted"] / self.totals["generated"], "repeated": repeated}

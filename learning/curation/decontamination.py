@@ -8,11 +8,11 @@ distinct n-grams, with fewer the problem is compared whole, word for word, with 
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from learning.curation.ledger import WRITTEN, Curation
+from learning.data.rows import Row
 
 SHARED_BY = 0.1
 """Words at a border of a problem are template when this share of its family, and three problems at least, has them."""
@@ -50,7 +50,7 @@ class Evaluation:
     """Problems of one evaluation: its name in the report, and rows of prompts."""
 
     name: str
-    problems: list[dict[str, Any]]
+    problems: list[Row]
 
 
 def core_of(problems: list[list[str]]) -> list[list[str]]:

@@ -6,15 +6,18 @@ MinHash: Broder, "On the resemblance and containment of documents" (1997); bande
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from learning.curation.ledger import WRITTEN, Curation
 from learning.curation.minhash import Hasher, normalised
 from learning.curation.near_duplicates import Signatures, near_duplicates
 
+pc: Any = pyarrow.compute
+"""pyarrow makes its functions when it is imported: no stub lists them."""
 PIECE = 4096
 """Rows whose signatures a thread makes at a time, or that are dropped at a time."""
 

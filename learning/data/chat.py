@@ -3,7 +3,7 @@
 import re
 from datetime import date
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
     after = _after_assistant(tokenizer, reply, generate=True)
     end_id = turn_end(tokenizer)
-    end = tokenizer.convert_ids_to_tokens(end_id)
+    end = cast(str, tokenizer.convert_ids_to_tokens(end_id))
     # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
     closed = end in _after_assistant(tokenizer, [], generate=False)
     ids = _encoded(tokenizer, end + (after.partition(end)[2] if closed else after), marked)
@@ -54,13 +54,14 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     Gemma, `<|im_end|>` for ChatML), and the end-of-sequence token where the template writes none. Raises StepError for
     a tokenizer with neither.
     """
-    return _turn_end(tokenizer, len(tokenizer), tokenizer.chat_template)
+    template = tokenizer.chat_template
+    return _turn_end(tokenizer, len(tokenizer), str(template) if template else None)
 
 
 def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids that end a turn: the one that the chat template writes, and the end-of-sequence token."""
-    ids = (turn_end(tokenizer), tokenizer.eos_token_id)
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
+    eos = cast(int | None, tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(token for token in (turn_end(tokenizer), eos) if token is not None))
 
 
 @lru_cache(maxsize=16)
@@ -71,10 +72,10 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | Non
     except StepError:  # a template that takes no such conversation does not say how turns end
         found = None
     if found:
-        return tokenizer.convert_tokens_to_ids(found[0])
+        return cast(int, tokenizer.convert_tokens_to_ids(found[0]))
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    return tokenizer.eos_token_id
+    return cast(int, tokenizer.eos_token_id)
 
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
@@ -90,11 +91,12 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=generate, strftime_now=PINNED_DATE.strftime
         )
     except (TemplateError, TypeError) as error:  # TypeError: a template adds to a content that is null
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
+    return cast(str, text)
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -161,4 +163,4 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     """Text of ids, without special tokens."""
-    return tokenizer.decode(ids, skip_special_tokens=True)
+    return cast(str, tokenizer.decode(ids, skip_special_tokens=True))

@@ -42,12 +42,13 @@ class Epochs:
         epoch, within = divmod(step, self.steps_per_epoch)
         size = self.per_pass * self.passes
         rows, sequences = self._shuffled(epoch)
-        if sequences is None:
+        if sequences is None or self._filled is None:
             taken = rows[within * size : (within + 1) * size].tolist()
             return [taken[i : i + self.per_pass] for i in range(0, len(taken), self.per_pass)]
         chosen = sequences[within * size : (within + 1) * size].tolist()
         groups = [chosen[i : i + self.per_pass] for i in range(0, len(chosen), self.per_pass)]
-        return [[row for sequence in group for row in self._filled.members(rows, sequence)] for group in groups]
+        filled = self._filled
+        return [[row for sequence in group for row in filled.members(rows, sequence)] for group in groups]
 
     def uses(self, steps: int) -> np.ndarray:
         """How often each row is among the first so many steps; whole epochs hold each row once."""

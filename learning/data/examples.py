@@ -6,14 +6,14 @@ Rows that fit into memory stay there; of more, the ids are kept on disk and read
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_completion, encode_prompt
-from learning.data.rows import count_rows, fits, read_rows, scan_rows
+from learning.data.rows import Row, count_rows, fits, read_rows, scan_rows
 from learning.data.stored_rows import Stored, one_by_one, store
 from schemas.errors import StepError
 
@@ -68,7 +68,7 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
         return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
     shortest = 0
 
-    def encode(row: dict[str, Any]) -> dict[str, Any] | None:
+    def encode(row: Row) -> dict[str, Any] | None:
         nonlocal shortest
         example = encode_row(tokenizer, row)
         length = len(example.ids)
@@ -89,13 +89,13 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
     return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
 
 
-def encode_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> Example:
+def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
     """One chat row as ids."""
     given = encode_prompt(tokenizer, row["prompt"])
     return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
 
 
-def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]], max_length: int) -> Examples:
+def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int) -> Examples:
     """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
     found = [encode_row(tokenizer, row) for row in rows]
     kept = [example for example in found if len(example.ids) <= max_length]
@@ -106,7 +106,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any
 
 def _unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
     """Tokens that the tokenizer does not know."""
-    token = tokenizer.unk_token_id
+    token = cast(int | None, tokenizer.unk_token_id)
     return 0 if token is None else sum(example.ids.count(token) for example in examples)
 
 

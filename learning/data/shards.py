@@ -8,13 +8,16 @@ outside may hold Parquet files of any names, also in folders below; they are rea
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from schemas.errors import StepError
 
+pc: Any = pyarrow.compute
+"""pyarrow makes its functions when it is imported: no stub lists them."""
 GROUP_ROWS = 65_536
 """Rows of a row group, at most."""
 GROUP_BYTES = 64 << 20

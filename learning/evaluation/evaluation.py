@@ -13,8 +13,8 @@ import numpy as np
 from learning.evaluation.statistics import estimate_mean, paired_difference
 from learning.lookup import bind
 from schemas.errors import StepError
-from schemas.evaluation_slots import MetricUse
 from schemas.stages.evaluate import Evaluate
+from schemas.use import Use
 
 ALL = "all"
 """Family name of the lines over all problems."""
@@ -58,7 +58,7 @@ class Scores:
         return {ALL: np.ones(len(family_P), bool), **{name: family_P == name for name in names}}
 
 
-def metric_name(use: MetricUse) -> str:
+def metric_name(use: Use) -> str:
     """Name in tables and gates: that of the function and its options: `accuracy`, `pass_at_4`."""
     name = use.use.replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for value in use.options.values())])
@@ -96,7 +96,8 @@ def comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, An
     """Paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]
-    asked = [(gate.model or names[-1], gate.against) for gate in stage.gate if gate.against in scores.models]
+    compared = [(gate.model or names[-1], gate.against) for gate in stage.gate]
+    asked = [(new, old) for new, old in compared if old is not None and old in scores.models]
     lines, measured = [], values(stage, scores)
     for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
         for metric, of_model in measured.items():

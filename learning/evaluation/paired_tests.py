@@ -5,7 +5,7 @@ Each is one-sided and wrong at most with probability `tail` where there is no di
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
@@ -86,10 +86,10 @@ def _mcnemar_detectable(n: int, tail: float, discordance: float, power: float) -
     least = 1e-6
     if lacking(1.0) < 0:
         return None
-    return least if lacking(least) > 0 else float(brentq(lacking, least, 1.0, xtol=1e-4))
+    return least if lacking(least) > 0 else float(cast(float, brentq(lacking, least, 1.0, xtol=1e-4)))
 
 
-def noise_floor(difference_R: Sequence[float], tail: float) -> float:
+def noise_floor(difference_R: Sequence[float] | np.ndarray, tail: float) -> float:
     """Size that a difference reaches by sampling alone, in one direction, with probability `tail`.
 
     From the differences that R equal evaluations of the same two models gave; sampling is taken for normal, with

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from learning.api.spending import Desk
 from learning.data.chat import decode, encode_prompt
 from learning.data.row_journal import RowJournal, row_key
+from learning.data.rows import Row
 from learning.generation.services.row_streams import completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
@@ -24,7 +25,7 @@ class Sample:
 
     text: str
     """Of an episode the last of the model's turns."""
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "suspended"]
     turns: tuple[Turn, ...] = ()
     """Whole turns of an episode."""
     whole: str = ""
@@ -34,7 +35,7 @@ class Sample:
 def sample_rows(
     engine: EngineProtocol,
     tokenizer: Any,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     *,
     n: int,
     seed: int,
@@ -94,18 +95,18 @@ def _written(one: Sample) -> list[Any]:
 
 def _read(value: list[list[Any]]) -> list[Sample]:
     return [
-        Sample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
+        Sample(text, finish, tuple(Turn(**turn) for turn in more[0]), more[1]) if more else Sample(text, finish)
         for text, finish, *more in value
     ]
 
 
-def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
+def chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[dict[str, Any]]]:
     """The rows, `size` at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
-def row_seed(seed: int, row: dict[str, Any]) -> int:
+def row_seed(seed: int, row: Row) -> int:
     """Random stream of a row, below 2^63."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
@@ -120,7 +121,7 @@ def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) 
 def weighted_scores(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     texts: list[str],
     desk: Desk | None = None,
     samples: Sequence[Sample] = (),

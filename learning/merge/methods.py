@@ -159,7 +159,7 @@ def ram_plus_totals(base: Tensor, tensors: list[Tensor], *, epsilon: float = 1e-
     counts = torch.zeros(len(tensors), 2, dtype=torch.float64)
     for _, (origin, *parts_K) in blocks([base, *tensors]):
         changed_K = [(part - origin).abs() > epsilon for part in parts_K]
-        several = sum(changed.int() for changed in changed_K) > 1
+        several = torch.stack(changed_K).sum(0) > 1
         for k, changed in enumerate(changed_K):
             counts[k] += torch.stack([(changed & several).sum(), (changed & ~several).sum()])
     return counts.flatten().tolist()
@@ -173,7 +173,7 @@ def _kept_and_shared(
     def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
         deltas_K = [part - origin for part in parts_K]
         changed_K = [delta.abs() > epsilon for delta in deltas_K]
-        count = sum(changed.to(origin.dtype) for changed in changed_K)
+        count = torch.stack(changed_K).sum(0, dtype=origin.dtype)
         total = origin.clone()
         for delta, changed, scale in zip(deltas_K, changed_K, scales_K, strict=True):
             factor = torch.where(count > 1, lambda_ / count.clamp(min=1), scale)

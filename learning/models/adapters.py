@@ -66,7 +66,7 @@ def merged_weights(model: PeftModel) -> dict[str, Tensor]:
     They are new tensors: to merge and to unmerge in place would round the base differently each time.
     """
     updates = {
-        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()
+        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()  # pyright: ignore[reportAttributeAccessIssue]  # of its subclasses
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLayer)
         for adapter in layer.active_adapters

@@ -38,6 +38,7 @@ def save_checkpoint(
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
     group.barrier()
+    written: dict[str, str] = {}
     if group.shards:
         written = write_shards(fresh, tensors, group)
     elif group.main:

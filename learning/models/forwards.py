@@ -29,7 +29,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def economical(model: nn.Module, training: Training) -> None:
     """Let a model compute as `bf16` and `gradient_checkpointing` say."""
-    plain: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapped: Any = model
+    plain = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
     if training.bf16:
         for module in (plain.base_model, plain.get_output_embeddings()):
             if module is not None:
@@ -61,7 +62,7 @@ def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, AbstractContextManager]]:
     """Contexts of both computations: the second, in the backward pass, with the attention of the first."""
-    config = next(module.config for module in block.modules() if hasattr(module, "config"))
+    config: Any = next(module.config for module in block.modules() if hasattr(module, "config"))
     name = config._attn_implementation
 
     @contextmanager

@@ -58,7 +58,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with LOADING:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 base,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -67,9 +67,11 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 **kwargs,
             )
             tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+        model: Any = loaded[0]
+        info = loaded[1]
     except (OSError, ValueError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
-    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"]], key=str):
+    if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
         from learning.models.adapters import fold  # peft takes long to import, and few need it
@@ -149,4 +151,5 @@ def set_determinism(seed: int, num_threads: int) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(max(1, num_threads))
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it; filling costs 2 % of a step
+    # Nothing reads uninitialised memory, and filling it costs 2 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # no stub

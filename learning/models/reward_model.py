@@ -10,6 +10,7 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ class RewardModel:
         packed = pack(segments, parents).to(self.policy.model.device)
         hidden_MC = packed_hidden(self.policy.model, packed)
         last_P = packed.cu_seqlens_S1[torch.tensor(leaves, dtype=torch.long) + 1] - 1
-        return self.policy.model.score(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
+        head: Any = self.policy.model.score
+        return head(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
 
     def save(self, folder: Path) -> None:
         """Write the folder; equal models give equal bytes."""

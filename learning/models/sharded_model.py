@@ -107,7 +107,8 @@ class Trained:
 
     def _nothing(self) -> Tensor:
         """0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
-        return 0.0 * sum(p.flatten()[0] for p in self.model.parameters() if p.requires_grad)
+        firsts = [p.flatten()[0] for p in self.model.parameters() if p.requires_grad]
+        return 0.0 * sum(firsts[1:], firsts[0])
 
     @contextmanager
     def _synced(self, last: bool) -> Iterator[None]:
@@ -122,14 +123,15 @@ class Trained:
 def _replicated(model: nn.Module, group: Group) -> nn.Module:
     from accelerate import Accelerator  # only a group pays for importing it
 
-    wrapped = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
+    wrapped: Any = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
     wrapped.register_comm_hook(None, _summed)
     return wrapped
 
 
-def _summed(_: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def _summed(_: None, bucket: Any) -> torch.futures.Future[Tensor]:
     """DistributedDataParallel's own way is the mean over the ranks."""
-    return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+    work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _sharded(model: nn.Module, group: Group) -> nn.Module:
@@ -139,7 +141,7 @@ def _sharded(model: nn.Module, group: Group) -> nn.Module:
     mesh = init_device_mesh(group.device.partition(":")[0], (group.size,))
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh)
-    calls = fully_shard(Calls(model), mesh=mesh)
+    calls: Any = fully_shard(Calls(model), mesh=mesh)
     for module in calls.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

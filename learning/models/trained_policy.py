@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from learning.models.policy import Policy, save_policy, save_tokenizer
 from schemas.training import LoRA
@@ -26,6 +27,7 @@ def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
         return
     from learning.models.adapters import write_adapters  # peft takes long to import, and few need it
 
-    write_adapters(policy.model, folder)
+    adapted_model: Any = policy.model
+    write_adapters(adapted_model, folder)
     save_tokenizer(policy.tokenizer, folder)
-    save_policy(replace(policy, model=policy.model.unload()), folder / "base")
+    save_policy(replace(policy, model=adapted_model.unload()), folder / "base")

@@ -137,7 +137,8 @@ class Threaded:
             self.stop()  # it ends the thread as it would end a process
 
     def _serve(self) -> None:
-        made, broken = None, None
+        made: Any = None
+        broken: StepError | None = None
         try:
             made = self.make()
         except Exception as error:

@@ -40,7 +40,8 @@ def _of(rank: int) -> str:
 
 def rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """States of torch's, numpy's and Python's global generators, as tensors and JSON."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
+    state: Any = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
+    kind, keys, position, has_gauss, cached = state
     version, numbers, gauss = random.getstate()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
     if torch.cuda.is_available():  # of this process's device: to ask the others would take memory on each

@@ -14,7 +14,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_completion, encode_prompt
-from learning.data.rows import count_rows, fits, read_rows, scan_rows
+from learning.data.rows import Row, count_rows, fits, read_rows, scan_rows
 from learning.data.stored_rows import Some, Stored, one_by_one, store
 from schemas.errors import StepError
 
@@ -59,15 +59,15 @@ def read_pairs(
         pairs = encode_pairs(tokenizer, rows, max_length)
         return pairs, len(rows) - len(pairs)
 
-    def encode(row: dict[str, Any]) -> dict[str, Any] | None:
+    def encode(row: Row) -> dict[str, Any] | None:
         pairs = encode_pairs(tokenizer, [row], max_length)
         return asdict(pairs[0]) | {"size": pairs[0].size} if pairs else None
 
-    def make(row: dict[str, Any]) -> Pair:
+    def make(row: Row) -> Pair:
         del row["size"]
         return Pair(**row)
 
-    def source(start: int) -> Iterator[dict[str, Any]]:
+    def source(start: int) -> Iterator[Row]:
         return one_by_one(scan_rows(data, "preference_pairs", start=start))
 
     count = count_rows(data, "preference_pairs")
@@ -75,7 +75,7 @@ def read_pairs(
     return kept, count - len(kept)
 
 
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]], max_length: int) -> list[Pair]:
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length: int) -> list[Pair]:
     """The rows of which both sides fit into `max_length` tokens with their prompt."""
     pairs = []
     for row in rows:

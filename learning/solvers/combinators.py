@@ -9,7 +9,8 @@ from functools import reduce as fold
 from itertools import product
 from typing import TypeVar
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def split(text: str, k: int, separator: str = "") -> list[str]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -116,7 +117,7 @@ def retrieve(
 
     Similarity is the cosine of counts of `grams` characters. An example whose prompt is the problem itself is left out.
     """
-    shelf = Shelf(read_rows(data, "chat"), grams)
+    shelf = Shelf(read_rows(Path(data), "chat"), grams)
     asked = []
     for row in rows:
         examples = reversed(shelf.nearest(row["prompt"][-1]["content"], k))
