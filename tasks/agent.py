@@ -11,7 +11,7 @@ from schemas.agent import Agent
 from schemas.agent_slots import AuthorUse
 from schemas.stages.agent import AgentStage
 from tasks.context import Context, Metric, Result
-from tasks.remote import Bills, desk_of
+from tasks.remote import Bills, make_desk
 
 
 def run(stage: AgentStage, context: Context) -> Result:
@@ -32,12 +32,12 @@ def run(stage: AgentStage, context: Context) -> Result:
         Environment(folder=str(context.output("agent")))  # what is wrong with it is said now, not by later stages
     lines = [json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in drafting.lines]
     (context.output("report") / "written.jsonl").write_text("".join(lines), encoding="utf-8")
-    return Result(numbers(agent, drafting.lines), {"written": drafting.lines})
+    return Result(count_drafts(agent, drafting.lines), {"written": drafting.lines})
 
 
 def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context: Context) -> Agent:
     """Return the agent that the author writes for the task."""
-    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
     try:
         author = bind(use, "author", context.inputs)
@@ -46,7 +46,7 @@ def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context:
         bills.tell()
 
 
-def numbers(agent: Agent, lines: list[Row]) -> dict[str, Metric]:
+def count_drafts(agent: Agent, lines: list[Row]) -> dict[str, Metric]:
     """What became of everything that was written."""
     tools = [line["accepted"] for line in lines if line["what"] == "tool"]
     drafts = [line["accepted"] for line in lines if line["what"] == "draft"]

@@ -7,26 +7,26 @@ from typing import Any
 from torch import Tensor
 
 from learning.data.epochs import Epochs
-from learning.data.rows_used import batched, write_used
-from learning.models.forwards import economical
+from learning.data.rows_used import count_batched, write_rows_used
+from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.policy import Policy, load_policy, resolve_max_length, set_determinism
 from learning.models.sharded_model import Trained
 from learning.models.trained_policy import add_adapters, save_trained
 from learning.parallel.group import ALONE
-from learning.parallel.random_states import own_randomness
-from learning.preference.batches import read_pairs, sizes_of, split_by_prompt
-from learning.preference.columns import PairSet, add_reference, bases, pair_set
+from learning.parallel.random_states import seed_rank
+from learning.preference.batches import count_tokens, read_pairs, split_by_prompt
+from learning.preference.columns import PairSet, add_reference, list_bases, make_pair_set
 from learning.preference.loss import (
     Term,
-    asked,
+    add_gradient,
     bind_losses,
-    fixed_logprobs,
-    gradient,
-    held_out_loss,
-    implicit_rewards,
+    collect_asked,
+    compute_fixed_logprobs,
+    compute_held_out_loss,
+    compute_implicit_rewards,
 )
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.errors import StepError
@@ -61,7 +61,7 @@ class PreferenceObjective(Objective):
         rows = self.epochs.at(step)[0]
         batch = [self.pairs.train.pairs[row] for row in rows]
         columns = {**self.pairs.train.have(self.model, rows, self.max_tokens), "states": self.state}
-        loss, lp_B2 = gradient(self.terms, self.model, batch, columns, step, self.max_tokens)
+        loss, lp_B2 = add_gradient(self.terms, self.model, batch, columns, step, self.max_tokens)
         metrics = {"loss": loss, **self.measure_pairs(lp_B2, columns, step)}
         return BatchResult(metrics, sum(pair.size for pair in batch))
 
@@ -70,17 +70,17 @@ class PreferenceObjective(Objective):
         held_out, model = self.pairs.held_out, self.model
         if not held_out.pairs:
             return {}
-        lp_B2 = fixed_logprobs(model.model, held_out.pairs, self.max_tokens, model.each)
+        lp_B2 = compute_fixed_logprobs(model.model, held_out.pairs, self.max_tokens, model.each)
         columns = {**held_out.have(model, range(len(held_out.pairs)), self.max_tokens), "states": self.state}
         metrics = {
-            "loss": held_out_loss(self.terms, lp_B2, columns, step),
+            "loss": compute_held_out_loss(self.terms, lp_B2, columns, step),
             **self.measure_pairs(lp_B2, columns, step),
         }
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     def measure_pairs(self, lp_B2: Tensor, columns: dict[str, Any], step: int) -> dict[str, float]:
         """Return mean implicit rewards and log-probabilities of pairs, named as in TRL."""
-        chosen_B, rejected_B = implicit_rewards(self.terms, lp_B2, columns, step).double().T
+        chosen_B, rejected_B = compute_implicit_rewards(self.terms, lp_B2, columns, step).double().T
         values = {
             "rewards/chosen": chosen_B,
             "rewards/rejected": rejected_B,
@@ -97,17 +97,17 @@ def run(stage: Preference, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
-    economical(policy.model, stage)
+    apply_compute_options(policy.model, stage)
     terms = bind_losses(stage, context.inputs)
-    pairs = prepare_pairs(stage, context, policy, asked(terms))
-    sizes = sizes_of(pairs.train.pairs)
+    pairs = prepare_pairs(stage, context, policy, collect_asked(terms))
+    sizes = count_tokens(pairs.train.pairs)
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
     total_steps = count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch)
     used = sorted({row for step in range(min(total_steps, epochs.steps_per_epoch)) for row in epochs.at(step)[0]})
-    add_references(stage, context, policy, asked(terms), pairs, used)
+    add_references(stage, context, policy, collect_asked(terms), pairs, used)
     policy = add_adapters(policy, stage)
     model = Trained(policy.model, context.group or ALONE)
-    own_randomness(model.group, context.seed)
+    seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,
         total_steps=total_steps,
@@ -125,19 +125,19 @@ def run(stage: Preference, context: Context) -> Result:
 
 def prepare_pairs(stage: Preference, context: Context, policy: Policy, names: set[str]) -> Pairs:
     """Encode and split the pairs; raise StepError if none fits or no prompt can be held out."""
-    length = room(policy, stage.max_length)
+    length = resolve_max_length(policy, stage.max_length)
     pairs, too_long = read_pairs(policy.tokenizer, context.input("data"), length, context.checkpoints / "encoded")
     if not pairs:
         raise StepError(f"preference: none of {too_long} pairs fits into {length} tokens; raise max_length")
     train, held_out = split_by_prompt(pairs, stage.validation_fraction) if stage.validation_fraction else (pairs, [])
-    return Pairs(pair_set(train, names, length), pair_set(held_out, names, length), too_long)
+    return Pairs(make_pair_set(train, names, length), make_pair_set(held_out, names, length), too_long)
 
 
 def add_references(
     stage: Preference, context: Context, start: Policy, names: set[str], pairs: Pairs, used: Sequence[int]
 ) -> None:
     """Add the log-probabilities of the policies that log-ratios are against, for the pairs that will be used."""
-    for base in bases(names):
+    for base in list_bases(names):
         model = start.model
         if getattr(stage, PORTS[base]) is not None:
             model = load_policy(context.input(PORTS[base]), device=context.device, dtype=stage.dtype).model
@@ -161,5 +161,7 @@ def publish(
         "margin": last.get("eval_rewards/margins"),
     }
     save_trained(policy, context.output("model"), adapted=stage.use_peft)
-    write_used(context.folder, batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.total_steps)))
+    write_rows_used(
+        context.folder, count_batched((pair.id for pair in pairs.train.pairs), epochs.uses(loop.total_steps))
+    )
     return Result(metrics | describe_forward(policy.model))

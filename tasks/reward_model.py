@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from learning.data.epochs import Epochs
-from learning.data.rows import count_rows, without_value
-from learning.data.rows_used import batched, write_used
-from learning.models.forwards import economical
+from learning.data.rows import count_missing, count_rows
+from learning.data.rows_used import count_batched, write_rows_used
+from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
@@ -19,9 +19,9 @@ from learning.models.policy import Policy, load_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
-from learning.parallel.random_states import own_randomness
-from learning.preference.batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
-from learning.preference.reward_modelling import bradley_terry_loss, correct, held_out_quality
+from learning.parallel.random_states import seed_rank
+from learning.preference.batches import Pair, count_tokens, group_by_tokens, read_pairs, split_by_prompt
+from learning.preference.reward_modelling import compute_bradley_terry_loss, measure_quality, score_correct
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
@@ -54,7 +54,7 @@ class PairwiseObjective(Objective):
         """Add the gradient of one batch of pairs and return its loss and accuracy."""
         batch = [self.train[row] for row in self.epochs.at(step)[0]]
         group, sizes = self.model.group, [pair.size for pair in batch]
-        passes = by_tokens(batch, group.fair(TOKENS, sum(sizes), max(sizes)))
+        passes = group_by_tokens(batch, group.fair(TOKENS, sum(sizes), max(sizes)))
         shares = self.model.backward(passes, lambda pairs: self.compute_share(pairs, len(batch)))
         loss, accuracy = group.add_up([sum(column) for column in zip(*shares, strict=True)] or [0.0, 0.0])
         return BatchResult({"loss": loss, "accuracy": accuracy}, sum(sizes))
@@ -63,8 +63,8 @@ class PairwiseObjective(Objective):
         """Return what a forward pass adds to the means over `count` pairs: loss, and loss and accuracy as numbers."""
         chosen_P, rejected_P = compute_rewards(self.judge, pairs).float().T
         margin_P = torch.tensor([p.margin for p in pairs], device=chosen_P.device) if self.stage.margin else None
-        loss_P = bradley_terry_loss(chosen_P, rejected_P, margin_P, self.stage.center_rewards_coefficient)
-        accuracy = float(correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / count
+        loss_P = compute_bradley_terry_loss(chosen_P, rejected_P, margin_P, self.stage.center_rewards_coefficient)
+        accuracy = float(score_correct((chosen_P - rejected_P).detach().cpu().numpy()).sum()) / count
         return loss_P.sum() / count, (float(loss_P.detach().sum()) / count, accuracy)
 
 
@@ -75,11 +75,11 @@ def run(stage: Stage, context: Context) -> Result:
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
     judge = make_reward_model(policy, stage.max_length)
     pairs = prepare_pairs(stage, context, judge.policy)
-    sizes = sizes_of(pairs.train)
+    sizes = count_tokens(pairs.train)
     epochs = Epochs(sizes, per_pass=stage.per_device_train_batch_size, passes=1, seed=context.seed)
-    economical(judge.policy.model, stage)
+    apply_compute_options(judge.policy.model, stage)
     model = Trained(judge.policy.model, context.group or ALONE)
-    own_randomness(model.group, context.seed)
+    seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,
         total_steps=count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch),
@@ -90,7 +90,7 @@ def run(stage: Stage, context: Context) -> Result:
         checkpoints=context.checkpoints,
     )
     loop.run()
-    passes = by_tokens(pairs.held_out, TOKENS)
+    passes = group_by_tokens(pairs.held_out, TOKENS)
     held_out_rewards = model.each(passes, lambda batch: compute_rewards(judge, batch).cpu().double())
     model.gather()
     if not model.group.main:
@@ -101,7 +101,7 @@ def run(stage: Stage, context: Context) -> Result:
 def prepare_pairs(stage: Stage, context: Context, policy: Policy) -> Pairs:
     """Encode the pairs and split them by prompt; raise StepError if margins are needed and missing."""
     data = context.input("data")
-    if stage.margin and (without := without_value(data, "preference_pairs", "margin")):
+    if stage.margin and (without := count_missing(data, "preference_pairs", "margin")):
         count = count_rows(data, "preference_pairs")
         raise StepError(f"reward_model: margin is on, but {without} of {count} pairs have no margin")
     pairs, too_long = read_pairs(policy.tokenizer, data, policy.max_length, context.checkpoints / "encoded")
@@ -119,11 +119,11 @@ def publish(
 ) -> Result:
     """Write the model, the report on the held-out pairs and the rows used. Rank 0 alone calls it."""
     tokens_P2 = np.array([[len(p.chosen), len(p.rejected)] for p in pairs.held_out])
-    quality = held_out_quality(rewards_P2, tokens_P2, seed=context.seed)
+    quality = measure_quality(rewards_P2, tokens_P2, seed=context.seed)
     judge.scale = Scale(quality["rewards"]["mean"], quality["rewards"]["std"])
     judge.save(context.output("model"))
     write_report(context, pairs.held_out, quality, rewards_P2)
-    write_used(context.folder, batched((pair.id for pair in pairs.train), epochs.uses(loop.total_steps)))
+    write_rows_used(context.folder, count_batched((pair.id for pair in pairs.train), epochs.uses(loop.total_steps)))
     metrics = {
         "steps": loop.total_steps,
         "pairs": len(pairs.train),

@@ -7,17 +7,17 @@ import torch
 
 from learning.data.epochs import Epochs
 from learning.data.examples import Example, Examples, read_examples
-from learning.data.rows_used import write_used
-from learning.models.crossentropy import Loss, loss_for
-from learning.models.forwards import economical
+from learning.data.rows_used import write_rows_used
+from learning.models.crossentropy import Loss, choose_loss
+from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.policy import Policy, load_policy, resolve_max_length, set_determinism
 from learning.models.sharded_model import Trained
 from learning.models.trained_policy import add_adapters, save_trained
 from learning.parallel.group import ALONE
-from learning.parallel.random_states import own_randomness
+from learning.parallel.random_states import seed_rank
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
@@ -55,7 +55,7 @@ def run(stage: Sft, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     keep_pages()
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
-    limit = room(policy, stage.max_length)
+    limit = resolve_max_length(policy, stage.max_length)
     examples = read_examples(policy.tokenizer, context.input("data"), limit, context.checkpoints / "encoded")
     epochs = Epochs(
         examples.lengths,
@@ -64,11 +64,11 @@ def run(stage: Sft, context: Context) -> Result:
         seed=context.seed,
         budget=limit if stage.packing else None,
     )
-    economical(policy.model, stage)
+    apply_compute_options(policy.model, stage)
     policy = add_adapters(policy, stage)
-    loss = loss_for(policy.model, packing=stage.packing)
+    loss = choose_loss(policy.model, packing=stage.packing)
     model = Trained(policy.model, context.group or ALONE)
-    own_randomness(model.group, context.seed)
+    seed_rank(model.group, context.seed)
     loop = TrainingLoop(
         settings=stage,
         total_steps=count_steps(stage.max_steps, stage.num_train_epochs, epochs.steps_per_epoch),
@@ -109,5 +109,5 @@ def publish(
     save_trained(policy, context.output("model"), adapted=stage.use_peft)
     counts = epochs.uses(loop.total_steps).tolist()
     used = ((e.row, n, n if e.num_learned > 0 else 0) for e, n in zip(examples.kept, counts, strict=True))
-    write_used(context.folder, (row for row in used if row[1]))
+    write_rows_used(context.folder, (row for row in used if row[1]))
     return Result(metrics | describe_forward(policy.model))

@@ -20,7 +20,7 @@ from flows.steps.capture import captured
 from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.placement import bundles
 from flows.steps.surroundings import surroundings
-from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, said
+from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, describe_error
 from schemas.errors import StepError
 from schemas.plan import Step
 from schemas.stages.base import Resources, bytes_of
@@ -70,7 +70,7 @@ class Host:
             return do(), None
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            return None, self.redact(str(said(error, self.role)))
+            return None, self.redact(str(describe_error(error, self.role)))
 
 
 class RayActors:
@@ -161,7 +161,7 @@ class RayRemote:
                 self.lost = self.lost or f"{self.role} worker {self.index}: its process died: {first}"
                 answer.set_exception(Lost(self.lost))
             except Exception as error:  # what it returned cannot be read here
-                answer.set_exception(said(error, self.role))
+                answer.set_exception(describe_error(error, self.role))
             else:
                 answer.set_result(value) if wrong is None else answer.set_exception(StepError(wrong))
 

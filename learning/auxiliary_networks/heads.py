@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from learning.auxiliary_networks.network import Head, Likelihood, Valued, body_of
+from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
 from learning.models.packed import unwrap
 from learning.models.policy import Policy, load_policy, save_policy
@@ -82,7 +82,7 @@ def is_network(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def told_of(folder: Path) -> dict[str, Any]:
+def read_network_info(folder: Path) -> dict[str, Any]:
     """What the folder of a network says of it; raises StepError when it holds none."""
     if not is_network(folder):
         raise StepError(
@@ -94,7 +94,7 @@ def told_of(folder: Path) -> dict[str, Any]:
 
 def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Valued | Likelihood, Policy]:
     """What `save_network` wrote, and its tokenizer with the longest sequence; raises StepError for another folder."""
-    told = told_of(folder)
+    told = read_network_info(folder)
     if told["head"] == "likelihood":
         trained = load_policy(folder, device=device, dtype=dtype)
         start = load_policy(folder / "start", device=device, dtype=dtype)
@@ -129,7 +129,7 @@ class TokenJudge:
 
 def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
     """A published process reward model; raises StepError for another folder, or one that values no tokens."""
-    told = told_of(folder)
+    told = read_network_info(folder)
     if told["head"] not in ("token", "likelihood"):
         raise StepError(f"{folder.name}: its values are of `{told['head']}`; a process reward model values tokens")
     network, policy = load_network(folder, device=device)
@@ -164,13 +164,13 @@ def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, 
             network.head.weight.data += judge.score.weight.data.to(network.head.weight.dtype)
         return network
     start_model: Any = None if folder is None else load_policy(folder, **how).model
-    body = body_of(policy) if start_model is None else start_model.base_model
+    body = copy_body(policy) if start_model is None else start_model.base_model
     return Valued(body, reads, block.heads, seed, name)
 
 
 def _continued(folder: Path, block: Any, reads: Reads, seed: int, name: str, how: dict[str, str]) -> nn.Module:
     """What another stage has published, to be read or trained further."""
-    told, (loaded, _) = told_of(folder), load_network(folder, **how)
+    told, (loaded, _) = read_network_info(folder), load_network(folder, **how)
     if isinstance(loaded, Likelihood) and reads == "likelihood":
         loaded.beta = block.beta or told["beta"]
         return loaded

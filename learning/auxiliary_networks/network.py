@@ -58,7 +58,7 @@ class Valued(nn.Module):
         packed = batch.packed.to(self.head.weight.device)
         hidden_MC = packed_hidden(self.body, packed).to(self.head.weight.dtype)
         if self.reads == "path":
-            return Values(self.head(_rows(hidden_MC, ends_of(batch))))
+            return Values(self.head(_rows(hidden_MC, find_path_ends(batch))))
         if self.reads == "token":
             return Values(self.head(_rows(hidden_MC, batch.sampled_T)))
         source_T = packed.source_M.cpu()[batch.sampled_T]
@@ -66,7 +66,7 @@ class Valued(nn.Module):
             raise StepError(
                 f"{self.name}: a completion without a prompt has no state to value; give every problem a prompt"
             )
-        rows_TC, rows_PC = _rows(hidden_MC, source_T), _rows(hidden_MC, ends_of(batch)) if whole else None
+        rows_TC, rows_PC = _rows(hidden_MC, source_T), _rows(hidden_MC, find_path_ends(batch)) if whole else None
         if self.reads == "state":
             return Values(self.head(rows_TC), ends={} if rows_PC is None else {"": self.head(rows_PC)})
         return self._actions(rows_TC, rows_PC, packed.input_ids_M[batch.sampled_T.to(hidden_MC.device)])
@@ -109,12 +109,12 @@ class Likelihood(nn.Module):
         return Values(value_P[:, None], {"": value_T} if whole else {})
 
 
-def body_of(policy: Policy) -> Any:
+def copy_body(policy: Policy) -> Any:
     """A copy of the transformer of a policy, without its head; adapters' base, where there are some."""
     return deepcopy(unwrap(policy.model).base_model)
 
 
-def ends_of(batch: Batch) -> Tensor:
+def find_path_ends(batch: Batch) -> Tensor:
     """Packed index of the last token of each path (P,)."""
     borders = batch.packed.cu_seqlens_S1.tolist()
     ends = []

@@ -53,7 +53,7 @@ class Evaluation:
     problems: list[Row]
 
 
-def core_of(problems: list[list[str]]) -> list[list[str]]:
+def find_core(problems: list[list[str]]) -> list[list[str]]:
     """The words of each problem of one family without the template at its start and end."""
     enough = max(3, SHARED_BY * len(problems))
     starts = _shared(problems, enough)
@@ -129,7 +129,7 @@ def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[st
     cores: dict[int, list[str]] = {}
     for members in families.values():
         numbers = [number for number, _ in members.values()]
-        cores.update(zip(numbers, core_of([words for _, words in members.values()]), strict=True))
+        cores.update(zip(numbers, find_core([words for _, words in members.values()]), strict=True))
     return cores
 
 

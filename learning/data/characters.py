@@ -1,7 +1,7 @@
 """Texts of whole characters: what came as JSON may hold halves of surrogate pairs, which no encoding can write."""
 
 
-def of_characters(text: str) -> str:
+def replace_half_characters(text: str) -> str:
     """The text with U+FFFD in the place of what is no character."""
     if text.isascii():
         return text

@@ -8,7 +8,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from learning.data.characters import of_characters
+from learning.data.characters import replace_half_characters
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]
@@ -39,7 +39,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     """
     reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
     after = _after_assistant(tokenizer, reply, generate=True)
-    end_id = turn_end(tokenizer)
+    end_id = find_turn_end(tokenizer)
     end = cast(str, tokenizer.convert_ids_to_tokens(end_id))
     # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
     closed = end in _after_assistant(tokenizer, [], generate=False)
@@ -47,7 +47,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     return ids[1:] if ids[:1] == [end_id] else ids
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
+def find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the token that ends an assistant's turn.
 
     It is the first special token that the chat template writes after what the assistant said (`<end_of_turn>` for
@@ -58,10 +58,10 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     return _turn_end(tokenizer, len(tokenizer), str(template) if template else None)
 
 
-def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def find_turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids that end a turn: the one that the chat template writes, and the end-of-sequence token."""
     eos = cast(int | None, tokenizer.eos_token_id)
-    return tuple(dict.fromkeys(token for token in (turn_end(tokenizer), eos) if token is not None))
+    return tuple(dict.fromkeys(token for token in (find_turn_end(tokenizer), eos) if token is not None))
 
 
 @lru_cache(maxsize=16)
@@ -119,7 +119,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
     """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
     messages = [
-        {**m, "content": of_characters(m["content"])} if isinstance(m.get("content"), str) else m for m in messages
+        {**m, "content": replace_half_characters(m["content"])} if isinstance(m.get("content"), str) else m
+        for m in messages
     ]
     texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
     if special is None or not any(special.search(text) for text in texts):
@@ -157,8 +158,8 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
     text = messages[0]["content"]
     if not isinstance(text, str):
         raise StepError(f"the content of a completion must be text, not {type(text).__name__}; drop the row or fill it")
-    ids = tokenizer.encode(of_characters(text), add_special_tokens=False, split_special_tokens=True)
-    return [*ids, turn_end(tokenizer)]
+    ids = tokenizer.encode(replace_half_characters(text), add_special_tokens=False, split_special_tokens=True)
+    return [*ids, find_turn_end(tokenizer)]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:

@@ -9,7 +9,7 @@ from schemas.errors import StepError
 FIELD = re.compile(r"\{(\w+)\}")
 
 
-def filled(template: str, fields: Mapping[str, str]) -> str:
+def fill_template(template: str, fields: Mapping[str, str]) -> str:
     """The template with `{name}` replaced; braces in what is put in stay. Raises StepError for an unknown name."""
 
     def put(found: re.Match[str]) -> str:
@@ -20,8 +20,8 @@ def filled(template: str, fields: Mapping[str, str]) -> str:
     return FIELD.sub(put, template)
 
 
-def question(template: str, row: Mapping[str, Any], **more: str) -> list[dict[str, str]]:
+def make_question(template: str, row: Mapping[str, Any], **more: str) -> list[dict[str, str]]:
     """The message put to a judge: the template with the problem's `{prompt}` and `{answer}`, and `more`."""
     prompt = "\n".join(message["content"] for message in row["prompt"])
     fields = {"prompt": prompt, "answer": row.get("answer") or "", **more}
-    return [{"role": "user", "content": filled(template, fields)}]
+    return [{"role": "user", "content": fill_template(template, fields)}]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from learning.data.shards import ShardWriter, bytes_of, check_shards, find_shards, scan
+from learning.data.shards import ShardWriter, count_bytes, check_shards, find_shards, scan_shards
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()
@@ -37,11 +37,11 @@ def write_rows(folder: Path, artifact_type: str, rows: list[Row]) -> None:
 
 def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
     """Write an Arrow table of an artifact type."""
-    with row_writer(folder, artifact_type) as writer:
+    with open_row_writer(folder, artifact_type) as writer:
         writer.write(table)
 
 
-def row_writer(folder: Path, artifact_type: str) -> ShardWriter:
+def open_row_writer(folder: Path, artifact_type: str) -> ShardWriter:
     """What writes the rows of an artifact piece by piece."""
     return ShardWriter(folder, SCHEMAS[artifact_type])
 
@@ -56,7 +56,7 @@ def scan_rows(
     schema, paths = SCHEMAS[artifact_type], find_shards(folder)
     check_shards(paths, schema, artifact_type)
     wanted = pa.schema([schema.field(name) for name in columns or schema.names])
-    yield from scan(paths, wanted, artifact_type, start=start)
+    yield from scan_shards(paths, wanted, artifact_type, start=start)
 
 
 def count_rows(folder: Path, artifact_type: str) -> int:
@@ -64,14 +64,14 @@ def count_rows(folder: Path, artifact_type: str) -> int:
     return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
 
 
-def without_value(folder: Path, artifact_type: str, column: str) -> int:
+def count_missing(folder: Path, artifact_type: str, column: str) -> int:
     """Rows of an artifact that have nothing in a column."""
     return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
 
 
-def fits(folder: Path) -> bool:
+def fits_in_memory(folder: Path) -> bool:
     """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
-    return bytes_of(find_shards(folder)) <= IN_MEMORY
+    return count_bytes(find_shards(folder)) <= IN_MEMORY
 
 
 def read_table(folder: Path, artifact_type: str) -> pa.Table:

@@ -39,7 +39,7 @@ class Asking:
         self.spend(tokens)
 
 
-def run_program(program: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
+def run_solver(program: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
     """`n` answers of a program to every row. Raises StepError when it gives another number of texts."""
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
     texts = program(repeated, asking)

@@ -17,7 +17,7 @@ from schemas.training import Training
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch a model to evaluation, and back."""
     training = model.training
     model.eval()
@@ -27,7 +27,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def economical(model: nn.Module, training: Training) -> None:
+def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Let a model compute as `bf16` and `gradient_checkpointing` say."""
     wrapped: Any = model
     plain = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
@@ -37,11 +37,11 @@ def economical(model: nn.Module, training: Training) -> None:
                 module.forward = MethodType(_in_bfloat16, module)
     if training.gradient_checkpointing:
         # The last block's backward pass comes first: to compute it again would save nothing.
-        for block in blocks_of(model)[:-1]:
+        for block in find_blocks(model)[:-1]:
             block.forward = MethodType(_computed_again, block)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of a transformer, in order; empty where transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 

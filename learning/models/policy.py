@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learning.data.chat import turn_ends
+from learning.data.chat import find_turn_ends
 from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()
@@ -39,7 +39,7 @@ class Policy:
         """Tokens that end a completion: the template's end of a turn, and all that tokenizer and settings name."""
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = named if isinstance(named, list) else [named]
-        ids = (*turn_ends(self.tokenizer), *listed)
+        ids = (*find_turn_ends(self.tokenizer), *listed)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
@@ -74,13 +74,13 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
-        from learning.models.adapters import fold  # peft takes long to import, and few need it
+        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
-        model = fold(model, folder)
+        model = fold_adapters(model, folder)
     return Policy(model.to(device).eval(), tokenizer, _longest(tokenizer, model))
 
 
-def outline(folder: Path, *, dtype: str = "float32") -> Policy:
+def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
 
     Raises StepError when the folder is no model.
@@ -101,7 +101,7 @@ def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     return min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
 
 
-def room(policy: Policy, max_length: int | None) -> int:
+def resolve_max_length(policy: Policy, max_length: int | None) -> int:
     """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
     if max_length is not None and max_length > policy.max_length:
         raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
@@ -127,7 +127,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     _forget_paths(folder / "tokenizer_config.json")
 
 
-def untied(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def get_untied_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from learning.models.packed import pack, packed_hidden
-from learning.models.policy import LOADING, Policy, room, save_policy
+from learning.models.policy import LOADING, Policy, resolve_max_length, save_policy
 from schemas.errors import StepError
 
 FILE = "reward_model.json"
@@ -82,7 +82,9 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
         raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `score` head")
     torch.nn.init.zeros_(model.score.weight)
     model.config.architectures = [type(model).__name__]
-    return RewardModel(Policy(model.to(policy.model.device).eval(), policy.tokenizer, room(policy, max_length)))
+    return RewardModel(
+        Policy(model.to(policy.model.device).eval(), policy.tokenizer, resolve_max_length(policy, max_length))
+    )
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:

@@ -13,7 +13,7 @@ def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:
     write_sealed(folder / SEAL, _label(folder.parent, name), dict(digests))
 
 
-def folder_problem(folder: Path) -> str | None:
+def find_folder_problem(folder: Path) -> str | None:
     """What is wrong with a sealed folder, in words; None when every file is as it was written and no other is there."""
     try:
         sealed = read_sealed(folder / SEAL, _label(folder.parent, folder.name))

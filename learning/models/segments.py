@@ -61,7 +61,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
     """
     lengths = [b - a for a, b in pairwise(starts)]
-    chains = chain_lengths(lengths, parents)
+    chains = measure_chains(lengths, parents)
     alone = {s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST}
     families: dict[tuple[int, int], list[int]] = {}
     for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
@@ -87,7 +87,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows)
 
 
-def chain_lengths(lengths: list[int], parents: list[int]) -> list[int]:
+def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
     """Tokens before each segment on its path."""
     chains: list[int] = []
     for parent in parents:
@@ -131,14 +131,14 @@ def _block(
         for g, segment in enumerate(members):
             length = starts[segment + 1] - starts[segment]
             child_NGL[n, g, :length] = torch.arange(starts[segment], starts[segment + 1])
-        before = ancestors(members[0], starts, parents)
+        before = find_ancestors(members[0], starts, parents)
         chain_NP[n, : len(before)] = before
     absent_NP = chain_NP < 0
     block = Block((len(shapes), count, longest, chain), absent_NP if bool(absent_NP.any()) else None)
     return block, child_NGL.flatten(), chain_NP.flatten()
 
 
-def ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
+def find_ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
     """Packed indices of all tokens before a segment on its path, in order."""
     spans: list[Tensor] = []
     while (segment := parents[segment]) >= 0:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from learning.models.forwards import blocks_of
-from learning.parallel.group import ALONE, Group, whole
+from learning.models.forwards import find_blocks
+from learning.parallel.group import ALONE, Group, gather_shards
 from schemas.errors import StepError
 
 Part = TypeVar("Part")
@@ -85,7 +85,7 @@ class Trained:
         """Give a plain copy of the model the weights of this one; every rank takes part, one without a copy too."""
         for new, old in zip(self.model.parameters(), other.parameters(), strict=True):
             if new.requires_grad:
-                full = whole(new)
+                full = gather_shards(new)
                 if old is not new:
                     old.copy_(full)
 
@@ -98,7 +98,7 @@ class Trained:
         for module in self.model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in done:
-                    full = whole(parameter.detach())
+                    full = gather_shards(parameter.detach())
                     done[id(parameter)] = (
                         nn.Parameter(full.cpu(), parameter.requires_grad) if self.group.main else parameter
                     )
@@ -139,7 +139,7 @@ def _sharded(model: nn.Module, group: Group) -> nn.Module:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(group.device.partition(":")[0], (group.size,))
-    for block in blocks_of(model):
+    for block in find_blocks(model):
         fully_shard(block, mesh=mesh)
     calls: Any = fully_shard(Calls(model), mesh=mesh)
     for module in calls.modules():

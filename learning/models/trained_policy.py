@@ -12,9 +12,9 @@ def add_adapters(policy: Policy, options: LoRA) -> Policy:
     """Return the policy with fresh adapters if `use_peft` is on, else the policy itself."""
     if not options.use_peft:
         return policy
-    from learning.models.adapters import attach  # peft takes long to import, and few stages need it
+    from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
 
-    return replace(policy, model=attach(policy.model, options))
+    return replace(policy, model=attach_adapters(policy.model, options))
 
 
 def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:

@@ -142,13 +142,13 @@ class Threaded:
         try:
             made = self.make()
         except Exception as error:
-            broken = said(error, self.role)
+            broken = describe_error(error, self.role)
         while (one := self.waiting.get()) is not None and not self.stopped:
             method, args, kwargs, answer = one
             try:
                 result, wrong = None if broken else getattr(made, method)(*args, **kwargs), broken
             except Exception as error:
-                result, wrong = None, said(error, self.role)
+                result, wrong = None, describe_error(error, self.role)
             self._answer(answer, result, wrong)
         if hasattr(made, "close"):  # a process would take with it what the object has started
             made.close()
@@ -164,6 +164,6 @@ class Threaded:
             answer.set_result(result)
 
 
-def said(error: BaseException, role: str) -> StepError:
+def describe_error(error: BaseException, role: str) -> StepError:
     """What an object raised, in its own words; an error that is none of posttrain's is named with its type."""
     return StepError(str(error) if isinstance(error, PosttrainError) else f"{role}: {type(error).__name__}: {error}")

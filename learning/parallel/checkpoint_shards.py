@@ -17,7 +17,7 @@ Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 """(name, whole shape) → a tensor that is cut as it is wanted; None: wanted whole."""
 
 
-def as_it_is(name: str, shape: tuple[int, ...]) -> None:
+def request_whole(name: str, shape: tuple[int, ...]) -> None:
     """Every tensor whole."""
 
 

@@ -105,7 +105,7 @@ class Group:
 ALONE = Group()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_shards(tensor: Tensor) -> Tensor:
     """A tensor of which each rank holds a part, on every rank; others as they are."""
     if not hasattr(tensor, "full_tensor"):
         return tensor

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import question
+from learning.data.question_templates import make_question
 from learning.data.rows import Row, read_rows
 from learning.data.wrong_answers import mistaken
 from learning.lookup import Inner
@@ -24,7 +24,7 @@ def shown_to(row: Row, text: str, template: str) -> Row:
     """The problem as an observer gets it: the template with `{prompt}` and, as `{shown}`, what was answered."""
     if "{shown}" not in template:
         raise StepError("the template of an observer shows no {shown}")
-    return row | {"prompt": question(template, row, shown=text)}
+    return row | {"prompt": make_question(template, row, shown=text)}
 
 
 def looked_up(texts: list[str], data: Path | str | None) -> list[str]:

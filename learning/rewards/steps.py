@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import question
+from learning.data.question_templates import make_question
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
@@ -70,7 +70,7 @@ def sound(
 
     What the critic does not answer with a place, or has no room for, cannot be scored. `engine` null is torch.
     """
-    asked = [question(template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
+    asked = [make_question(template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
     said = replies(guest(judge, engine), asked, n=1, sampling=Sampling(0.0, max_completion_length), rng=rng)
     places = [None if texts is None else place_of(texts[0]) for texts in said]
     return [None if place is None or place < CLEAN else float(place == CLEAN) for place in places]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from learning.models.checkpoint import load_training, save_training, trained_weights
+from learning.models.checkpoint import get_trained_weights, load_training, save_training
 from learning.models.optimize import clip_gradients, learning_rate_at
 from learning.models.sharded_model import Trained
 from schemas.training import Training
@@ -134,7 +134,7 @@ class TrainingLoop:
 
     def count_trained(self) -> int:
         """Return the number of trained parameters."""
-        return sum(parameter.numel() for parameter in trained_weights(self.model.model).values())
+        return sum(parameter.numel() for parameter in get_trained_weights(self.model.model).values())
 
     def save(self, step: int) -> None:
         """Write a checkpoint after `step` optimiser steps."""
@@ -144,13 +144,13 @@ class TrainingLoop:
             "tokens": self.tokens,
             "objective": self.objective.state,
         }
-        weights = trained_weights(self.model.model)
+        weights = get_trained_weights(self.model.model)
         save_training(self.checkpoints, step, weights, self.optimizer, state, self.model.group)
 
     def resume(self) -> int:
         """Restore the latest checkpoint and return the step to continue at; 0 if there is none."""
         checkpoint = load_training(
-            self.checkpoints, trained_weights(self.model.model), self.optimizer, self.model.group
+            self.checkpoints, get_trained_weights(self.model.model), self.optimizer, self.model.group
         )
         if checkpoint is None:
             return 0

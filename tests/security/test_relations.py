@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from learning.data.rows import write_rows
-from learning.data.rows_used import FILE, write_used
+from learning.data.rows_used import FILE, write_rows_used
 from learning.training.loop import TrainingLoop
 from lineage.ancestry import render, trace
 from lineage.layout import Layout
@@ -39,7 +39,7 @@ def trained(maker, step, kind, port, used, inputs=(), files=None, data="clean", 
 
     def publish(store, folder, manifest):
         if used is not None:
-            write_used(folder, used)
+            write_rows_used(folder, used)
         return place(store, folder, manifest)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import distributed
 
-from learning.parallel.group import ALONE, Group, whole
+from learning.parallel.group import ALONE, Group, gather_shards
 from schemas.stages.union import Stage
 from tasks.context import Context
 
@@ -80,7 +80,7 @@ def watch(module, place):
         if not seen:
             seen.append(True)
             named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            save_file({name: whole(p.grad).contiguous() for name, p in named}, place / "gradient.safetensors")
+            save_file({name: gather_shards(p.grad).contiguous() for name, p in named}, place / "gradient.safetensors")
             held = sum(local(p).numel() for _, p in named)
             (place / "held.json").write_text(json.dumps([held, sum(p.numel() for _, p in named)]))
         return original(model, max_norm)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from learning.data.row_journal import RowJournal, row_key
+from learning.data.row_journal import RowJournal, make_row_key
 from learning.parallel.actors import Threads
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.synthesize import Synthesize
@@ -209,6 +209,10 @@ def test_a_journal_keeps_what_is_whole(tmp_path):
 
 def test_a_name_is_of_the_row_and_its_prompt():
     row = {"id": "1", "prompt": [{"role": "user", "content": "x"}], "answer": "y"}
-    assert row_key(row) == row_key(row | {"answer": "z"})
-    names = [row_key(row), row_key(row | {"id": "2"}), row_key(row | {"prompt": [{"role": "user", "content": "y"}]})]
+    assert make_row_key(row) == make_row_key(row | {"answer": "z"})
+    names = [
+        make_row_key(row),
+        make_row_key(row | {"id": "2"}),
+        make_row_key(row | {"prompt": [{"role": "user", "content": "y"}]}),
+    ]
     assert Counter(names).most_common()[0][1] == 1

@@ -7,7 +7,7 @@ from learning.data.rows import read_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.synthesize import accepted, paired, run
+from tasks.synthesize import accept_samples, make_pairs, run
 
 SUMS = {
     "use": "reasoning_gym",
@@ -68,19 +68,19 @@ def made(scores, texts="abcdef", whole=True):
 def test_rejection_keeps_good_whole_samples_once():
     stage = Synthesize(kind="synthesize", problems=[SUMS], model="m", min_reward=0.5)
     tried = made([0.4, 0.5, None, 1.0], "abcb") + made([0.9], "d", whole=False) + made([1.0], "b")
-    assert [row["text"] for row in accepted(stage, tried)] == ["b"]
-    assert accepted(stage, tried)[0]["completion"] == [{"role": "assistant", "content": "b"}]
+    assert [row["text"] for row in accept_samples(stage, tried)] == ["b"]
+    assert accept_samples(stage, tried)[0]["completion"] == [{"role": "assistant", "content": "b"}]
 
 
 def test_pairs_are_best_against_worst_and_ties_are_dropped():
     stage = Synthesize(
         kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=4, min_margin=0.5
     )
-    (pair,) = paired(stage, made([0.25, 1.0, None, 0.0, 1.0, 0.0]))
+    (pair,) = make_pairs(stage, made([0.25, 1.0, None, 0.0, 1.0, 0.0]))
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"], pair["margin"]) == ("b", "d", 1.0)
     assert json.loads(pair["metadata"]) == {"x": 1, "chosen_score": 1.0, "rejected_score": 0.0}
-    assert paired(stage, made([1.0, 1.0])) == []
-    assert paired(stage, made([0.7, 0.3])) == []
+    assert make_pairs(stage, made([1.0, 1.0])) == []
+    assert make_pairs(stage, made([0.7, 0.3])) == []
 
 
 def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folder):

@@ -27,7 +27,16 @@ from learning.algorithm.advantages.turns import by_turn
 from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
 from learning.batch.columns import Column, lift, of_rewards, place
-from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
+from learning.batch.keyed import (
+    Key,
+    among_of,
+    deviation,
+    equal,
+    index_of,
+    median,
+    per_key,
+    sums,
+)
 from schemas.schedules import Number
 
 __all__ = [

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learning.curation.decontamination import Evaluation, core_of, drop_contaminated
-from learning.curation.duplicates import bands, drop_exact_duplicates, drop_near_duplicates
-from learning.curation.ledger import curation
+from learning.curation.decontamination import Evaluation, drop_contaminated, find_core
+from learning.curation.duplicates import choose_bands, drop_exact_duplicates, drop_near_duplicates
+from learning.curation.ledger import open_curation
 from learning.data.rows import write_rows
 
 
@@ -20,7 +20,7 @@ def row(name, text, family="f"):
 @contextmanager
 def opened(folder, texts):
     write_rows(folder, "prompts", [row(str(i), text) for i, text in enumerate(texts)])
-    with curation(folder, spill=folder / "spill", num_threads=1, memory_limit="1GiB") as rows:
+    with open_curation(folder, spill=folder / "spill", num_threads=1, memory_limit="1GiB") as rows:
         yield rows
 
 
@@ -78,10 +78,10 @@ def test_overlap_equals_a_count_in_python(folder, texts, problems, max_overlap):
 
 def test_a_template_is_what_a_tenth_of_the_family_shares_at_a_border():
     problems = [["add", x, "now", "please"] for x in "abcdefghijklmnopqrst"] + [["what", "is", "this", "now"]]
-    assert core_of(problems) == [[x] for x in "abcdefghijklmnopqrst"] + [["what", "is", "this", "now"]]
-    assert core_of([["a", "b"], ["a", "c"]]) == [["a", "b"], ["a", "c"]]
-    assert core_of([["a", "b"]] * 3) == [[]] * 3
-    assert core_of([]) == []
+    assert find_core(problems) == [[x] for x in "abcdefghijklmnopqrst"] + [["what", "is", "this", "now"]]
+    assert find_core([["a", "b"], ["a", "c"]]) == [["a", "b"], ["a", "c"]]
+    assert find_core([["a", "b"]] * 3) == [[]] * 3
+    assert find_core([]) == []
 
 
 def test_families_have_their_own_templates(folder):
@@ -132,7 +132,7 @@ def test_exact_duplicates_equal_a_set_in_python(folder, texts):
 def test_bands_propose_nearly_all_pairs_at_the_threshold():
     for threshold in (0.3, 0.5, 0.8, 0.9, 1.0):
         for num_perm in (16, 64, 128):
-            number, size = bands(threshold, num_perm)
+            number, size = choose_bands(threshold, num_perm)
             assert number >= 2
             assert number * size <= num_perm
             assert size == 1 or 1 - (1 - threshold**size) ** number >= 0.99

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from datasketch import MinHash, MinHashLSH
 
-from learning.curation.duplicates import bands
-from learning.curation.minhash import Hasher, normalised
-from learning.curation.near_duplicates import Signatures, near_duplicates
+from learning.curation.duplicates import choose_bands
+from learning.curation.minhash import Hasher, normalise_text
+from learning.curation.near_duplicates import Signatures, find_near_duplicates
 
 ALPHABETS = ("abc d", "abé漢🙂 \u0000", "ab")
 
@@ -18,7 +18,7 @@ def texts(source, count):
     found = []
     for _ in range(count):
         alphabet = source.choice(ALPHABETS)
-        found.append(normalised("".join(source.choices(alphabet, k=source.choice([0, 1, 4, 5, 6, 40, 200])))))
+        found.append(normalise_text("".join(source.choices(alphabet, k=source.choice([0, 1, 4, 5, 6, 40, 200])))))
     return found
 
 
@@ -54,7 +54,7 @@ def test_signatures_do_not_depend_on_what_is_hashed_together(monkeypatch):
 
 def dropped_one_by_one(given, threshold, num_perm):
     """What the index of datasketch drops, with the row that each is most like."""
-    index, stayed, found = MinHashLSH(num_perm=num_perm, params=bands(threshold, num_perm)), {}, []
+    index, stayed, found = MinHashLSH(num_perm=num_perm, params=choose_bands(threshold, num_perm)), {}, []
     for row, text in enumerate(given):
         made = sketch(text, num_perm, 3, 1)
         near = [(made.jaccard(stayed[other]), -other) for other in index.query(made)]
@@ -79,10 +79,10 @@ def test_the_same_rows_go_as_with_an_index_in_memory(tmp_path, threshold, num_pe
         else:
             given.append("".join(source.choices("abcdefgh", k=source.randint(10, 60))))
     hasher = Hasher(num_perm, 3, 1)
-    with Signatures(tmp_path, num_perm, *bands(threshold, num_perm)) as signatures:
+    with Signatures(tmp_path, num_perm, *choose_bands(threshold, num_perm)) as signatures:
         for start in range(0, 400, 77):
             signatures.add(hasher.signatures(given[start : start + 77]))
-        found = list(near_duplicates(signatures, threshold))
+        found = list(find_near_duplicates(signatures, threshold))
     assert found == dropped_one_by_one(given, threshold, num_perm)
     assert len(found) > 40
 
@@ -93,4 +93,4 @@ def test_a_collision_of_band_hashes_proposes_nothing(tmp_path, monkeypatch):
     given = ["".join(source.choices("abcdefgh", k=40)) for _ in range(60)] + ["x" * 40, "x" * 40]
     with Signatures(tmp_path, 32, 2, 16) as signatures:
         signatures.add(Hasher(32, 3, 1).signatures(given))
-        assert list(near_duplicates(signatures, 0.05)) == [(61, 60, 1.0)]
+        assert list(find_near_duplicates(signatures, 0.05)) == [(61, 60, 1.0)]

@@ -3,11 +3,11 @@ import pytest
 from learning.curation.row_filters import (
     compression,
     entropy,
+    get_text,
     matches,
     printable,
     repetition,
     symbol_ratio,
-    text_of,
     words,
 )
 
@@ -21,7 +21,7 @@ def row(completion, prompt="question"):
 
 def test_parts_of_a_row():
     pair = {"prompt": [{"content": "p"}], "chosen": [{"content": "c"}], "rejected": [{"content": None}]}
-    assert [text_of(pair, part) for part in ("prompt", "written", "all")] == ["p", "c\n", "p\nc\n"]
+    assert [get_text(pair, part) for part in ("prompt", "written", "all")] == ["p", "c\n", "p\nc\n"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from learning.data.epochs import Epochs, fill
+from learning.data.epochs import Epochs, fill_sequences
 
 LENGTHS = [random.Random(i).randint(1, 40) for i in range(53)]
 
@@ -35,15 +35,15 @@ def test_steps_are_of_the_size_asked_for_and_the_last_is_smaller():
 
 
 def test_filling_stays_within_the_budget_and_wastes_little():
-    sequences = fill(LENGTHS, list(range(53)), 64)
+    sequences = fill_sequences(LENGTHS, list(range(53)), 64)
     sizes = [sum(LENGTHS[r] for r in rows) for rows in sequences]
     assert max(sizes) <= 64
     assert sum(sizes) / (64 * len(sizes)) > 0.93
     # best fit: 6 goes to the sequence with room for exactly it, 3 to the next fuller one
-    assert fill([6, 3, 10, 7, 4], [0, 1, 2, 3, 4], 10) == [[2], [3, 1], [0, 4]]
+    assert fill_sequences([6, 3, 10, 7, 4], [0, 1, 2, 3, 4], 10) == [[2], [3, 1], [0, 4]]
 
 
 def test_the_number_of_packed_sequences_is_the_same_in_every_epoch():
     source = random.Random(0)
-    counts = {len(fill(LENGTHS, source.sample(range(53), 53), 48)) for _ in range(20)}
+    counts = {len(fill_sequences(LENGTHS, source.sample(range(53), 53), 48)) for _ in range(20)}
     assert len(counts) == 1

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.data import shards
-from learning.data.rows import SCHEMAS, count_rows, read_rows, row_writer, scan_rows, write_rows
-from learning.data.shards import bytes_of, find_shards, text_bytes
+from learning.data.rows import SCHEMAS, count_rows, read_rows, open_row_writer, scan_rows, write_rows
+from learning.data.shards import count_bytes, find_shards, count_text_bytes
 from schemas.errors import StepError
 
 
@@ -42,7 +42,7 @@ def parts(folder):
 def written(folder, rows, cuts):
     folder.mkdir()
     table = pa.Table.from_pylist(rows, schema=SCHEMAS["chat"])
-    with row_writer(folder, "chat") as writer:
+    with open_row_writer(folder, "chat") as writer:
         for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
             writer.write(table.slice(start, end - start))
     return parts(folder)
@@ -81,8 +81,8 @@ def test_the_size_of_text_is_what_python_counts_and_slices_do_not_change_it(rows
             return sum(map(size, value.values()))
         return sum(map(size, value)) if isinstance(value, list) else 0
 
-    assert text_bytes(table) == sum(size(row) for row in rows[:100])
-    assert sum(text_bytes(table.slice(i, 7)) for i in range(0, 100, 7)) == text_bytes(table)
+    assert count_text_bytes(table) == sum(size(row) for row in rows[:100])
+    assert sum(count_text_bytes(table.slice(i, 7)) for i in range(0, 100, 7)) == count_text_bytes(table)
 
 
 def test_rows_are_read_from_any_row_on(tmp_path, rows, small):
@@ -104,7 +104,7 @@ def test_a_folder_from_outside_has_files_of_any_names_and_one_split(tmp_path, ro
     (tmp_path / ".cache").mkdir()
     pq.write_table(table.slice(0, 3), tmp_path / ".cache/train-00000-of-00001.parquet")
     assert read_rows(tmp_path, "chat") == rows[:30]
-    assert bytes_of(find_shards(tmp_path)) > 0
+    assert count_bytes(find_shards(tmp_path)) > 0
     (tmp_path / "other").mkdir()
     pq.write_table(table, tmp_path / "other/train-00000-of-00001.parquet")
     with pytest.raises(StepError, match=r"several data sets \(data, other\)"):

@@ -12,8 +12,8 @@ import pytest
 from learning.data import rows as tables
 from learning.data import stored_rows as stored
 from learning.data.rows import read_rows, write_rows
-from learning.data.stored_rows import Some, Stored, part_of, rows_at_hand, store
-from learning.preference.batches import Pair, micro_batches, sizes_of, split_by_prompt
+from learning.data.stored_rows import RowSubset, StoredRows, get_part_path, open_rows, store_rows
+from learning.preference.batches import Pair, iterate_groups, count_tokens, split_by_prompt
 from schemas.errors import StepError
 
 SCHEMA = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
@@ -44,7 +44,7 @@ def kept(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return encode(row)
 
-        return store(tmp_path / "kept", SCHEMA, count, source, failing, lambda row: (row["size"], row["ids"]))
+        return store_rows(tmp_path / "kept", SCHEMA, count, source, failing, lambda row: (row["size"], row["ids"]))
 
     make.asked = asked
     return make
@@ -61,7 +61,7 @@ def test_rows_are_found_by_number_and_in_order(kept, monkeypatch):
     assert found.column("size").tolist() == EXPECTED
     with pytest.raises(IndexError):
         found[len(EXPECTED)]
-    chosen = Some(found, [5, 700, 2])
+    chosen = RowSubset(found, [5, 700, 2])
     assert [n for n, _ in chosen] == [EXPECTED[i] for i in (5, 700, 2)]
     assert [n for n, _ in chosen[1:]] == [EXPECTED[i] for i in (700, 2)]
 
@@ -69,8 +69,8 @@ def test_rows_are_found_by_number_and_in_order(kept, monkeypatch):
 def test_a_killed_maker_is_followed_by_one_that_goes_on(kept, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         kept(fails_at=450)
-    assert part_of(tmp_path / "kept", 3).is_file()
-    assert not part_of(tmp_path / "kept", 4).exists()
+    assert get_part_path(tmp_path / "kept", 3).is_file()
+    assert not get_part_path(tmp_path / "kept", 4).exists()
     kept.asked.clear()
     assert [n for n, _ in kept()] == EXPECTED
     assert kept.asked == list(range(400, 1000))
@@ -88,12 +88,12 @@ def test_nothing_kept_is_an_empty_sequence(kept):
 def test_a_damaged_file_is_made_again(kept, tmp_path, harm, capsys):
     rows = list(kept())
     folder = tmp_path / "kept"
-    path = part_of(folder, 2)
+    path = get_part_path(folder, 2)
     content = path.read_bytes()
     {
         "cut": lambda: path.write_bytes(content[:100]),
         "flip": lambda: path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]),
-        "other part": lambda: path.write_bytes(part_of(folder, 3).read_bytes()),
+        "other part": lambda: path.write_bytes(get_part_path(folder, 3).read_bytes()),
         "no seal": (folder / "part-00002.seal").unlink,
         "foreign seal": lambda: (folder / "part-00002.seal").write_bytes((folder / "part-00003.seal").read_bytes()),
     }[harm]()
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_made_again(kept, tmp_path, harm, capsys):
 
 def test_a_file_damaged_while_it_is_read_is_named(kept, tmp_path):
     found = kept()
-    path = part_of(tmp_path / "kept", 2)
+    path = get_part_path(tmp_path / "kept", 2)
     path.write_bytes(path.read_bytes()[:100])
     found._open.clear()
     with pytest.raises(StepError, match=r"part-00002\.arrow: damaged"):
@@ -119,11 +119,11 @@ def prompt(number):
 def test_rows_that_do_not_fit_are_the_same_rows(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     write_rows(tmp_path / "data", "prompts", [prompt(i) for i in range(300)])
-    assert isinstance(rows_at_hand(tmp_path / "data", "prompts", tmp_path / "kept"), list)
+    assert isinstance(open_rows(tmp_path / "data", "prompts", tmp_path / "kept"), list)
     assert not (tmp_path / "kept").exists()
     monkeypatch.setattr(tables, "IN_MEMORY", 0)
-    found = rows_at_hand(tmp_path / "data", "prompts", tmp_path / "kept")
-    assert isinstance(found, Stored)
+    found = open_rows(tmp_path / "data", "prompts", tmp_path / "kept")
+    assert isinstance(found, StoredRows)
     assert list(found) == read_rows(tmp_path / "data", "prompts")
     assert found[123] == prompt(123)
 
@@ -137,13 +137,15 @@ def test_the_split_by_prompt_is_the_same_on_disk(tmp_path):
     def make(row):
         return Pair(**{k: v for k, v in row.items() if k != "size"})
 
-    kept = store(tmp_path, schema, 200, lambda start: iter(pairs[start:]), lambda p: vars(p) | {"size": p.size}, make)
+    kept = store_rows(
+        tmp_path, schema, 200, lambda start: iter(pairs[start:]), lambda p: vars(p) | {"size": p.size}, make
+    )
     for given, expected in zip(split_by_prompt(kept, 0.3), split_by_prompt(pairs, 0.3), strict=True):
         assert isinstance(expected, list)
         assert list(given) == expected
-        assert sizes_of(given) == sizes_of(expected)
-        assert [len(group) for group in micro_batches(given, 20)] == [len(g) for g in micro_batches(expected, 20)]
-    assert sizes_of(kept) == sizes_of(pairs)
+        assert count_tokens(given) == count_tokens(expected)
+        assert [len(group) for group in iterate_groups(given, 20)] == [len(g) for g in iterate_groups(expected, 20)]
+    assert count_tokens(kept) == count_tokens(pairs)
 
 
 CHILD = """

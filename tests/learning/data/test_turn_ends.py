@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning.data.chat import encode_completion, encode_prompt, encode_reply, turn_end
+from learning.data.chat import encode_completion, encode_prompt, encode_reply, find_turn_end
 from learning.data.examples import encode_row
 from learning.data.tokenizers import characters
 from learning.generation.engines.torch import Engine
@@ -75,7 +75,7 @@ def test_ids_are_those_of_the_rendered_conversation_up_to_the_end_of_the_turn(na
     tokenizer, end = tokenizer_of(name)
     example = encode_row(tokenizer, {"prompt": PROMPT, "completion": ANSWER})
     whole = tokenizer.apply_chat_template(PROMPT + ANSWER, tokenize=True, return_dict=False)
-    assert turn_end(tokenizer) == end
+    assert find_turn_end(tokenizer) == end
     assert example.ids[-1] == end
     if end in whole:
         assert example.ids == whole[: len(whole) - whole[::-1].index(end)]
@@ -98,7 +98,7 @@ def test_a_second_turn_continues_the_rendered_conversation(name):
 def test_mistral_ends_with_its_end_of_sequence():
     tokenizer = characters(chat_template=MISTRAL)
     tokenizer.add_special_tokens({"eos_token": "</s>", "additional_special_tokens": ["[INST]", "[/INST]"]})
-    assert turn_end(tokenizer) == tokenizer.convert_tokens_to_ids("</s>")
+    assert find_turn_end(tokenizer) == tokenizer.convert_tokens_to_ids("</s>")
 
 
 @pytest.mark.parametrize("named", [[7, 9], 9])

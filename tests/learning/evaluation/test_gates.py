@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import binom, binomtest, norm, t
 
 from learning.evaluation.evaluation import Scores
-from learning.evaluation.gate_statistics import check_gates, gate_outcomes, questions
+from learning.evaluation.gate_statistics import check_gates, judge_gates, list_questions
 from learning.evaluation.paired_tests import (
-    bootstrap_bounds,
-    mcnemar_p,
-    mcnemar_power,
-    minimum_detectable,
-    noise_floor,
+    compute_bootstrap_bounds,
+    compute_mcnemar_p,
+    compute_mcnemar_power,
+    estimate_noise_floor,
+    find_minimum_detectable,
 )
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
@@ -34,7 +34,7 @@ def paired(rng, n, gained, lost, both=0.4):
 
 
 def judged(made, old, new):
-    (told,) = gate_outcomes(made, Scores({"old": old, "new": new}, ["f"] * len(old)), 0)
+    (told,) = judge_gates(made, Scores({"old": old, "new": new}, ["f"] * len(old)), 0)
     return told
 
 
@@ -57,8 +57,10 @@ def at_most(rate, stated):
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (5, 0), (6, 0), (9, 2), (2, 9), (31, 17)])
 def test_mcnemar_is_the_sum_over_coins(wins, losses):
     n = wins + losses
-    assert mcnemar_p(wins, losses) == pytest.approx(sum(comb(n, k) for k in range(wins, n + 1)) / 2**n, rel=1e-12)
-    assert mcnemar_p(wins, losses) == pytest.approx(
+    assert compute_mcnemar_p(wins, losses) == pytest.approx(
+        sum(comb(n, k) for k in range(wins, n + 1)) / 2**n, rel=1e-12
+    )
+    assert compute_mcnemar_p(wins, losses) == pytest.approx(
         binomtest(wins, max(n, 1), alternative="greater").pvalue if n else 1
     )
 
@@ -69,36 +71,36 @@ def test_power_of_mcnemar_is_the_sum_over_all_outcomes():
     seen = 0.0
     for wins in range(n + 1):
         for losses in range(n + 1 - wins):
-            if mcnemar_p(wins, losses) <= TAIL:
+            if compute_mcnemar_p(wins, losses) <= TAIL:
                 ways = comb(n, wins) * comb(n - wins, losses)
                 seen += ways * gained**wins * lost**losses * (1 - discordance) ** (n - wins - losses)
-    assert mcnemar_power(n, discordance, difference, TAIL) == pytest.approx(seen, rel=1e-10)
-    assert mcnemar_power(n, discordance, 0.0, TAIL) <= TAIL
+    assert compute_mcnemar_power(n, discordance, difference, TAIL) == pytest.approx(seen, rel=1e-10)
+    assert compute_mcnemar_power(n, discordance, 0.0, TAIL) <= TAIL
 
 
 def test_the_smallest_detectable_difference_has_its_power():
-    found = minimum_detectable(300, TAIL, spread=0.5, test="mcnemar")
-    assert mcnemar_power(300, 0.25, found, TAIL) == pytest.approx(0.8, abs=5e-3)
+    found = find_minimum_detectable(300, TAIL, spread=0.5, test="mcnemar")
+    assert compute_mcnemar_power(300, 0.25, found, TAIL) == pytest.approx(0.8, abs=5e-3)
     by_hand = (t.ppf(0.975, 299) + norm.ppf(0.8)) * 0.5 / np.sqrt(300)
-    assert minimum_detectable(300, TAIL, spread=0.5) == pytest.approx(by_hand, rel=1e-12)
+    assert find_minimum_detectable(300, TAIL, spread=0.5) == pytest.approx(by_hand, rel=1e-12)
     assert found == pytest.approx(by_hand, rel=0.1)
-    floored = minimum_detectable(300, TAIL, spread=0.5, floor=0.2)
+    floored = find_minimum_detectable(300, TAIL, spread=0.5, floor=0.2)
     assert floored == pytest.approx(0.2 + norm.ppf(0.8) * 0.5 / np.sqrt(300))
-    assert minimum_detectable(5, TAIL, spread=1.0, test="mcnemar") is None  # five coins of six never give 1 in 40
-    assert minimum_detectable(1, TAIL, spread=1.0) is None
+    assert find_minimum_detectable(5, TAIL, spread=1.0, test="mcnemar") is None  # five coins of six never give 1 in 40
+    assert find_minimum_detectable(1, TAIL, spread=1.0) is None
 
 
 def test_bootstrap_bounds_cover_as_stated_and_plain_percentiles_do_not():
     rng, n, covered, plain = np.random.default_rng(5), 20, 0, 0
     for _ in range(SIMULATIONS):
         gain = rng.normal(0.0, 1.0, n)
-        low, _ = bootstrap_bounds(gain, 0.05, num_bootstrap=2000, seed=1)
+        low, _ = compute_bootstrap_bounds(gain, 0.05, num_bootstrap=2000, seed=1)
         covered += low <= 0
         means = rng.choice(gain, (400, n)).mean(1)
         plain += np.quantile(means, 0.05) <= 0
     assert at_most(1 - covered / SIMULATIONS, 0.06)
     assert covered > plain
-    assert bootstrap_bounds(np.array([1.0]), 0.05, num_bootstrap=100, seed=1) == (float("-inf"), float("inf"))
+    assert compute_bootstrap_bounds(np.array([1.0]), 0.05, num_bootstrap=100, seed=1) == (float("-inf"), float("inf"))
 
 
 @pytest.mark.parametrize("test", ["paired_bootstrap", "mcnemar"])
@@ -107,7 +109,7 @@ def test_a_regression_inside_the_noise_passes_and_one_outside_does_not(test, qui
     n, discordance = 400, 0.2
     made = stage(max_regression=0, test=test)
     assert at_most(rate_of_failing(made, n, discordance / 2, discordance / 2, 1), TAIL)
-    detectable = minimum_detectable(n, TAIL, spread=np.sqrt(discordance), test=test)
+    detectable = find_minimum_detectable(n, TAIL, spread=np.sqrt(discordance), test=test)
     gained, lost = (discordance - detectable) / 2, (discordance + detectable) / 2
     assert at_most(1 - rate_of_failing(made, n, gained, lost, 2), 0.2)
 
@@ -117,7 +119,7 @@ def test_an_improvement_is_claimed_wrongly_as_stated_and_seldom_missed(test, qui
     n, discordance = 400, 0.2
     made = stage(min_delta=0, test=test)
     assert at_most(1 - rate_of_failing(made, n, discordance / 2, discordance / 2, 3), TAIL)
-    detectable = minimum_detectable(n, TAIL, spread=np.sqrt(discordance), test=test)
+    detectable = find_minimum_detectable(n, TAIL, spread=np.sqrt(discordance), test=test)
     gained, lost = (discordance + detectable) / 2, (discordance - detectable) / 2
     assert at_most(rate_of_failing(made, n, gained, lost, 4), 0.2)
 
@@ -136,10 +138,10 @@ def test_several_budgets_together_alarm_no_more_often_than_one(quick):
     alarms = 0
     for _ in range(SIMULATIONS // 4):
         old, new = paired(rng, n, 0.25, 0.25)
-        (told,) = gate_outcomes(made, Scores({"old": old, "new": new}, families), 0)
+        (told,) = judge_gates(made, Scores({"old": old, "new": new}, families), 0)
         alarms += not told["passed"]
     assert alarms <= binom.ppf(0.999, SIMULATIONS // 4, 0.05)
-    assert [q.tail for q in questions(made.gate[0], 0.95)] == [pytest.approx(0.01)] * 5
+    assert [q.tail for q in list_questions(made.gate[0], 0.95)] == [pytest.approx(0.01)] * 5
 
 
 def test_sampling_noise_is_not_called_a_regression(quick):
@@ -156,13 +158,13 @@ def test_sampling_noise_is_not_called_a_regression(quick):
     for _ in range(SIMULATIONS // 4):
         rounds = [{"old": asked(), "new": asked()} for _ in range(5)]
         scores = Scores(rounds[0], ["f"] * n, rounds[1:])
-        (told,), (plain,) = gate_outcomes(made, scores, 0), gate_outcomes(bare, scores, 0)
+        (told,), (plain,) = judge_gates(made, scores, 0), judge_gates(bare, scores, 0)
         alarms, without = alarms + (not told["passed"]), without + (not plain["passed"])
         assert told["tests"][0]["floor"] > 0
     assert alarms <= binom.ppf(0.999, SIMULATIONS // 4, 0.1)
     assert alarms < without
     differences = [0.1, -0.1, 0.0]
-    assert noise_floor(differences, TAIL) == pytest.approx(t.ppf(0.975, 2) * 0.1)
+    assert estimate_noise_floor(differences, TAIL) == pytest.approx(t.ppf(0.975, 2) * 0.1)
 
 
 def test_a_budget_allows_what_it_says_and_no_more():

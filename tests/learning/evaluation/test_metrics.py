@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learning.evaluation.evaluation import Scores, table, values
+from learning.evaluation.evaluation import Scores, compute_values, make_table
 from learning.evaluation.metrics import cons, distinct, win_rate
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
@@ -45,13 +45,13 @@ def test_the_table_gives_metrics_what_they_ask_for():
     old, new = np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 1.0]])
     said = {"old": np.array([["a", "a"], ["b", "c"]], object), "new": np.array([["a", "b"], ["b", "c"]], object)}
     scores = Scores({"old": old, "new": new}, ["f", "f"], [{"new": old}], said, [{"new": said["old"]}], first="old")
-    found = {(line["metric"], line["model"]): line["value"] for line in table(stage, scores, 0)}
+    found = {(line["metric"], line["model"]): line["value"] for line in make_table(stage, scores, 0)}
     assert found["win_rate", "new"] == 0.75
     assert found["win_rate", "old"] == (0.5 + 0.5) / 2
     assert found["distinct_False", "new"] == 2.0
     assert found["distinct_False", "old"] == 1.5
     (again,) = scores.again()
     with pytest.raises(StepError, match="first_PN"):
-        values(stage, again)
+        compute_values(stage, again)
     others = stage.model_copy(update={"metrics": stage.metrics[1:]})
-    assert values(others, again)["distinct_False"]["new"].tolist() == [1.0, 2.0]
+    assert compute_values(others, again)["distinct_False"]["new"].tolist() == [1.0, 2.0]

@@ -6,11 +6,11 @@ from scipy.stats import bootstrap, permutation_test
 
 from learning.evaluation.metrics import accuracy, pass_at
 from learning.evaluation.statistics import (
-    bootstrap_interval,
-    detectable_difference,
+    compute_bootstrap_interval,
+    compute_detectable_difference,
+    compute_sign_flip_p,
+    estimate_difference,
     estimate_mean,
-    paired_difference,
-    sign_flip_p,
 )
 
 HOW = {"confidence": 0.95, "num_bootstrap": 4000, "seed": 0}
@@ -45,10 +45,10 @@ def test_binary_means_have_wilsons_interval():
 )
 def test_bootstrap_agrees_with_scipys(values_P):
     theirs = bootstrap((values_P,), np.mean, n_resamples=20000, method="percentile", rng=np.random.default_rng(2))
-    ours = bootstrap_interval(values_P, 0.95, 20000, 3)
+    ours = compute_bootstrap_interval(values_P, 0.95, 20000, 3)
     width = theirs.confidence_interval.high - theirs.confidence_interval.low
     np.testing.assert_allclose(ours, theirs.confidence_interval, atol=0.04 * width)
-    assert bootstrap_interval(values_P, 0.95, 20000, 3) == ours
+    assert compute_bootstrap_interval(values_P, 0.95, 20000, 3) == ours
 
 
 def test_paired_interval_covers_the_truth_and_is_tighter_than_unpaired():
@@ -56,7 +56,7 @@ def test_paired_interval_covers_the_truth_and_is_tighter_than_unpaired():
     for trial in range(trials):
         hard_P = rng.random(300)
         old_P, new_P = (hard_P < 0.5).astype(float), (hard_P + rng.normal(0, 0.05, 300) < 0.6).astype(float)
-        found = paired_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=trial)
+        found = estimate_difference(new_P, old_P, confidence=0.95, num_bootstrap=500, seed=trial)
         covered += found.low <= 0.1 <= found.high
     assert 0.92 < covered / trials < 0.98
     assert found.high - found.low < 0.6 * 2 * 1.96 * np.sqrt(2 * 0.25 / 300)
@@ -66,16 +66,16 @@ def test_p_values_agree_with_scipys_permutation_test():
     rng = np.random.default_rng(6)
     gain_P = rng.normal(0.3, 1, 60)
     theirs = permutation_test((gain_P,), np.sum, permutation_type="samples", n_resamples=20000, rng=rng).pvalue
-    assert sign_flip_p(gain_P, 20000, 7) == pytest.approx(theirs, abs=0.01)
+    assert compute_sign_flip_p(gain_P, 20000, 7) == pytest.approx(theirs, abs=0.01)
     # McNemar, exact: 9 gains and 1 loss.
-    assert sign_flip_p(np.array([1.0] * 9 + [-1.0] + [0.0] * 50), 10, 0) == pytest.approx(2 * 11 / 2**10)
-    assert sign_flip_p(np.zeros(5), 10, 0) == 1.0
+    assert compute_sign_flip_p(np.array([1.0] * 9 + [-1.0] + [0.0] * 50), 10, 0) == pytest.approx(2 * 11 / 2**10)
+    assert compute_sign_flip_p(np.zeros(5), 10, 0) == 1.0
 
 
 def test_detectable_difference_is_detected_in_four_of_five_tests():
     rng, spread, n = np.random.default_rng(8), 0.5, 300
-    effect = detectable_difference(spread, n, confidence=0.95)
+    effect = compute_detectable_difference(spread, n, confidence=0.95)
     gains = rng.normal(effect, spread, (2000, n))
     z = gains.mean(1) / (gains.std(1, ddof=1) / np.sqrt(n))
     assert np.mean(np.abs(z) > 1.96) == pytest.approx(0.8, abs=0.03)
-    assert paired_difference(np.ones(1), np.zeros(1), **HOW).detectable is None
+    assert estimate_difference(np.ones(1), np.zeros(1), **HOW).detectable is None

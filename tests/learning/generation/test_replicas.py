@@ -11,7 +11,7 @@ from learning.generation.engines.torch import Engine
 from learning.generation.replicas.engine_loading import make_engine
 from learning.generation.replicas.replicas import TRIES, Replicas
 from learning.generation.weights.protocol import Receipt
-from learning.models.forwards import economical
+from learning.models.forwards import apply_compute_options
 from learning.parallel.actors import Threads
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
@@ -264,7 +264,7 @@ def tokens(found):
 def test_a_replica_computes_as_the_trained_policy_does(tiny_policy, tiny_policy_folder):
     training, asked = Training(bf16=True), [Request([5, 6, 7], 2, 3)]
     plain = Engine(tiny_policy).generate(asked, HEAT)[0][0]
-    economical(tiny_policy.model, training)
+    apply_compute_options(tiny_policy.model, training)
     want = Engine(tiny_policy).generate(asked, HEAT)[0]
     actors = Threads({"rollout": 1})
     how = {"folder": tiny_policy_folder, "training": training}

@@ -250,10 +250,10 @@ def test_two_policies_share_vllm_and_keep_their_weights(wide_policy):
 
 
 def test_adapters_are_added_on_the_way(wide_policy):
-    from learning.models.adapters import attach
+    from learning.models.adapters import attach_adapters
     from schemas.training import LoRA
 
-    policy = Policy(attach(wide_policy.model, LoRA(use_peft=True, lora_r=4)), wide_policy.tokenizer, 512)
+    policy = Policy(attach_adapters(wide_policy.model, LoRA(use_peft=True, lora_r=4)), wide_policy.tokenizer, 512)
     changed(policy.model, 3, 0.1)
     assert gap(Engine(policy), policy, PROMPTS) < 1e-4
 

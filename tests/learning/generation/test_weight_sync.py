@@ -14,7 +14,7 @@ from learning.generation.weights.collective import Arrivals, Collective, Meeting
 from learning.generation.weights.local import Files, InProcess, PolicyReceiver, from_file
 from learning.generation.weights.protocol import Receipt, aliases_of, weights_of
 from learning.generation.weights.sync_check import gap
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
@@ -48,14 +48,16 @@ def test_a_checksum_sees_every_bit_place_type_and_shape(dtype):
     values = torch.arange(1, 4_200_004)
     values = values % 2 if dtype is torch.bool else values
     tensor = values.to(dtype)
-    found = checksum(tensor)
-    assert found == checksum(tensor.clone()) != checksum(tensor.reshape(-1, 1))
+    found = compute_checksum(tensor)
+    assert found == compute_checksum(tensor.clone()) != compute_checksum(tensor.reshape(-1, 1))
     changed = tensor.clone()
     changed[-1] = ~changed[-1] if dtype is torch.bool else changed[-1] + changed[-1] // 3 + 1
     swapped = tensor.clone()
     swapped[[0, 1]] = swapped[[1, 0]]
-    assert found not in (checksum(changed), checksum(swapped), checksum(tensor[:-1]))
-    assert checksum(tensor[1::2]) == checksum(tensor[1::2].contiguous())  # by what it says, not by how it lies
+    assert found not in (compute_checksum(changed), compute_checksum(swapped), compute_checksum(tensor[:-1]))
+    assert compute_checksum(tensor[1::2]) == compute_checksum(
+        tensor[1::2].contiguous()
+    )  # by what it says, not by how it lies
 
 
 def test_a_tied_head_is_named_but_travels_once(tiny_policy):
@@ -217,11 +219,11 @@ def test_a_member_that_never_comes_is_an_error(tiny_policy):
 
 
 def test_adapters_are_added_to_their_base_on_the_way(tiny_policy, replica, tmp_path):
-    from learning.models.adapters import attach
+    from learning.models.adapters import attach_adapters
     from schemas.training import LoRA
 
     base = {name: tensor.clone() for name, tensor in tiny_policy.model.state_dict().items()}
-    adapted = attach(tiny_policy.model, LoRA(use_peft=True, lora_r=4))
+    adapted = attach_adapters(tiny_policy.model, LoRA(use_peft=True, lora_r=4))
     shake(adapted, 2, 0.1)
     kept = {name: tensor.clone() for name, tensor in adapted.state_dict().items()}
     policy = Policy(adapted, tiny_policy.tokenizer, 128)

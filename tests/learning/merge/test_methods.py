@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learning.merge.blocks import BLOCK, kth_magnitude
+from learning.merge.blocks import BLOCK, find_kth_magnitude
 from learning.merge.methods import (
     dare_linear,
     dare_ties,
@@ -105,7 +105,9 @@ def test_ties_does_not_hang_on_the_order_of_models_or_entries():
 def test_kth_magnitude_is_exact(dtype, k):
     x, base = random(1000, 5, dtype), random(1000, 6, dtype)
     wide = torch.float32 if dtype == torch.bfloat16 else torch.float64
-    assert kth_magnitude(x, base, k) == float((x.to(wide) - base.to(wide)).abs().sort(descending=True).values[k - 1])
+    assert find_kth_magnitude(x, base, k) == float(
+        (x.to(wide) - base.to(wide)).abs().sort(descending=True).values[k - 1]
+    )
 
 
 def test_slerp_on_the_circle_is_the_angle_between():

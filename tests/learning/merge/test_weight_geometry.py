@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from learning.merge.weight_geometry import bf16_sparsity, nss, principal_angle, principal_mask_overlap, weight_lines
+from learning.merge.weight_geometry import bf16_sparsity, measure_weights, nss, principal_angle, principal_mask_overlap
 from schemas.errors import StepError
 
 
@@ -61,10 +61,10 @@ def test_what_bfloat16_hides():
 def test_a_models_number_counts_entries_and_leaves_out_what_has_none():
     before = {"a": torch.ones(2, 2), "b": torch.ones(6), "ids": torch.arange(3)}
     after = {"a": torch.ones(2, 2) * 2, "b": torch.ones(6), "ids": torch.arange(3)}
-    lines = weight_lines("new", "old", before, after, {"bf16_sparsity": bf16_sparsity, "nss": nss})
+    lines = measure_weights("new", "old", before, after, {"bf16_sparsity": bf16_sparsity, "nss": nss})
     assert lines == [
         {"model": "new", "against": "old", "measure": "bf16_sparsity", "value": 0.6, "tensors": 2},
         {"model": "new", "against": "old", "measure": "nss", "value": 1.0, "tensors": 1},
     ]
     with pytest.raises(StepError, match="differ in tensor b"):
-        weight_lines("new", "old", before, after | {"b": torch.ones(7)}, {})
+        measure_weights("new", "old", before, after | {"b": torch.ones(7)}, {})

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from learning.models.checkpoint import (
+    get_optimizer_state,
     load_latest,
     load_optimizer_state,
     load_weights,
-    optimizer_state,
     save_checkpoint,
 )
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
-from learning.parallel.random_states import rng_state, set_rng_state
+from learning.parallel.random_states import get_rng_state, set_rng_state
 from schemas.errors import StepError
 from schemas.training import Training
 
@@ -87,8 +87,8 @@ def test_optimiser_and_random_states_continue_to_the_same_bits(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = make_optimizer(model, training)
     trained(3, model, optimizer)
-    tensors, groups = optimizer_state(optimizer)
-    rng_tensors, rng_rest = rng_state()
+    tensors, groups = get_optimizer_state(optimizer)
+    rng_tensors, rng_rest = get_rng_state()
     weights = dict(model.named_parameters())
     save_checkpoint(
         tmp_path, 3, {**weights, **{f"o/{k}": v for k, v in tensors.items()}, **rng_tensors}, [groups, rng_rest]
@@ -111,7 +111,7 @@ def test_an_optimiser_of_other_shapes_is_refused():
     first, second = make_optimizer(one, Training()), make_optimizer(other, Training())
     trained(1, one, first)
     with pytest.raises(StepError, match=r"shape \(2, 3\), here it is \(2, 4\)"):
-        load_optimizer_state(second, *optimizer_state(first))
+        load_optimizer_state(second, *get_optimizer_state(first))
 
 
 def test_decay_is_on_matrices_only():

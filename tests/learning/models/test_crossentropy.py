@@ -5,7 +5,7 @@ import torch
 
 from learning.data.chat import encode_completion, encode_prompt
 from learning.data.examples import Example, encode_rows
-from learning.models.crossentropy import loss_for, packed_loss, padded_loss
+from learning.models.crossentropy import choose_loss, compute_packed_loss, compute_padded_loss
 from learning.models.packed import pack, packed_logprobs
 from schemas.errors import StepError
 
@@ -36,7 +36,7 @@ def gradients(model, loss):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("loss", [packed_loss, padded_loss])
+@pytest.mark.parametrize("loss", [compute_packed_loss, compute_padded_loss])
 def test_loss_and_gradient_are_those_of_transformers(tiny_policy, loss):
     model, examples = tiny_policy.model.double(), ragged()
     learned = sum(e.num_learned for e in examples)
@@ -47,7 +47,7 @@ def test_loss_and_gradient_are_those_of_transformers(tiny_policy, loss):
 
 
 @pytest.mark.parametrize("cuts", [[7], [1] * 7, [3, 4], [1, 5, 1]])
-@pytest.mark.parametrize("loss", [packed_loss, padded_loss])
+@pytest.mark.parametrize("loss", [compute_packed_loss, compute_padded_loss])
 def test_trap_1_the_gradient_does_not_depend_on_the_micro_batches(tiny_policy, cuts, loss):
     model, examples = tiny_policy.model, ragged()
     learned = sum(e.num_learned for e in examples)
@@ -63,7 +63,7 @@ def test_trap_2_longer_rows_pad_nothing_into_the_loss(tiny_policy):
     """A token weighs the same beside a short row and beside a long one."""
     model, (first, *_) = tiny_policy.model, ragged()
     long = Example(list(range(6, 70)), 60)
-    alone, other, both = (float(padded_loss(model, rows).detach()) for rows in ([first], [long], [first, long]))
+    alone, other, both = (float(compute_padded_loss(model, rows).detach()) for rows in ([first], [long], [first, long]))
     assert both == pytest.approx(alone + other, abs=1e-5)
 
 
@@ -140,14 +140,14 @@ def test_an_architecture_that_leaks_is_padded_and_never_packed(tiny_policy):
     torch.manual_seed(0)
     config = MambaConfig(vocab_size=102, hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0)
     mamba, examples = AutoModelForCausalLM.from_config(config).eval(), ragged(3)
-    assert loss_for(tiny_policy.model, packing=True) is packed_loss
-    loss = loss_for(mamba, packing=False)
-    assert loss is padded_loss
+    assert choose_loss(tiny_policy.model, packing=True) is compute_packed_loss
+    loss = choose_loss(mamba, packing=False)
+    assert loss is compute_padded_loss
     learned = sum(e.num_learned for e in examples)
     ours, theirs = loss(mamba, examples) / learned, of_transformers(mamba, examples)
     assert float(ours.detach()) == pytest.approx(float(theirs.detach()), abs=1e-6)
     with pytest.raises(StepError, match=r"rows cannot be kept apart \(mamba: layers of linear_attention"):
-        loss_for(mamba, packing=True)
+        choose_loss(mamba, packing=True)
 
 
 def said(role, content):

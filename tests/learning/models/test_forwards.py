@@ -8,8 +8,8 @@ import torch
 from learning.data.examples import Example
 from learning.generation.engines.torch import Engine
 from learning.generation.replicas.shared_engine import shares
-from learning.models.crossentropy import packed_loss, padded_loss
-from learning.models.forwards import blocks_of, economical
+from learning.models.crossentropy import compute_packed_loss, compute_padded_loss
+from learning.models.forwards import apply_compute_options, find_blocks
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.stages.rl import Rl
 from schemas.training import Training
@@ -31,25 +31,25 @@ def gradients(model, loss):
     return float(value.detach()), {name: p.grad.clone() for name, p in model.named_parameters()}, sum(saved)
 
 
-@pytest.mark.parametrize("loss", [packed_loss, padded_loss])
+@pytest.mark.parametrize("loss", [compute_packed_loss, compute_padded_loss])
 def test_blocks_computed_again_give_the_same_bits_and_keep_less(tiny_policy, loss):
     model = tiny_policy.model
     names = [name for name, _ in model.named_parameters()]
     value, plain, kept = gradients(model, loss)
-    economical(model, Training(max_steps=1, gradient_checkpointing=True))
+    apply_compute_options(model, Training(max_steps=1, gradient_checkpointing=True))
     again, repeated, fewer = gradients(model, loss)
     assert again == value
     assert all(torch.equal(plain[name], repeated[name]) for name in names)
     assert fewer < 0.7 * kept
     assert [name for name, _ in model.named_parameters()] == names
-    assert len(blocks_of(model)) == 2
+    assert len(find_blocks(model)) == 2
 
 
 def test_bfloat16_computes_over_float32_weights_in_copies_too(tiny_policy):
     model = tiny_policy.model
-    value, plain, _ = gradients(model, packed_loss)
-    economical(model, Training(max_steps=1, bf16=True, gradient_checkpointing=True))
-    half, rough, _ = gradients(model, packed_loss)
+    value, plain, _ = gradients(model, compute_packed_loss)
+    apply_compute_options(model, Training(max_steps=1, bf16=True, gradient_checkpointing=True))
+    half, rough, _ = gradients(model, compute_packed_loss)
     assert half != value
     assert half == pytest.approx(value, rel=1e-2)
     for name, gradient in plain.items():
@@ -59,17 +59,19 @@ def test_bfloat16_computes_over_float32_weights_in_copies_too(tiny_policy):
     with torch.no_grad():
         for parameter in copy.parameters():
             parameter.zero_()
-    assert float(packed_loss(copy, ROWS).detach()) != half
-    assert gradients(model, packed_loss)[0] == half
+    assert float(compute_packed_loss(copy, ROWS).detach()) != half
+    assert gradients(model, compute_packed_loss)[0] == half
 
 
 def test_what_is_sampled_in_bfloat16_has_the_trainers_probabilities(tiny_policy):
     """Engine and trainer round differently in bfloat16, but both compute in it."""
-    economical(tiny_policy.model, Training(max_steps=1, bf16=True))
+    apply_compute_options(tiny_policy.model, Training(max_steps=1, bf16=True))
     [made] = Engine(tiny_policy).generate([Request([5, 6, 7], 4, seed=1)], Sampling(1.0, 6))
     for one in made:
         row = Example([5, 6, 7, *one.token_ids], 3)
-        assert sum(one.logprobs) == pytest.approx(-float(packed_loss(tiny_policy.model, [row]).detach()), abs=0.3)
+        assert sum(one.logprobs) == pytest.approx(
+            -float(compute_packed_loss(tiny_policy.model, [row]).detach()), abs=0.3
+        )
 
 
 def test_bf16_over_weights_in_bfloat16_is_refused():

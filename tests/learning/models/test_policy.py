@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.models.policy import load_policy, outline, save_policy, set_determinism
+from learning.models.policy import load_outline, load_policy, save_policy, set_determinism
 from schemas.errors import StepError
 
 IDS = torch.arange(6, 60)[None]
@@ -91,11 +91,11 @@ def test_determinism_seeds_every_generator():
 
 
 def test_an_outline_is_the_policy_without_its_weights(tiny_policy, tiny_policy_folder, tmp_path):
-    found = outline(tiny_policy_folder, dtype="bfloat16")
+    found = load_outline(tiny_policy_folder, dtype="bfloat16")
     assert found.max_length == 128
     assert found.model.dtype == torch.bfloat16
     assert {p.device.type for p in found.model.parameters()} == {"meta"}
     assert [p.shape for p in found.model.parameters()] == [p.shape for p in tiny_policy.model.parameters()]
     assert found.tokenizer.get_vocab() == tiny_policy.tokenizer.get_vocab()
     with pytest.raises(StepError, match="this model cannot be loaded"):
-        outline(tmp_path)
+        load_outline(tmp_path)

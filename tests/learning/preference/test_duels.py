@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from learning.preference.duels import logistic, styles
 from learning.problems.partitions import part
@@ -41,7 +41,9 @@ def test_a_duel_by_a_reward_and_the_win_rates_it_gives():
     quality = {"use": "wording.keywords", "words": ["yes"], "per_character": 0.1}
     judge = bind(RewardUse(use="duels.win_rate", by={"use": "better", "of": quality}), "rewards.0")
     # yes .7, no −.2, yes .7
-    assert weighted_scores([judge], [1.0], [ROW] * 3, ["yes", "no", "yes"]) == pytest.approx([2 / 3, 1 / 6, 2 / 3])
+    assert compute_weighted_scores([judge], [1.0], [ROW] * 3, ["yes", "no", "yes"]) == pytest.approx(
+        [2 / 3, 1 / 6, 2 / 3]
+    )
     soft = bind(DuelUse(use="better", of=quality, scale=0.5), "by")
     have = {"row": ROW, "first": "yes", "second": "no", "step": 0, "seed": 0, "states": {}}
     assert soft.ask(0, have) == pytest.approx(sigmoid(0.9 / 0.5))

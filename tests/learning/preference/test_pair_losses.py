@@ -11,7 +11,7 @@ from learning.lookup import bind
 from learning.models.sharded_model import Trained
 from learning.preference import pair_losses as preferences
 from learning.preference.batches import Pair
-from learning.preference.loss import Term, completion_logprobs, gradient, implicit_rewards, strangers
+from learning.preference.loss import Term, add_gradient, compute_implicit_rewards, compute_logprobs, mismatch_pairs
 from schemas.errors import StepError
 from schemas.signatures import names
 from schemas.use import PairLossUse
@@ -306,7 +306,7 @@ PAIRS = [
 
 def test_completions_are_summed_over_their_own_tokens_and_prompts_are_shared(tiny_policy):
     model = tiny_policy.model
-    lp_P2 = completion_logprobs(model, PAIRS)
+    lp_P2 = compute_logprobs(model, PAIRS)
     for pair, sums in zip(PAIRS, lp_P2, strict=True):
         for side, found in zip((pair.chosen, pair.rejected), sums, strict=True):
             ids = torch.tensor([pair.prompt + side])
@@ -339,7 +339,7 @@ def test_the_gradient_does_not_depend_on_the_forward_passes(tiny_policy, mix):
     for budget in (10_000, 20, 1):
         model.zero_grad()
         states = {}
-        loss, lp_B2 = gradient(terms(*MIXES[mix]), Trained(model), PAIRS, {**have(), "states": states}, 0, budget)
+        loss, lp_B2 = add_gradient(terms(*MIXES[mix]), Trained(model), PAIRS, {**have(), "states": states}, 0, budget)
         found.append((loss, lp_B2, states, [p.grad.clone() for p in model.parameters()]))
     scale = max(float(g.abs().max()) for g in found[0][3])
     assert scale > 1e-3
@@ -356,7 +356,7 @@ def test_the_order_of_pairs_does_not_matter(tiny_policy):
     for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
         model.zero_grad()
         columns_B = {k: v[order] if k.endswith("_B") else v for k, v in have().items()}
-        loss, _ = gradient(terms(*MIXES["both"]), Trained(model), [PAIRS[i] for i in order], columns_B, 0, 20)
+        loss, _ = add_gradient(terms(*MIXES["both"]), Trained(model), [PAIRS[i] for i in order], columns_B, 0, 20)
         found.append((loss, [p.grad.clone() for p in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
     for one, other in zip(found[0][1], found[1][1], strict=True):
@@ -365,30 +365,30 @@ def test_the_order_of_pairs_does_not_matter(tiny_policy):
 
 def test_implicit_rewards_are_against_what_was_asked_for():
     lp_B2 = torch.tensor([[-3.0, -4.0]] * 4)
-    rewards_B2 = implicit_rewards(terms({"use": "dpo", "beta": 0.5}), lp_B2, have(), 0)
+    rewards_B2 = compute_implicit_rewards(terms({"use": "dpo", "beta": 0.5}), lp_B2, have(), 0)
     assert rewards_B2[0].tolist() == [3.0, 2.5]
     lonely = {k: v for k, v in have().items() if "_ref" not in k}
-    rewards_B2 = implicit_rewards(terms({"use": "simpo", "beta": 2.0}), lp_B2, lonely, 0)
+    rewards_B2 = compute_implicit_rewards(terms({"use": "simpo", "beta": 2.0}), lp_B2, lonely, 0)
     assert rewards_B2[0].tolist() == [-2.0, -4.0]
 
 
 def test_a_prompt_never_gets_its_own_completions_as_strange_ones():
-    strange = strangers(PAIRS, 128)
+    strange = mismatch_pairs(PAIRS, 128)
     assert [(s.prompt, s.chosen) for s in strange] == [
         (PAIRS[0].prompt, PAIRS[1].chosen),
         (PAIRS[1].prompt, PAIRS[2].chosen),
         (PAIRS[2].prompt, PAIRS[3].chosen),
         (PAIRS[3].prompt, PAIRS[0].chosen),
     ]
-    assert strangers(PAIRS, 7)[0].chosen == PAIRS[3].chosen  # those of b would be too long
+    assert mismatch_pairs(PAIRS, 7)[0].chosen == PAIRS[3].chosen  # those of b would be too long
     with pytest.raises(StepError, match="finds no other prompt"):
-        strangers([PAIRS[0], PAIRS[2]], 128)
+        mismatch_pairs([PAIRS[0], PAIRS[2]], 128)
 
 
 def test_a_loss_must_give_one_number_per_pair(tiny_policy):
     whole = Term(bind(PairLossUse(use="tests.learning.preference.test_pair_losses:scalar")), 1.0)
     with pytest.raises(StepError, match=r"gives \(\) for 4 pairs"):
-        gradient([whole], Trained(tiny_policy.model), PAIRS, have(), 0, 1000)
+        add_gradient([whole], Trained(tiny_policy.model), PAIRS, have(), 0, 1000)
 
 
 def scalar(chosen_P):

@@ -3,8 +3,14 @@ import pytest
 import torch
 
 from learning.models.reward_model import load_reward_model, make_reward_model
-from learning.preference.batches import Pair, by_tokens, split_by_prompt
-from learning.preference.reward_modelling import bradley_terry_loss, calibration, correct, held_out_quality, length_bias
+from learning.preference.batches import Pair, group_by_tokens, split_by_prompt
+from learning.preference.reward_modelling import (
+    compute_bradley_terry_loss,
+    measure_calibration,
+    measure_length_bias,
+    measure_quality,
+    score_correct,
+)
 from learning.rewards.models import learned, loaded
 from schemas.errors import StepError
 
@@ -14,7 +20,7 @@ def test_loss_and_gradient_equal_the_direct_formula():
     c, r, m = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(3))
     c.requires_grad_()
     r.requires_grad_()
-    loss = bradley_terry_loss(c, r, m, 0.3)
+    loss = compute_bradley_terry_loss(c, r, m, 0.3)
     direct = np.log1p(np.exp(-(c - r - m).detach().numpy())) + 0.3 * (c + r).detach().numpy() ** 2
     np.testing.assert_allclose(loss.detach().numpy(), direct, rtol=1e-13)
     loss.sum().backward()
@@ -26,7 +32,7 @@ def test_loss_and_gradient_equal_the_direct_formula():
 
 def test_loss_is_finite_where_the_plain_formula_overflows():
     c = torch.tensor([-1000.0], requires_grad=True)
-    loss = bradley_terry_loss(c, torch.tensor([1000.0]))
+    loss = compute_bradley_terry_loss(c, torch.tensor([1000.0]))
     loss.sum().backward()
     assert loss.item() == 2000
     assert c.grad.item() == -1
@@ -81,7 +87,7 @@ def test_calibration_of_hand_made_numbers():
 
     # confidence 0.67: three of four right; confidence 0.86: one of two right
     delta = np.array([logit(0.67)] * 3 + [-logit(0.67)] + [logit(0.86), -logit(0.86)])
-    found = calibration(delta, bins=5)
+    found = measure_calibration(delta, bins=5)
     assert found["expected_calibration_error"] == pytest.approx(4 / 6 * 0.08 + 2 / 6 * 0.36)
     assert [(b["from"], b["n"], b["accuracy"]) for b in found["bins"]] == [
         (0.6, 4, 0.75),
@@ -93,16 +99,16 @@ def test_a_calibrated_judge_has_no_calibration_error():
     p = np.random.default_rng(0).uniform(0.5, 1, 200_000)
     right = np.random.default_rng(1).random(200_000) < p
     delta = np.where(right, 1, -1) * np.log(p / (1 - p))
-    assert calibration(delta)["expected_calibration_error"] < 0.005
+    assert measure_calibration(delta)["expected_calibration_error"] < 0.005
 
 
 def test_ties_are_half_right():
-    assert correct(np.array([1.0, 0.0, -2.0])).tolist() == [1, 0.5, 0]
+    assert score_correct(np.array([1.0, 0.0, -2.0])).tolist() == [1, 0.5, 0]
 
 
 def test_length_bias_of_a_judge_that_only_counts_tokens():
     chosen, rejected = np.array([5, 2, 9, 4]), np.array([3, 6, 1, 4])
-    found = length_bias(0.1 * chosen, 0.1 * rejected, chosen, rejected)
+    found = measure_length_bias(0.1 * chosen, 0.1 * rejected, chosen, rejected)
     assert found["correlation"] == pytest.approx(1)
     assert found["correlation_within_pairs"] == pytest.approx(1)
     assert found["accuracy"] == {
@@ -110,12 +116,12 @@ def test_length_bias_of_a_judge_that_only_counts_tokens():
         "chosen_shorter": {"n": 1, "accuracy": 0.0},
         "equal_length": {"n": 1, "accuracy": 0.5},
     }
-    assert length_bias(chosen * 0.0, rejected * 0.0, chosen, rejected)["correlation"] is None
+    assert measure_length_bias(chosen * 0.0, rejected * 0.0, chosen, rejected)["correlation"] is None
 
 
 def test_held_out_accuracy_has_wilsons_interval():
     rewards = np.array([[1.0, 0.0]] * 8 + [[0.0, 1.0]] * 2)
-    accuracy = held_out_quality(rewards, np.ones((10, 2)))["accuracy"]
+    accuracy = measure_quality(rewards, np.ones((10, 2)))["accuracy"]
     z, n, p = 1.959963984540054, 10, 0.8
     centre = (p + z * z / 2 / n) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / 4 / n / n)
@@ -138,9 +144,9 @@ def test_a_prompt_is_wholly_held_out_or_not_at_all():
 
 
 def test_pairs_are_grouped_by_their_tokens_in_their_order():
-    groups = by_tokens([pair(i, [0]) for i in range(5)], max_tokens=8)
+    groups = group_by_tokens([pair(i, [0]) for i in range(5)], max_tokens=8)
     assert [[p.id for p in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"]]
-    assert [len(g) for g in by_tokens([pair(i, [0]) for i in range(2)], max_tokens=1)] == [1, 1]
+    assert [len(g) for g in group_by_tokens([pair(i, [0]) for i in range(2)], max_tokens=1)] == [1, 1]
 
 
 def test_learned_rewards_are_those_of_the_model_on_each_scale(tiny_policy, tmp_path):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from learning.samples.sample import Trial
 from learning.sampling.sampler import score, scoring
@@ -119,7 +119,7 @@ def test_inner_rewards_are_checked_and_outside_the_loop_they_work_too():
         bind(use, "rewards.0")
     bound = bind(RewardUse.model_validate({"use": "composite.first", "of": ["answers.exact", f"{HERE}:seen"]}))
     rows = [trial("3").row, trial("3", answer=None).row]
-    assert weighted_scores([bound], [1.0], rows, ["3", "1234"]) == [1.0, 4.0]
+    assert compute_weighted_scores([bound], [1.0], rows, ["3", "1234"]) == [1.0, 4.0]
 
 
 def test_lengths_are_of_sampled_tokens_or_of_characters():

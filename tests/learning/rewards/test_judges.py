@@ -6,7 +6,7 @@ import pytest
 
 from learning.api.response_store import Answers
 from learning.api.spending import Desk
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.use import RewardUse
@@ -93,7 +93,7 @@ def test_the_rubric_is_the_recipes_own(desk):
 def test_a_judge_among_other_rewards(desk):
     with serving(Teacher(judge)) as address:
         rewards = [reward(address), bind(RewardUse(use="formats.matches", pattern="g.*"), "rewards.1")]
-        found = weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], desk)
+        found = compute_weighted_scores(rewards, [0.5, 1.0], rows(3), ["good", "better", "odd"], desk)
     assert found == [0.5 * 0.8 + 1.0, 0.5 * 0.95, None]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learning.data.question_templates import filled, question
+from learning.data.question_templates import fill_template, make_question
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.packed import pack, packed_logprobs
@@ -153,7 +153,7 @@ def test_likelihoods_do_not_depend_on_how_they_are_packed(sampler, monkeypatch):
 
 
 def test_words_are_weighed_by_their_likelihood(sampler, monkeypatch):
-    asked = [question("rate {completion}", ROW, completion=c) for c in ("3", "long " * 50, "4")]
+    asked = [make_question("rate {completion}", ROW, completion=c) for c in ("3", "long " * 50, "4")]
     words = {"5": 5.0, "9": 9.0}
     lps = word_logprobs(sampler, asked, list(words))
     assert lps[1] is None
@@ -199,7 +199,7 @@ def test_votes_are_averaged_over_those_that_can_be_read(tiny_policy):
 
 def test_equal_questions_are_asked_once_and_answered_equally(sampler):
     texts = ["ab", "b", "ab", "c" * 200]
-    asked = [question("{completion}", ROW, completion=t) for t in texts]
+    asked = [make_question("{completion}", ROW, completion=t) for t in texts]
     first = replies(sampler, asked, n=2, sampling=Sampling(1.0, 6), rng=rng())
     assert first[0] == first[2]
     assert first[3] is None
@@ -209,15 +209,15 @@ def test_equal_questions_are_asked_once_and_answered_equally(sampler):
 
 
 def test_templates_put_in_what_has_braces_as_it_is():
-    assert filled("{a}-{b}", {"a": "{b}", "b": "{}"}) == "{b}-{}"
+    assert fill_template("{a}-{b}", {"a": "{b}", "b": "{}"}) == "{b}-{}"
     with pytest.raises(StepError, match=r"no field \{c\}; there is: \{a\}"):
-        filled("{c}", {"a": ""})
+        fill_template("{c}", {"a": ""})
 
 
 def test_a_guest_is_loaded_once_and_answers_as_the_model_it_is(tiny_policy_folder, sampler):
     host = guest(tiny_policy_folder)
     assert guest(str(tiny_policy_folder)) is host
-    asked = [question("rate {completion}", ROW, completion="3")]
+    asked = [make_question("rate {completion}", ROW, completion="3")]
     assert word_logprobs(host, asked, ["1"])[0] == pytest.approx(word_logprobs(sampler, asked, ["1"])[0], abs=1e-5)
     use = {"use": "judges.model", "judge": "critic", "words": {"1": 1.0, "0": 0.0}, "high": 1.0}
     bound = bind(RewardUse.model_validate(use), "rewards.1", {"rewards.1.judge": tiny_policy_folder})
@@ -259,7 +259,7 @@ def test_a_pairwise_judges_likelihoods_sum_to_one_win(sampler):
     how = {"template": "{first};{second}:"}
     got = pairwise.own_judged([ROW] * 3, said, [0] * 3, sampler, rng(), **how)
     assert sum(got) == pytest.approx(1.5, abs=1e-9)
-    asked = [question("{first};{second}:", ROW, first=a, second=b) for a, b in (("so", "or"), ("or", "so"))]
+    asked = [make_question("{first};{second}:", ROW, first=a, second=b) for a, b in (("so", "or"), ("or", "so"))]
     (p1, p2), (q1, q2) = [[math.exp(lp) for lp in lps] for lps in word_logprobs(sampler, asked, ["1", "2"])]
     pair = pairwise.own_judged([ROW] * 2, said[:2], [0] * 2, sampler, rng(), **how)
     assert pair[0] == pytest.approx((p1 / (p1 + p2) + q2 / (q1 + q2)) / 2, abs=1e-6)

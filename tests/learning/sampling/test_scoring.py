@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from learning.rl.metrics import describe
 from learning.samples.sample import Trial
@@ -167,10 +167,10 @@ def test_the_first_failure_alone_is_shown(capsys):
 def test_samples_of_an_evaluation_are_scored_alike(capsys):
     rows, texts, shown = [{"id": "0"}] * 3, ["4", "x", "5"], set()
     for _ in range(2):
-        assert weighted_scores([bound("numbers")], [2.0], rows, texts, shown=shown) == [8.0, None, 10.0]
+        assert compute_weighted_scores([bound("numbers")], [2.0], rows, texts, shown=shown) == [8.0, None, 10.0]
     assert capsys.readouterr().err.count("cannot be scored") == 1
     with pytest.raises(StepError, match="it raises for every one of 3 completions"):
-        weighted_scores([bound("wrong")], [1.0], rows, texts)
+        compute_weighted_scores([bound("wrong")], [1.0], rows, texts)
 
 
 def test_what_an_inner_reward_raises_is_the_outer_ones():
@@ -180,4 +180,4 @@ def test_what_an_inner_reward_raises_is_the_outer_ones():
         ),
         "rewards.0",
     )
-    assert weighted_scores([gated], [1.0], [{"id": "0"}] * 2, ["true", "0.5"]) == [None, 0.0]
+    assert compute_weighted_scores([gated], [1.0], [{"id": "0"}] * 2, ["true", "0.5"]) == [None, 0.0]

@@ -6,8 +6,8 @@ import pytest
 
 from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.solvers.combinators import concat, cross, filtered, mapped, reduced, split
-from learning.solvers.recursion import Plan, leaves, plan, put_together, taken_apart
+from learning.solvers.combinators import apply_to_all, concatenate, keep_matching, make_pairs, reduce_items, split_text
+from learning.solvers.recursion import Plan, combine_tree, iterate_leaves, plan_split, take_apart
 from learning.solvers.solvers import lambda_rlm
 from schemas.errors import StepError
 from schemas.evaluation_slots import ProgramUse
@@ -22,30 +22,30 @@ def test_split_keeps_every_character_and_shrinks():
     for _ in range(500):
         text = "".join(rng.choice("ab,") for _ in range(rng.randint(2, 60)))
         k = rng.randint(2, 9)
-        pieces = split(text, k, rng.choice(["", ","]))
+        pieces = split_text(text, k, rng.choice(["", ","]))
         assert "".join(pieces) == text
         assert 1 <= len(pieces) <= k
         assert all(0 < len(piece) < len(text) for piece in pieces)
-    assert split("aa,bb,cc,", 3, ",") == ["aa,", "bb,", "cc,"]
-    assert split("aa,bbbb,cc", 2, ",") == ["aa,", "bbbb,cc"]
-    assert split("abcdef", 3) == ["ab", "cd", "ef"]
+    assert split_text("aa,bb,cc,", 3, ",") == ["aa,", "bb,", "cc,"]
+    assert split_text("aa,bbbb,cc", 2, ",") == ["aa,", "bbbb,cc"]
+    assert split_text("abcdef", 3) == ["ab", "cd", "ef"]
 
 
 def test_the_other_combinators():
-    assert mapped(len, ["a", "bc"]) == [1, 2]
-    assert filtered(str.isdigit, ["1", "x", "2"]) == ["1", "2"]
-    assert reduced(int.__sub__, [9, 3, 1], 0) == 5
-    assert reduced(int.__add__, [], 7) == 7
-    assert concat([[1], [], [2, 3]]) == [1, 2, 3]
-    assert cross("ab", [1, 2]) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    assert apply_to_all(len, ["a", "bc"]) == [1, 2]
+    assert keep_matching(str.isdigit, ["1", "x", "2"]) == ["1", "2"]
+    assert reduce_items(int.__sub__, [9, 3, 1], 0) == 5
+    assert reduce_items(int.__add__, [], 7) == 7
+    assert concatenate([[1], [], [2, 3]]) == [1, 2, 3]
+    assert make_pairs("ab", [1, 2]) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
 def test_plans():
-    assert plan(1600, 200) == Plan(4, 2, 200)
-    assert plan(1600, 200).calls == 16
-    assert plan(200, 200) == Plan(1, 0, 200)
-    assert plan(201, 200) == Plan(2, 1, 200)
-    assert plan(800, 100, 1.0, 200.0) == Plan(2, 3, 100)  # a power exactly: no level too many
+    assert plan_split(1600, 200) == Plan(4, 2, 200)
+    assert plan_split(1600, 200).calls == 16
+    assert plan_split(200, 200) == Plan(1, 0, 200)
+    assert plan_split(201, 200) == Plan(2, 1, 200)
+    assert plan_split(800, 100, 1.0, 200.0) == Plan(2, 3, 100)  # a power exactly: no level too many
     # Of all numbers of pieces, k* makes n·c_in/k + k·c_⊕ smallest.
     cost = {k: 1600 / k + 100 * k for k in range(2, 50)}
     assert min(cost, key=cost.get) == 4
@@ -56,10 +56,10 @@ def test_recursion_ends_for_any_text_and_puts_answers_back_in_order():
     for _ in range(300):
         text = "".join(rng.choice("abc,") for _ in range(rng.randint(0, 300)))
         window, pieces = rng.randint(1, 40), rng.randint(2, 7)
-        tree = taken_apart(text, Plan(pieces, 1, window), rng.choice(["", ","]))
-        found = list(leaves(tree))
+        tree = take_apart(text, Plan(pieces, 1, window), rng.choice(["", ","]))
+        found = list(iterate_leaves(tree))
         assert all(len(piece) <= window for piece in found)
-        assert put_together(tree, iter(found), "".join) == text
+        assert combine_tree(tree, iter(found), "".join) == text
 
 
 def test_totals_and_items_of_a_list():
