@@ -9,8 +9,8 @@ from learning.api.concurrency_limiter import Cap
 from learning.api.distillation import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
 from learning.api.requests import Answer, Asked, Failed
 from learning.api.response_store import Spent
+from learning.data.questions import Inquiry
 from learning.data.rows import Row
-from learning.data.teacher_request import Inquiry
 from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.stages.synthesize import Synthesize

@@ -12,9 +12,8 @@ from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, resolve_max_length, set_determinism
+from learning.models.policy import Policy, add_adapters, load_policy, resolve_max_length, save_trained, set_determinism
 from learning.models.sharded_model import Trained
-from learning.models.trained_policy import add_adapters, save_trained
 from learning.parallel.group import ALONE
 from learning.parallel.random_states import seed_rank
 from learning.preference.batches import count_tokens, read_pairs, split_by_prompt

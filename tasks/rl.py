@@ -25,9 +25,8 @@ from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, set_determinism
+from learning.models.policy import Policy, load_policy, save_trained, set_determinism
 from learning.models.sharded_model import Trained
-from learning.models.trained_policy import save_trained
 from learning.parallel.group import ALONE, Group
 from learning.parallel.random_states import seed_rank
 from learning.rl.auxiliaries import Auxiliaries

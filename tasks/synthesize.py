@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from learning.data.questions import Inquiry
 from learning.data.rows import SCHEMAS, Row, open_row_writer, read_rows, scan_rows
-from learning.data.teacher_request import Inquiry
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize

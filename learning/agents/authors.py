@@ -15,7 +15,7 @@ from pydantic import Field
 
 from learning.agents.templates import needed
 from learning.api.spending import Desk
-from learning.data.question_templates import fill_template
+from learning.data.questions import fill_template
 from schemas.endpoint import Endpoint
 
 Rate = Annotated[float, Field(ge=0, le=1)]

@@ -18,7 +18,7 @@ from pydantic import Field
 from learning.agents.rollouts import Rollout
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.question_templates import fill_template
+from learning.data.questions import fill_template
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from learning.api.requests import Answer, Asked, Failed, Question, chat
+from learning.data.questions import Inquiry
 from learning.data.rows import Row
-from learning.data.teacher_request import Inquiry
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 

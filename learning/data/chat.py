@@ -8,7 +8,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from learning.data.characters import replace_half_characters
+from learning.data.text_edits import replace_half_characters
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]

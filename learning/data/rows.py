@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from learning.data.shards import ShardWriter, count_bytes, check_shards, find_shards, scan_shards
+from learning.data.shards import ShardWriter, check_shards, count_bytes, find_shards, scan_shards
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()

@@ -4,7 +4,7 @@ import json
 import os
 import random
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from learning.data.chat import find_turn_ends
 from schemas.errors import StepError
+from schemas.training import LoRA
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -141,6 +142,31 @@ def _forget_paths(file: Path) -> None:
         for key in ("_name_or_path", "name_or_path", "local_files_only", "is_local"):
             content.pop(key, None)
         file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def add_adapters(policy: Policy, options: LoRA) -> Policy:
+    """Return the policy with fresh adapters if `use_peft` is on, else the policy itself."""
+    if not options.use_peft:
+        return policy
+    from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
+
+    return replace(policy, model=attach_adapters(policy.model, options))
+
+
+def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
+    """Write a policy; adapters with the base they belong to in `base/`, so that their folder stands alone.
+
+    The adapters are taken off it.
+    """
+    if not adapted:
+        save_policy(policy, folder)
+        return
+    from learning.models.adapters import write_adapters  # peft takes long to import, and few need it
+
+    adapted_model: Any = policy.model
+    write_adapters(adapted_model, folder)
+    save_tokenizer(policy.tokenizer, folder)
+    save_policy(replace(policy, model=adapted_model.unload()), folder / "base")
 
 
 def set_determinism(seed: int, num_threads: int) -> None:

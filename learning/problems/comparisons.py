@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.data.question_templates import make_question
+from learning.data.questions import make_question
 from learning.data.rows import read_rows
 from schemas.references import PreferencePairsRef
 

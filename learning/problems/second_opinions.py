@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import make_question
+from learning.data.questions import make_question
 from learning.data.rows import Row, read_rows
-from learning.data.wrong_answers import mistaken
+from learning.data.text_edits import mistaken
 from learning.lookup import Inner
 from learning.tools.retrieval import Shelf
 from schemas.errors import StepError

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.question_templates import make_question
+from learning.data.questions import make_question
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import make_question
+from learning.data.questions import make_question
 from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.composite import asked

@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import make_question
+from learning.data.questions import make_question
 from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies

@@ -10,9 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.patterns import Pattern
-from learning.data.question_templates import make_question
-from learning.data.teacher_request import Inquiry
-from learning.data.wrong_answers import mistaken
+from learning.data.questions import Inquiry, make_question
+from learning.data.text_edits import mistaken
 from learning.toy_tasks.almanac import scripted
 from learning.toy_tasks.atlas import look_up, reader
 from learning.toy_tasks.countdown import worked_countdown

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import Row
-from learning.data.wrong_answers import mistaken
+from learning.data.text_edits import mistaken
 from schemas.errors import StepError
 
 Kind = Literal["product", "weight", "table", "digits"]

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from learning.data import shards
-from learning.data.rows import SCHEMAS, count_rows, read_rows, open_row_writer, scan_rows, write_rows
-from learning.data.shards import count_bytes, find_shards, count_text_bytes
+from learning.data.rows import SCHEMAS, count_rows, open_row_writer, read_rows, scan_rows, write_rows
+from learning.data.shards import count_bytes, count_text_bytes, find_shards
 from schemas.errors import StepError
 
 

@@ -13,7 +13,7 @@ from learning.data import rows as tables
 from learning.data import stored_rows as stored
 from learning.data.rows import read_rows, write_rows
 from learning.data.stored_rows import RowSubset, StoredRows, get_part_path, open_rows, store_rows
-from learning.preference.batches import Pair, iterate_groups, count_tokens, split_by_prompt
+from learning.preference.batches import Pair, count_tokens, iterate_groups, split_by_prompt
 from schemas.errors import StepError
 
 SCHEMA = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from learning.data.question_templates import fill_template, make_question
+from learning.data.questions import fill_template, make_question
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.packed import pack, packed_logprobs

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from learning.data.wrong_answers import mistaken
+from learning.data.text_edits import mistaken
 from learning.rewards.answers import exact
 from learning.teachers.basic import answer, worked_spelling, worked_sum
 from schemas.errors import StepError
