@@ -23,13 +23,15 @@ demo: $(VENV)/.installed          ## run the shipped recipe: a better model with
 	$(BIN)/posttrain run recipes/quickstart.yaml
 
 # vLLM changes the process that it runs in: its tests have one of their own.
+VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)
+
 test: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
 	$(BIN)/python -m pytest -q -m 'not slow and not gpu and not vllm'
-	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not slow and not gpu' tests/*/test_vllm_*.py,@echo 'VLLM= : the tests of engine vllm were left out')
+	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not slow and not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
 test-all: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
 	$(BIN)/python -m pytest -q -m 'not gpu and not vllm'
-	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not gpu' tests/*/test_vllm_*.py,@echo 'VLLM= : the tests of engine vllm were left out')
+	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
 check: $(VENV)/.installed         ## format, lint, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .

@@ -221,16 +221,16 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
     """Rows that go, by datasketch: each row against the index of those that stayed."""
     from datasketch import MinHash, MinHashLSH
 
-    from learning.curation.duplicates import bands
-    from learning.curation.minhash import normalised
+    from learning.curation.duplicates import choose_bands
+    from learning.curation.minhash import normalise_text
 
     blank = MinHash(num_perm=num_perm, seed=1, hashfunc=zlib.crc32)
-    index = MinHashLSH(num_perm=num_perm, params=bands(threshold, num_perm))
+    index = MinHashLSH(num_perm=num_perm, params=choose_bands(threshold, num_perm))
     stayed: dict[int, MinHash] = {}
     gone = []
     for row, text in enumerate(texts):
         sketch = blank.copy()
-        plain = normalised(text)
+        plain = normalise_text(text)
         sketch.update_batch(sorted({plain[i : i + ngram].encode() for i in range(max(1, len(plain) - ngram + 1))}))
         if any(sketch.jaccard(stayed[other]) >= threshold for other in index.query(sketch)):
             gone.append(row)
@@ -242,13 +242,13 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
 
 def compare(folder: Path, rows: int, threads: int) -> dict[str, Any]:
     """Near-duplicates by both sides, on the same rows."""
-    from learning.curation.duplicates import drop_near_duplicates, texts_of
-    from learning.curation.ledger import curation
+    from learning.curation.duplicates import drop_near_duplicates, join_texts
+    from learning.curation.ledger import open_curation
 
     generate(folder, rows)
     settings = {"threshold": 0.9, "num_perm": 128, "ngram": 5}
-    with curation(folder / "data", spill=folder, num_threads=threads, memory_limit="2GiB") as opened:
-        texts = [text for block in opened.blocks() for text in texts_of(block, "chat")]
+    with open_curation(folder / "data", spill=folder, num_threads=threads, memory_limit="2GiB") as opened:
+        texts = [text for block in opened.blocks() for text in join_texts(block, "chat")]
         began = time.perf_counter()
         drop_near_duplicates(opened, **settings, seed=0)
         ours = time.perf_counter() - began

@@ -37,8 +37,8 @@ def rank_main(options: argparse.Namespace) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from learning.data.examples import Example
-    from learning.models.crossentropy import packed_loss
-    from learning.models.forwards import economical
+    from learning.models.crossentropy import compute_packed_loss
+    from learning.models.forwards import apply_compute_options
     from learning.models.optimize import clip_gradients, make_optimizer
     from learning.models.sharded_model import Trained
     from learning.parallel.group import Group
@@ -57,7 +57,7 @@ def rank_main(options: argparse.Namespace) -> None:
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     training = Training(learning_rate=1e-5, bf16=options.bf16, gradient_checkpointing=options.checkpointing)
-    economical(model, training)
+    apply_compute_options(model, training)
     parameters = sum(p.numel() for p in model.parameters())
     group = Group(options.rank, options.ranks, options.strategy, device)
     trained = Trained(model, group)
@@ -75,7 +75,7 @@ def rank_main(options: argparse.Namespace) -> None:
         optimizer.zero_grad(set_to_none=True)
 
         def mean(part: list[Example]) -> tuple[torch.Tensor, float]:
-            loss = packed_loss(model, part) / learned
+            loss = compute_packed_loss(model, part) / learned
             return loss, float(loss.detach())
 
         losses.append(group.add_up([sum(trained.backward([[row] for row in rows], mean))])[0])

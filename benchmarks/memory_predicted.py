@@ -125,10 +125,10 @@ def predicted(case: Case, device: str = "cpu") -> int:
     """Bytes that the product predicts for a case."""
     from flows.planning import memory_steps
     from flows.planning.memory_models import Known
-    from learning.memory_model.shape import shape_of
+    from learning.memory_model.shape import read_shape
 
     stage = stage_of(case, device)
-    known = Known(shape_of({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
+    known = Known(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
     job = memory_steps.Job(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
     if case.kind == "evaluate":
         job.settings["limit"] = case.rows

@@ -192,12 +192,12 @@ def gradient_gap(folder: Path) -> float:
     """Largest difference between the two sides' gradients on one ragged batch, over the largest entry."""
     from transformers import AutoModelForCausalLM
 
-    from learning.models.crossentropy import packed_loss
+    from learning.models.crossentropy import compute_packed_loss
 
     examples = encoded(folder, ROWS)
     learned = sum(example.num_learned for example in examples)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    (packed_loss(model, examples) / learned).backward()
+    (compute_packed_loss(model, examples) / learned).backward()
     with tempfile.TemporaryDirectory() as scratch:
         trainer = trl_trainer(folder, scratch, 1, {}, [])
         inputs = trainer.data_collator(list(trainer.train_dataset))

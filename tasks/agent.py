@@ -1,16 +1,16 @@
 """kind: agent — an agent as one artifact: as the recipe says it, or as an author writes it for a task."""
 
 import json
-from typing import Any
 
 from learning.agents.drafting import Drafting
 from learning.agents.environment import Environment
 from learning.agents.folder import write_agent
+from learning.data.rows import Row
 from learning.lookup import bind
-from schemas.agent import Agent
+from schemas.agent import Agent, AuthorUse
 from schemas.stages.agent import AgentStage
-from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of
+from tasks.context import Context, Metric, Result
+from tasks.remote import Bills, make_desk
 
 
 def run(stage: AgentStage, context: Context) -> Result:
@@ -25,27 +25,27 @@ def run(stage: AgentStage, context: Context) -> Result:
     )
     drafting = Drafting(given)
     drafting.proven(given.made)
-    agent = given if stage.author is None else authored(drafting, stage, context)
+    agent = given if stage.author is None else write_drafts(drafting, stage, stage.author, context)
     write_agent(context.output("agent"), agent, context.inputs)
     if agent.environment is not None:
         Environment(folder=str(context.output("agent")))  # what is wrong with it is said now, not by later stages
     lines = [json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in drafting.lines]
     (context.output("report") / "written.jsonl").write_text("".join(lines), encoding="utf-8")
-    return Result(numbers(agent, drafting.lines), {"written": drafting.lines})
+    return Result(count_drafts(agent, drafting.lines), {"written": drafting.lines})
 
 
-def authored(drafting: Drafting, stage: AgentStage, context: Context) -> Agent:
-    """What the author makes of the task."""
-    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context: Context) -> Agent:
+    """Return the agent that the author writes for the task."""
+    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
     try:
-        author = bind(stage.author, "author", context.inputs)
+        author = bind(use, "author", context.inputs)
         return drafting.written(author, stage.task, stage.max_attempts, {"seed": context.seed, "desk": desk})
     finally:
         bills.tell()
 
 
-def numbers(agent: Agent, lines: list[dict[str, Any]]) -> dict[str, float | int]:
+def count_drafts(agent: Agent, lines: list[Row]) -> dict[str, Metric]:
     """What became of everything that was written."""
     tools = [line["accepted"] for line in lines if line["what"] == "tool"]
     drafts = [line["accepted"] for line in lines if line["what"] == "draft"]

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from learning.parallel.group import Group
 
 
+Metric = float | int | bool | str | None
+Event = dict[str, Any]
+"""What a step reports while it runs: metrics, progress (`step`, `total`) or tokens (`spent`, `paid`)."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What `run` returns: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
 
-    metrics: dict[str, float | int | bool | str | None] = field(default_factory=dict)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -37,7 +42,7 @@ class Context:
     seed: int
     num_threads: int = 1
     device: str = "cpu"
-    on_progress: Callable[[dict[str, Any]], None] = lambda event: None
+    on_progress: Callable[[Event], None] = lambda event: None
     group: "Group | None" = None
     """Who does the step together; None: this process alone."""
     actors: "Actors | None" = None
@@ -46,7 +51,7 @@ class Context:
     """Key of the step."""
     remote: Path | None = None
     """Folder of the answers of remote models, which all steps of a checkout share; None: one beside `checkpoints`."""
-    redact: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: values
+    redact: Callable[[Event], Event] = lambda values: values
     """Takes the secrets that the settings refer to out of names and values of curves."""
 
     def input(self, port: str) -> Path:

@@ -9,9 +9,9 @@ import numpy as np
 
 from learning.curation.decontamination import Evaluation, drop_contaminated
 from learning.curation.duplicates import drop_exact_duplicates, drop_near_duplicates
-from learning.curation.ledger import Curation, curation, drop_by_length, drop_malformed
-from learning.curation.report import summary, write_report
-from learning.data.rows import read_rows, row_writer
+from learning.curation.ledger import Curation, drop_by_length, drop_malformed, open_curation
+from learning.curation.report import summarise, write_report
+from learning.data.rows import open_row_writer, read_rows
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
@@ -29,7 +29,7 @@ def run(stage: Curate, context: Context) -> Result:
     """
     with tempfile.TemporaryDirectory(dir=context.folder, prefix="spill-") as spill:
         settings = {"num_threads": context.num_threads, "memory_limit": MEMORY, "spill": Path(spill)}
-        with curation(context.input("data"), **settings) as rows:
+        with open_curation(context.input("data"), **settings) as rows:
             evaluations = find_evaluations(stage.decontaminate, context) if stage.decontaminate else []
             drop_malformed(rows)
             drop_by_length(rows, stage.min_length, stage.max_length)
@@ -41,7 +41,7 @@ def run(stage: Curate, context: Context) -> Result:
             if stage.decontaminate:
                 decontaminate(rows, stage.decontaminate, evaluations)
             drop_beyond_limit(rows, stage.limit, context.seed)
-            return write(rows, evaluations, context)
+            return write_outputs(rows, evaluations, context)
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
@@ -64,7 +64,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
     filters = [bind(use, f"filters.{i}", context.inputs) for i, use in enumerate(stage.filters)]
     if not filters:
         return
-    called = [(said(bound, stage.filters[i].options), bound.at(0)) for i, bound in enumerate(filters)]
+    called = [(describe_filter(bound, stage.filters[i].options), bound.at(0)) for i, bound in enumerate(filters)]
     for block in rows.blocks():
         dropped = []
         numbers = block.column("row").to_pylist()
@@ -75,7 +75,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
         rows.drop(dropped)
 
 
-def said(bound: Bound, options: dict[str, Any]) -> str:
+def describe_filter(bound: Bound, options: dict[str, Any]) -> str:
     """A filter with its options, as a report names it; not with names of stages, which are not in the key."""
     plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
     return f"{bound.name} {plain}"
@@ -106,13 +106,13 @@ def drop_beyond_limit(rows: Curation, limit: int | None, seed: int) -> None:
         rows.drop_all(left[gone], "limit", f"{limit} of {len(left)} drawn")
 
 
-def write(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
+def write_outputs(rows: Curation, evaluations: list[Evaluation], context: Context) -> Result:
     """Write data and report; raises StepError when no row is left."""
-    counts = summary(rows, evaluations)
+    counts = summarise(rows, evaluations)
     if counts["rows"] and not counts["kept"]:
         reasons = ", ".join(f"{reason} {number}" for reason, number in counts["dropped"].items() if number)
         raise StepError(f"curate: none of {counts['rows']} rows is left ({reasons})")
-    with row_writer(context.output("data"), rows.artifact_type) as writer:
+    with open_row_writer(context.output("data"), rows.artifact_type) as writer:
         for block in rows.blocks():
             writer.write(block.drop_columns("row"))
     write_report(rows, counts, context.output("report"))

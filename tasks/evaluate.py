@@ -9,26 +9,25 @@ import numpy as np
 from learning.agents.acting import env_at, rows_at
 from learning.api.spending import Desk
 from learning.data.row_journal import RowJournal
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.environments.making import playing
-from learning.evaluation.asking import Asking, run_program
-from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name, table
+from learning.evaluation.asking import Asking, run_solver
+from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
-from learning.evaluation.gate_statistics import check_gates, gate_outcomes
-from learning.evaluation.sampled_answers import Sample, best_of, sample_rows, weighted_scores
+from learning.evaluation.gate_statistics import check_gates, judge_gates
+from learning.evaluation.sampled_answers import Sample, compute_weighted_scores, sample_rows, select_best
 from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import Bound, bind
-from learning.merge.weight_geometry import weight_lines
-from learning.models.policy import load_policy, set_determinism, untied
+from learning.merge.weight_geometry import measure_weights
+from learning.models.policy import get_untied_weights, load_policy, set_determinism
 from learning.rl.placed_rewards import placed
 from learning.samples.engine_protocol import Sampling
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of, spending
+from tasks.remote import Bills, choose_spend, make_desk
 
-Row = dict[str, Any]
 SHOWN_PER_FAMILY = 4
 REPEAT = 1_000_003
 """Between the seeds of repeated evaluations: far enough that no stage's own seed is one of them."""
@@ -40,10 +39,10 @@ def run(stage: Evaluate, context: Context) -> Result:
     names = list(stage.models) or ["model"]
     ports = {name: f"models.{name}" for name in stage.models} or {"model": "model"}
     ports |= {name: f"against.{name}" for name in stage.against}
-    problems, repeated = gather(stage, context)
+    problems, repeated = gather_problems(stage, context)
     families = [row["family"] for row in problems]
     check_gates(stage, names, families)
-    again = rounds(stage, names)
+    again = choose_repeats(stage, names)
     samples, scores, calls = {}, {}, {}
     work = Work(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
     for name, port in ports.items():
@@ -52,28 +51,30 @@ def run(stage: Evaluate, context: Context) -> Result:
     for number, chosen in enumerate(again):
         found = {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
         repeats.append({name: score_PN for name, (_, score_PN, _) in found.items()})
-        said.append({name: texts_of(groups) for name, (groups, _, _) in found.items()})
-    texts = {name: texts_of(groups) for name, groups in samples.items()}
+        said.append({name: collect_texts(groups) for name, (groups, _, _) in found.items()})
+    texts = {name: collect_texts(groups) for name, groups in samples.items()}
     measured = Scores(scores, families, repeats, texts, said, first=names[0])
     results = {
         "confidence": stage.confidence,
         "problems": len(problems),
         "repeated": repeated,
-        "table": table(stage, measured, context.seed),
-        "comparisons": comparisons(stage, measured, context.seed),
+        "table": make_table(stage, measured, context.seed),
+        "comparisons": make_comparisons(stage, measured, context.seed),
     }
     if stage.solver:
         results["calls"] = calls
     if stage.env or stage.agent or stage.agents:
-        results["episodes"] = {name: told_of_episodes(groups) for name, groups in samples.items()}
+        results["episodes"] = {name: summarise_episodes(groups) for name, groups in samples.items()}
     if stage.weight_diff:
-        results["weights"] = weights(stage, context, {name: ports[name] for name in names})
-    results["gates"] = gate_outcomes(stage, measured, context.seed)
-    write_report(context.output("report"), results, sample_rows_of(problems, samples, scores))
-    return Result(flat(results, scores, names[-1]), results | {"samples": shown(problems, samples, scores)})
+        results["weights"] = compare_weights(stage, context, {name: ports[name] for name in names})
+    results["gates"] = judge_gates(stage, measured, context.seed)
+    write_report(context.output("report"), results, make_sample_rows(problems, samples, scores))
+    return Result(
+        flatten_metrics(results, scores, names[-1]), results | {"samples": select_examples(problems, samples, scores)}
+    )
 
 
-def gather(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
+def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
     """Held-out problems, each once, at most `limit` of each source; how many came twice."""
     sources = [bind(use, f"tasks.{i}", context.inputs)() for i, use in enumerate(stage.tasks)]
     if stage.prompts is not None:
@@ -85,7 +86,7 @@ def gather(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
     return list(reversed(unique.values())), len(found) - len(unique)
 
 
-def rounds(stage: Evaluate, names: list[str]) -> list[list[str]]:
+def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:
     """For each further evaluation that gates want for their noise floor, the models that take part."""
     wanted = [(gate.noise_repeats, gate.model or names[-1], gate.against) for gate in stage.gate if gate.noise_repeats]
     there = {*names, *stage.against}
@@ -109,7 +110,7 @@ class Work:
 
     def __post_init__(self) -> None:
         stage, context = self.stage, self.context
-        self.desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+        self.desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
         selector = [bind(stage.selector, "selector", context.inputs)] if stage.selector is not None else []
@@ -125,10 +126,10 @@ class Work:
         """
         try:
             samples, calls = self._sampled(port, seed)
-            samples = selected(self.selector, self.problems, samples, self.desk, self.shown)
+            samples = select_samples(self.selector, self.problems, samples, self.desk, self.shown)
             self.done += len(self.problems)
             weights = [use.weight for use in self.stage.rewards]
-            return samples, score(self.rewards, weights, self.problems, samples, self.desk, self.shown), calls
+            return samples, score_samples(self.rewards, weights, self.problems, samples, self.desk, self.shown), calls
         finally:
             self.bills.tell()
 
@@ -144,12 +145,12 @@ class Work:
             engine_for(stage.engine, policy, context.actors, folder, self.desk) as plain,
             playing(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
-            self.spend = spending(context, engine)
+            self.spend = choose_spend(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
             if stage.solver:
                 asking = Asking(engine, policy.tokenizer, sampling, seed, spend=self.spend, journal=journal)
-                program = bind(stage.solver, "solver", context.inputs)
-                found = run_program(program, asking, problems, stage.num_generations)
+                solver = bind(stage.solver, "solver", context.inputs)
+                found = run_solver(solver, asking, problems, stage.num_generations)
                 context.progress(self.done + len(self.problems), self.total)
                 return found, {"calls": asking.calls, "longest_call": asking.longest}
             how = {"n": stage.num_generations, "seed": seed, "sampling": sampling, "journal": journal}
@@ -161,32 +162,34 @@ class Work:
         self.context.progress(self.done + here, self.total)
 
 
-def texts_of(samples: list[list[Sample]]) -> np.ndarray:
+def collect_texts(samples: list[list[Sample]]) -> np.ndarray:
     """What was said, (P, N)."""
     return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
-def told_of_episodes(samples: list[list[Sample]]) -> dict[str, float]:
+def summarise_episodes(samples: list[list[Sample]]) -> dict[str, float]:
     """Whole turns of the model per episode, and how many of them the environment could not carry out."""
     turns = [one.turns for group in samples for one in group]
     failed = sum(not turn.ok for of in turns for turn in of)
     return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
 
 
-def weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
+def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
     """Every measure of every model's weights against those of the first."""
     words = [use.use.rpartition(":")[2] for use in stage.weight_diff]
-    names = [n if words.count(n) == 1 else metric_name(u) for n, u in zip(words, stage.weight_diff, strict=True)]
+    names = [n if words.count(n) == 1 else make_metric_name(u) for n, u in zip(words, stage.weight_diff, strict=True)]
     measures = {n: bind(u, f"weight_diff.{i}") for i, (n, u) in enumerate(zip(names, stage.weight_diff, strict=True))}
     (first, port), *others = ports.items()
-    before = untied(load_policy(context.input(port)).model)
+    before = get_untied_weights(load_policy(context.input(port)).model)
     lines: list[Row] = []
     for name, other in others:
-        lines += weight_lines(name, first, before, untied(load_policy(context.input(other)).model), measures)
+        lines += measure_weights(
+            name, first, before, get_untied_weights(load_policy(context.input(other)).model), measures
+        )
     return lines
 
 
-def selected(
+def select_samples(
     selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
 ) -> list[list[Sample]]:
     """Of every problem's samples the one that the selector likes best; all of them without a selector."""
@@ -194,10 +197,12 @@ def selected(
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
     samples = [one for group in groups for one in group]
-    return best_of(groups, weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples, shown))
+    return select_best(
+        groups, compute_weighted_scores(selector, [1.0], rows, [one.text for one in samples], desk, samples, shown)
+    )
 
 
-def score(
+def score_samples(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
     problems: list[Row],
@@ -208,11 +213,13 @@ def score(
     """Scores (P, N), NaN where a reward could say nothing."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
-    found = weighted_scores(rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown)
+    found = compute_weighted_scores(
+        rewards, weights, rows, [one.text for one in flat_samples], desk, flat_samples, shown
+    )
     return np.array([np.nan if s is None else s for s in found]).reshape(len(problems), -1)
 
 
-def flat(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
+def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
     """Metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
     found: dict[str, float | int] = {"problems": results["problems"]}
     for line in results["table"]:
@@ -232,7 +239,7 @@ def flat(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, fl
     return found
 
 
-def sample_rows_of(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+def make_sample_rows(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
     """Every sample of every model, one row each."""
     return [
         {
@@ -252,7 +259,7 @@ def sample_rows_of(problems: list[Row], samples: dict[str, Any], scores: dict[st
     ]
 
 
-def shown(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+def select_examples(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
     """A few problems with every model's first completion, side by side."""
     picked: list[Row] = []
     count: dict[str, int] = {}

@@ -62,7 +62,7 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
         raise StepError(
             f"config.max_position_embeddings: less than max_length, {max_length}; raise one or lower the other"
         )
-    config = build(kind, {**arguments, **dropouts, **of_tokenizer(tokenizer, arguments)}, names)
+    config = build_config(kind, {**arguments, **dropouts, **read_tokenizer(tokenizer, arguments)}, names)
     heads, groups = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
     if heads and groups and heads % groups:
         raise StepError(
@@ -72,7 +72,7 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
     return config
 
 
-def of_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
+def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
     """Vocabulary and special ids; raises StepError when the recipe says otherwise."""
     decided = {
         "vocab_size": len(tokenizer),
@@ -86,7 +86,7 @@ def of_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) 
     return decided
 
 
-def build(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
+def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
     """The configuration; raises StepError for values it refuses."""
     taken = {name: value for name, value in arguments.items() if name in names}
     try:

@@ -3,21 +3,20 @@
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from learning.api.client import ask
 from learning.api.concurrency_limiter import Cap
 from learning.api.distillation import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
 from learning.api.requests import Answer, Asked, Failed
 from learning.api.response_store import Spent
-from learning.data.teacher_request import Inquiry
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.data.questions import Inquiry
+from learning.data.rows import Row
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.remote import EVERY, Bills, desk_of
+from tasks.remote import EVERY, Bills, make_desk
 
-Row = dict[str, Any]
 SHOWN = 5
 """Messages of failed requests that are kept in the details."""
 
@@ -28,11 +27,13 @@ class Inquired:
     def __init__(self, stage: Synthesize, context: Context, inquiries: list[Inquiry], total: int):
         self.stage, self.context, self.total = stage, context, total
         self.endpoint = endpoint_of(inquiries)
-        self.desk = desk_of(context)
+        self.desk = make_desk(context)
         self.bills = Bills(context, self.desk)
         rewards = [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
-        payer = desk_of(context, stage.max_tokens_total, stage.max_cost)
-        self.score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer, shown=set())
+        payer = make_desk(context, stage.max_tokens_total, stage.max_cost)
+        self.score = partial(
+            compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=payer, shown=set()
+        )
         self.ends = Yield(self.endpoint)
         self.used, self.done = Spent(), 0
         self.retries: Counter[str] = Counter()

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from learning.merge.document import Slice, Target, refuse_left_over, targets
-from learning.merge.sources import refuse_misfits, slices_of, write_beside
-from learning.merge.tensor import Method, merged, read, shape_of, totals_of
+from learning.merge.document import Slice, Target, list_targets, refuse_unused_tensors
+from learning.merge.sources import make_slices, refuse_misfits, write_other_files
+from learning.merge.tensor import Method, check_shapes, merge_tensor, read_tensors, sum_totals
 from learning.models.policy import load_policy, save_policy
 from learning.models.weights import Weights, WeightsWriter
 from schemas.stages.merge import Merge
@@ -31,22 +31,24 @@ def run(stage: Merge, context: Context) -> Result:
     with tempfile.TemporaryDirectory(dir=context.folder, prefix="folded-") as folded:
         slices, template = open_models(stage, context, Path(folded))
         refuse_misfits(slices, template)
-        wanted = list(targets(slices, template))
+        wanted = list(list_targets(slices, template))
         refuse_unknown(stage, method, slices, wanted)
-        dtype, out_dtype = precisions(stage, template)
-        shapes = {t.name: (shape_of(t), _kept(t, out_dtype)) for t in wanted}
+        dtype, out_dtype = choose_precisions(stage, template)
+        shapes = {t.name: (check_shapes(t), _kept(t, out_dtype)) for t in wanted}
         folder = context.output("model")
-        totals = totals_of(wanted, method, stage.parameters, dtype)
+        totals = sum_totals(wanted, method, stage.parameters, dtype)
         options = {"dtype": dtype, "out_dtype": out_dtype, "seed": context.seed, "totals": totals}
         with WeightsWriter(folder / "model.safetensors", shapes) as writer:
 
             def make(target: Target) -> Tensor:
-                return merged(target, read(target), method, stage.parameters, **options)
+                return merge_tensor(target, read_tensors(target), method, stage.parameters, **options)
 
-            for done, (target, tensor) in enumerate(in_parallel(wanted, make, max(1, context.num_threads)), start=1):
+            for done, (target, tensor) in enumerate(
+                make_in_parallel(wanted, make, max(1, context.num_threads)), start=1
+            ):
                 writer.write(target.name, tensor)
                 context.progress(done, len(wanted))
-        write_beside(slices, template, HALF[out_dtype], folder)
+        write_other_files(slices, template, HALF[out_dtype], folder)
         parameters = sum(torch.Size(shape).numel() for shape, _ in shapes.values())
         models = {source.weights.folder for piece in slices for source in piece.sources}
         return Result({"models": len(models), "tensors": len(shapes), "parameters": parameters})
@@ -59,14 +61,14 @@ def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slic
     def weights_at(port: str) -> Weights:
         folder = context.input(port)
         if folder not in opened:
-            opened[folder] = Weights(fold(folder, folded / str(len(opened))))
+            opened[folder] = Weights(fold_model(folder, folded / str(len(opened))))
         return opened[folder]
 
-    slices = slices_of(stage, weights_at)
+    slices = make_slices(stage, weights_at)
     return slices, weights_at("base_model") if stage.base_model else slices[0].sources[0].weights
 
 
-def fold(folder: Path, into: Path) -> Path:
+def fold_model(folder: Path, into: Path) -> Path:
     """A folder with whole weights: the model itself, or an adapter folded into its base."""
     if not (folder / "adapter_config.json").is_file():
         return folder
@@ -83,10 +85,10 @@ def refuse_unknown(stage: Merge, method: Method, slices: list[Slice], wanted: li
     method.refuse_unknown(levels)
     if stage.models:
         for source in sources:
-            refuse_left_over({target.name for target in wanted}, source)
+            refuse_unused_tensors({target.name for target in wanted}, source)
 
 
-def precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, torch.dtype]:
+def choose_precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, torch.dtype]:
     """Precision of the arithmetic's operands and of the result."""
     own = next((entry.dtype for entry in template.entries.values() if entry.dtype in HALF), torch.float32)
     dtype = getattr(torch, stage.dtype) if stage.dtype else own
@@ -99,7 +101,7 @@ def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
     return out_dtype if entry is None or entry.dtype in HALF else entry.dtype
 
 
-def in_parallel(
+def make_in_parallel(
     wanted: list[Target], make: Callable[[Target], Tensor], workers: int
 ) -> Iterator[tuple[Target, Tensor]]:
     """Every target with its tensor, in order; as many at once as there are workers, each on one core.

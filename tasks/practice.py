@@ -12,7 +12,7 @@ from learning.agents.practising import lessons, rollouts
 from learning.agents.showing import ShownRows
 from learning.api.spending import Desk
 from learning.data.row_journal import RowJournal
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.environments.making import playing
 from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import bind
@@ -27,9 +27,8 @@ from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, write_sealed
 from schemas.stages.practice import Practice
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of, spending
+from tasks.remote import Bills, choose_spend, make_desk
 
-Row = dict[str, Any]
 SHOWN = 8
 """Groups that taught something and are kept in the details."""
 
@@ -38,7 +37,7 @@ def run(stage: Practice, context: Context) -> Result:
     """Round after round: sample with what is known, score, compare within groups, write down what was learnt."""
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
-    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     policy, agent = policy_for(model, context.device, context.actors), agent_at(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
@@ -87,7 +86,7 @@ class Work:
         if not self.rows:
             raise StepError("practice: no problems; look at what the stage before it dropped")
         self.shown: set[str] = set()
-        self.bills, self.spend = Bills(context, self.desk), spending(context, self.engine)
+        self.bills, self.spend = Bills(context, self.desk), choose_spend(context, self.engine)
 
     def round(self, step: int) -> None:
         """Sample with the experiences so far, score, compare, and put down what came of it."""
@@ -105,7 +104,7 @@ class Work:
             self.bills.tell()
         self.history.add(trials)
         self.groups += [{"round": step, **group} for group in groups]
-        self.points.append(point(trials, groups, len(self.experiences)))
+        self.points.append(summarise_round(trials, groups, len(self.experiences)))
         self.context.log(step, **self.points[-1])
         self.save(step, groups)
 
@@ -189,18 +188,18 @@ class Work:
         metrics |= {"learnt": int(sum(one["learnt"] for one in self.points)), "rollouts": 0}
         metrics["rollouts"] = sum(len(group["rollouts"]) for group in self.groups)
         metrics |= {"reward_first": first["reward"]} if "reward" in first else {}
-        taught = [taught_by(group) for group in self.groups if group["learnt"]][:SHOWN]
+        taught = [summarise_group(group) for group in self.groups if group["learnt"]][:SHOWN]
         return Result(metrics, {"experiences": self.experiences, "before": self.agent.experiences, "taught": taught})
 
 
-def taught_by(group: Row) -> Row:
+def summarise_group(group: Row) -> Row:
     """A group that taught something, for a reader: what its best and its worst rollout said, and the lesson."""
     best, worst = ("\n".join(group["rollouts"][place]["said"]) for place in (0, -1))
     told = {name: group[name] for name in ("round", "learnt", "dropped")}
     return told | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 
 
-def point(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
+def summarise_round(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
     """A round in the curves."""
     scored = [trial.reward for trial in trials if trial.reward is not None]
     return {

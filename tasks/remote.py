@@ -10,12 +10,12 @@ EVERY = 20
 """Answers between looks at what was spent."""
 
 
-def spending(context: Context, engine: object) -> Callable[[int], None]:
+def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
     """What hears of sampled tokens: nobody, where a server charges for them and `Bills` tells."""
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
-def desk_of(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:
+def make_desk(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:
     """Where a step's questions go through; the limits are on what it pays."""
     return Desk(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 

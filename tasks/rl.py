@@ -14,22 +14,21 @@ from typing import Any
 from learning.agents.acting import env_at, rows_at
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
-from learning.data.rows import read_rows
-from learning.data.rows_used import write_used
-from learning.data.stored_rows import rows_at_hand
+from learning.data.rows import Row, read_rows
+from learning.data.rows_used import write_rows_used
+from learning.data.stored_rows import open_rows
 from learning.environments.making import in_environment
 from learning.generation.replicas.engine_loading import make_engine
 from learning.generation.replicas.shared_engine import acting_policy, by_main, engine_of_rank
 from learning.generation.services.local_rollouts import LocalRollouts
-from learning.models.forwards import economical
+from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
-from learning.models.policy import Policy, load_policy, set_determinism
+from learning.models.policy import Policy, load_policy, save_trained, set_determinism
 from learning.models.sharded_model import Trained
-from learning.models.trained_policy import save_trained
 from learning.parallel.group import ALONE, Group
-from learning.parallel.random_states import own_randomness
+from learning.parallel.random_states import seed_rank
 from learning.rl.auxiliaries import Auxiliaries
 from learning.rl.collect_batch import harvest
 from learning.rl.collection import Collecting, bind_collecting, processor_of, score_all, services
@@ -50,15 +49,13 @@ from learning.streaming.stream_metrics import TIMED, staleness
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of
-
-Row = dict[str, Any]
+from tasks.remote import Bills, make_desk
 
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
     stage = stage.model_copy(update={"env": env_at(context.inputs.get("agent"), stage.env)})
-    loop, bills = prepare(stage, context), Bills(context, desk_of(context))
+    loop, bills = prepare(stage, context), Bills(context, make_desk(context))
     try:
         for step in range(resume(loop), stage.max_steps):
             if loop.stopped is None:
@@ -77,22 +74,22 @@ def prepare(stage: Rl, context: Context) -> Loop:
     keep_pages()
     group = context.group or ALONE
     policy = load_policy(context.input("model"), device=context.device, dtype=stage.dtype)
-    economical(policy.model, stage)
+    apply_compute_options(policy.model, stage)
     algorithm, collecting = bind_algorithm(stage, context.inputs), bind_collecting(stage, context.inputs)
     refuse_incomplete(stage, algorithm, collecting, group)
     rows, held_out = problems(stage, context, policy)
     # Networks beside the policy copy its body as it is without adapters.
     beside = Auxiliaries(stage, policy, context.inputs, context.seed, group)
     if stage.use_peft:
-        from learning.models.adapters import attach  # peft takes long to import, and few need it
+        from learning.models.adapters import attach_adapters  # peft takes long to import, and few need it
 
-        policy.model = attach(policy.model, stage)
+        policy.model = attach_adapters(policy.model, stage)
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
     acting = acting_policy(policy, group, apart)
     trained = Trained(policy.model, group)
-    own_randomness(group, context.seed)
+    seed_rank(group, context.seed)
     return Loop(
         policy=policy,
         trained=trained,
@@ -143,7 +140,7 @@ def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy
 def problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row], Sequence[Row]]:
     """The problems and the held-out ones, as the model is shown them. Raises StepError as `checked` does."""
     agent = context.inputs.get("agent")
-    rows = rows_at_hand(context.input("prompts"), "prompts", context.checkpoints / "prompts")
+    rows = open_rows(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
     return checked(rows_at(agent, rows), policy, stage), rows_at(agent, held_out)
 
@@ -212,7 +209,7 @@ def supplied(loop: Loop, stage: Rl, context: Context, step: int) -> dict[str, An
         "states": loop.states,
         "metrics": loop.curves.last,
         "max_steps": stage.max_steps,
-        "desk": desk_of(context, stage.max_tokens_total, stage.max_cost),
+        "desk": make_desk(context, stage.max_tokens_total, stage.max_cost),
     }
 
 
@@ -282,7 +279,7 @@ def publish(loop: Loop, stage: Rl, context: Context) -> Result:
             part.save(loop.policy, context.output(part.type))
     save_trained(loop.acting, context.output("model"), adapted=stage.use_peft)
     loop.trajectories.publish(context.output("trajectories"), loop.parts)
-    write_used(context.folder, loop.trajectories.used(loop.parts))
+    write_rows_used(context.folder, loop.trajectories.used(loop.parts))
     last = loop.curves.lines[-1]
     timed = ("step", "tokens_per_second", "generation_seconds", *TIMED)
     final = {key: value for key, value in last.items() if key not in timed}

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from learning.data.rows import SCHEMAS, read_rows, row_writer, scan_rows
-from learning.data.teacher_request import Inquiry
+from learning.data.questions import Inquiry
+from learning.data.rows import SCHEMAS, Row, open_row_writer, read_rows, scan_rows
 from learning.lookup import Bound, bind
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
+from schemas.use import TeacherUse
 from tasks.context import Context, Result
-from tasks.remote import Bills, desk_of, spending
+from tasks.remote import Bills, choose_spend, make_desk
 
 if TYPE_CHECKING:
     from tasks.inquired import Inquired
 
-Row = dict[str, Any]
 PROBLEMS = 1000
 """Problems that a teacher writes about before what it wrote is put down."""
 SAMPLES = 32_768
@@ -34,15 +34,15 @@ EXAMPLES = 8
 
 def run(stage: Synthesize, context: Context) -> Result:
     """Gather problems, let the author write, keep what passes, and say how much of it did."""
-    problems, repeated = gather(stage, context)
+    problems, repeated = gather_problems(stage, context)
     tally = Tally(Counter(row["family"] for row in problems))
-    with row_writer(context.output(stage.emit), stage.emit) as writer:
+    with open_row_writer(context.output(stage.emit), stage.emit) as writer:
         if stage.earlier is not None:
             for batch in scan_rows(context.input("earlier"), "preference_pairs"):
                 writer.write(pa.Table.from_batches([batch]))
-        for generated, made in written(stage, context, problems, tally):
+        for generated, made in write_rows_of(stage, context, problems, tally):
             tally.add(generated, made)
-            rows = [noted(row, stage.notes) for row in made]
+            rows = [add_notes(row, stage.notes) for row in made]
             writer.write(pa.Table.from_pylist(rows, schema=SCHEMAS[stage.emit]))
     if not tally.totals["accepted"]:
         raise StepError(
@@ -52,20 +52,20 @@ def run(stage: Synthesize, context: Context) -> Result:
     return tally.report(repeated)
 
 
-def written(
+def write_rows_of(
     stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
     """What the author wrote for some of the problems after the others, and the rows made of it."""
     if stage.emit == "prompts":
         yield problems, problems
     elif stage.teacher:
-        yield from taught(stage, context, problems, tally)
+        yield from ask_teacher(stage, stage.teacher, context, problems, tally)
     else:
-        choose = accepted if stage.emit == "chat" else paired
-        yield from ((tried, choose(stage, tried)) for tried in sampled(stage, context, problems, tally))
+        choose = accept_samples if stage.emit == "chat" else make_pairs
+        yield from ((tried, choose(stage, tried)) for tried in sample_model(stage, context, problems, tally))
 
 
-def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
+def gather_problems(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
     """Problems of all generators (or of the stage named by `prompts`), each once; how many came twice."""
     if stage.prompts is not None:
         found = read_rows(context.input("prompts"), "prompts")
@@ -78,11 +78,11 @@ def gather(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
     return list(reversed(unique.values())), len(found) - len(unique)
 
 
-def taught(
-    stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
+def ask_teacher(
+    stage: Synthesize, use: TeacherUse, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
     """The teacher's completion of every problem; each problem has a random stream of its own."""
-    teacher = bind(stage.teacher, "teacher", context.inputs)
+    teacher = bind(use, "teacher", context.inputs)
     for start in range(0, len(problems), PROBLEMS):
         rows = problems[start : start + PROBLEMS]
         texts = [teacher(row, np.random.default_rng([context.seed, i])) for i, row in enumerate(rows, start)]
@@ -92,27 +92,27 @@ def taught(
             tally.inquired = tally.inquired or Inquired(stage, context, texts, len(problems))
             yield tally.inquired.some(rows, texts)
             continue
-        made = [row | {"completion": said(text)} for row, text in zip(rows, texts, strict=True)]
+        made = [row | {"completion": make_completion(text)} for row, text in zip(rows, texts, strict=True)]
         yield made, made
         context.progress(start + len(rows), len(problems))
 
 
-def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
+def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
     """A model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.data.row_journal import RowJournal
-    from learning.evaluation.sampled_answers import sample_rows, weighted_scores
+    from learning.evaluation.sampled_answers import compute_weighted_scores, sample_rows
     from learning.generation.replicas.engine_loading import engine_for, policy_for
     from learning.models.policy import set_determinism
     from learning.rl.placed_rewards import placed
     from learning.samples.engine_protocol import Sampling
 
     set_determinism(context.seed, context.num_threads)
-    rewards = placed(bound_rewards(stage, context), context.actors)
+    rewards = placed(bind_rewards(stage, context), context.actors)
     policy = policy_for(context.input("model"), context.device, context.actors)
-    desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
+    desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
-    score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
+    score = partial(compute_weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
     search = bind(stage.search, "search", context.inputs)
     sampling, used = Sampling(stage.temperature, stage.max_completion_length), 0
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
@@ -120,7 +120,7 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
         engine_for(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
     ):
-        spend = spending(context, engine)
+        spend = choose_spend(context, engine)
         for start in range(0, len(problems), size):
 
             def told(done: int, tokens: int, before: int = start) -> None:
@@ -139,21 +139,21 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
                 return
 
 
-def bound_rewards(stage: Synthesize, context: Context) -> list[Bound]:
+def bind_rewards(stage: Synthesize, context: Context) -> list[Bound]:
     """The functions that score samples."""
     return [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
 
 
-def accepted(stage: Synthesize, tried: list[Row]) -> list[Row]:
+def accept_samples(stage: Synthesize, tried: list[Row]) -> list[Row]:
     """Rejection: samples that ended by themselves with at least `min_reward`, the same text for a problem once."""
     kept = {}
     for row in tried:
         if row["whole"] and row["score"] is not None and row["score"] >= stage.min_reward:
-            kept.setdefault((row["id"], row["text"]), row | {"completion": said(row["text"])})
+            kept.setdefault((row["id"], row["text"]), row | {"completion": make_completion(row["text"])})
     return list(kept.values())
 
 
-def paired(stage: Synthesize, tried: list[Row]) -> list[Row]:
+def make_pairs(stage: Synthesize, tried: list[Row]) -> list[Row]:
     """Best and worst sample of each problem, if their rewards differ by `min_margin`; the first among equals."""
     groups: dict[str, list[Row]] = {}
     for row in tried:
@@ -165,17 +165,21 @@ def paired(stage: Synthesize, tried: list[Row]) -> list[Row]:
         margin = best["score"] - worst["score"]
         if margin >= stage.min_margin:
             scores = {"chosen_score": best["score"], "rejected_score": worst["score"]}
-            sides = {"chosen": said(best["text"]), "rejected": said(worst["text"]), "margin": margin}
-            pairs.append(noted(best, scores) | sides)
+            sides = {
+                "chosen": make_completion(best["text"]),
+                "rejected": make_completion(worst["text"]),
+                "margin": margin,
+            }
+            pairs.append(add_notes(best, scores) | sides)
     return pairs
 
 
-def noted(row: Row, notes: Mapping[str, Any]) -> Row:
+def add_notes(row: Row, notes: Mapping[str, Any]) -> Row:
     """The row with notes in its metadata."""
     return row | {"metadata": json.dumps(json.loads(row["metadata"] or "{}") | dict(notes))} if notes else row
 
 
-def said(text: str) -> list[dict[str, str]]:
+def make_completion(text: str) -> list[dict[str, str]]:
     """A completion as messages."""
     return [{"role": "assistant", "content": text}]
 
@@ -220,7 +224,7 @@ class Tally:
     def report(self, repeated: int) -> Result:
         """What there is to say of a stage that has ended."""
         counts = {name: getattr(self, name) for name in self.totals}
-        table = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
+        table: list[Row] = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
         for line in table:
             line["yield"] = line["accepted"] / line["generated"] if line["generated"] else 0.0
         shares = {"yield": self.totals["accepted"] / self.totals["generated"], "repeated": repeated}

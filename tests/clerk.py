@@ -4,7 +4,7 @@ import re
 
 from learning.data.chat import encode_completion
 from learning.generation.engines.torch import Engine
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.samples.engine_protocol import Generation
 
 TOOLS, CLOSINGS = ("calculator", "reverse", "search"), ("done", "over", "yours")
@@ -56,7 +56,7 @@ class Weighed(Engine):
         step = flight.step
 
         def weighed():
-            WEIGHTS.append(str([checksum(tensor) for tensor in self.policy.model.state_dict().values()]))
+            WEIGHTS.append(str([compute_checksum(tensor) for tensor in self.policy.model.state_dict().values()]))
             return step()
 
         flight.step = weighed

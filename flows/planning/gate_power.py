@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from learning.evaluation.gate_statistics import Question, questions
-from learning.evaluation.paired_tests import POWER, minimum_detectable
+from learning.evaluation.gate_statistics import Question, list_questions
+from learning.evaluation.paired_tests import POWER, find_minimum_detectable
 from lineage.layout import Layout
 from lineage.tracing.history import latest
 from schemas.gates import Gate, split_metric
@@ -36,7 +36,7 @@ def _of_step(step: Step, last: Manifest | None) -> Iterator[str]:
     names = list(step.settings["models"]) or ["model"]
     for raw in step.settings["gate"]:
         gate = Gate.model_validate(raw)
-        for asked in questions(gate, step.settings["confidence"]) if gate.against else ():
+        for asked in list_questions(gate, step.settings["confidence"]) if gate.against else ():
             pair = f"{asked.name} of {gate.model or names[-1]} − {gate.against}"
             yield f"gate of {step.name}: {pair}: {_seen(step, gate, asked, last)}"
 
@@ -50,7 +50,7 @@ def _seen(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str
     if last and known and (planned is None or last.details.get("problems") == _planned(step, "")):
         n = known[0]
     spread, floor = known[1:] if known else (WORST, 0.0)
-    found = minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
+    found = find_minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
     rates = f"error rate {asked.tail:.2g}, power {POWER:g}"
     basis = f"spread {spread:.2f} as in run {last.run}" if known and last else "at worst: it was never evaluated"
     if found is None or found > 1:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learning.memory_model.shape import Shape, shape_of
+from learning.memory_model.shape import Shape, read_shape
 from lineage.artifacts.contract import UNBOUNDED
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -85,7 +85,7 @@ def _tried(folder: Path) -> Known | str:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
     try:
-        shape = shape_of(_whole(config))
+        shape = read_shape(_whole(config))
     except StepError as error:
         return str(error)
     limits = (told, config.get("max_position_embeddings"), config.get("n_positions"))
@@ -111,7 +111,7 @@ def _initial(settings: dict[str, Any]) -> Known | str:
 
     try:
         tokenizer = bind(TokenizerUse.model_validate(settings["tokenizer"]), "tokenizer", {})()
-        shape = shape_of(_whole({**settings["config"], "vocab_size": len(tokenizer)}))
+        shape = read_shape(_whole({**settings["config"], "vocab_size": len(tokenizer)}))
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
     return Known(shape, settings["max_length"])

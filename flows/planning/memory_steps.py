@@ -15,10 +15,10 @@ from learning.memory_model.estimate import (
     Place,
     Slots,
     Trained,
-    beside,
-    paged,
-    sampling,
-    training,
+    estimate_auxiliary,
+    estimate_paged,
+    estimate_sampling,
+    estimate_training,
 )
 from learning.memory_model.forward import ROW, Forward, Pass, Precision
 from schemas.errors import StepError
@@ -112,7 +112,7 @@ def sft(job: Job) -> list[Place]:
     for length in sorted(lengths):
         count = rows * limit // length
         forward = job.forward(known, Pass(((count, length),), needed=count * (length - 1)))
-        phases += training(job.trained(known), forward, passes)
+        phases += estimate_training(job.trained(known), forward, passes)
     return [Place(job.role, phases, job.workers)]
 
 
@@ -145,7 +145,7 @@ def _of_pairs(job: Job, known: Known, budget: int, needed: bool) -> tuple[Pass, 
 
 def _pairs(job: Job, known: Known, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
     tokens, passes = _of_pairs(job, known, budget, needed)
-    return training(job.trained(known, parameters), job.forward(known, tokens), passes)
+    return estimate_training(job.trained(known, parameters), job.forward(known, tokens), passes)
 
 
 def rl(job: Job) -> list[Place]:
@@ -154,7 +154,7 @@ def rl(job: Job) -> list[Place]:
     trained, apart = job.trained(known), job.resources
     tokens, passes = _groups(job, known)
     forward = job.forward(known, tokens)
-    phases = training(trained, forward, passes)
+    phases = estimate_training(trained, forward, passes)
     held = {"weights": trained.weights, "optimizer": trained.optimizer, "gradients": trained.gradients}
     if apart.rollout is None:
         own = _sampler(job, known, settings["generation_batch_size"] // job.workers)
@@ -165,7 +165,7 @@ def rl(job: Job) -> list[Place]:
     others = 0 if apart.reference else sum(model.parameters for model in references) * job.size
     judges = [m for port, m in job.models.items() if port.startswith("rewards.") and isinstance(m, Known)]
     others += 0 if apart.reward else sum(model.parameters for model in judges) * BYTES["float32"]
-    places = [Place(job.role, beside(phases, "other models", others + _networks(job, known)), job.workers)]
+    places = [Place(job.role, estimate_auxiliary(phases, "other models", others + _networks(job, known)), job.workers)]
     if apart.rollout:
         parts = _sampler(job, known, -(-settings["generation_batch_size"] // apart.rollout.workers))
         weights = known.parameters * job.size + parts.pop("weights", 0)
@@ -231,7 +231,7 @@ def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> d
     entropy = "entropy_behav_T" in str(job.settings)
     most = engine.get("max_slots", 256)
     call = Slots(min(most, samples), prompt + answer, answer, samples, -(-samples // n), entropy, most * flight)
-    return sampling(known.shape, job.size, call)
+    return estimate_sampling(known.shape, job.size, call)
 
 
 def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
@@ -248,7 +248,7 @@ def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
     elif job.gpu:
         cache = max(0, int(job.gpu * engine.get("gpu_memory_utilization", UTILIZATION)) - weights)
     else:
-        cache = paged(known.shape, size, tokens) // spread
+        cache = estimate_paged(known.shape, size, tokens) // spread
     return {"cache": cache, "other models" if job.resources.rollout is None else "weights": weights}
 
 

@@ -22,7 +22,7 @@ from flows.processes.redaction import redactor
 from flows.processes.secret_values import secrets_of
 from flows.steps.ray_placement import bundles
 from flows.steps.step_spec import StepSpec
-from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, said
+from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, describe_error
 from schemas.errors import StepError
 from schemas.resources import Resources, bytes_of
 
@@ -84,7 +84,7 @@ class ActorHost:
             return call(), None
         except (Exception, SystemExit) as error:
             traceback.print_exc()
-            return None, self.redact(str(said(error, self.role)))
+            return None, self.redact(str(describe_error(error, self.role)))
 
 
 class RayActors:
@@ -177,7 +177,7 @@ class RayRemote:
                 self.lost = self.lost or f"{self.role} worker {self.index}: its process died: {first}"
                 answer.set_exception(Lost(self.lost))
             except Exception as error:  # what it returned cannot be read here
-                answer.set_exception(said(error, self.role))
+                answer.set_exception(describe_error(error, self.role))
             else:
                 answer.set_result(value) if message is None else answer.set_exception(StepError(message))
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from learning.agents.templates import needed
 from learning.api.spending import Desk
-from learning.data.question_templates import filled
+from learning.data.questions import fill_template
 from schemas.endpoint import Endpoint
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -56,7 +56,7 @@ def templates(
         if template.name not in toolkit
     ]
     lines = [f"{name}: {said}" for name, said in {**toolkit, **{t.name: t.description for t in found}}.items()]
-    told = filled(system, {"task": task, "tools": "\n".join(lines)})
+    told = fill_template(system, {"task": task, "tools": "\n".join(lines)})
     return {"description": task, "tools": tools, "context": {"system": told}}
 
 
@@ -77,5 +77,5 @@ def endpoint(
 
     tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
-    asked = filled(order, {"task": task, "toolkit": tools, "refused": why})
+    asked = fill_template(order, {"task": task, "toolkit": tools, "refused": why})
     return told_object(endpoint, desk, asked, attempt, temperature, max_completion_length)

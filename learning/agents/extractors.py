@@ -10,7 +10,7 @@ of a group.)
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -18,13 +18,13 @@ from pydantic import Field
 from learning.agents.rollouts import Rollout
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.question_templates import filled
+from learning.data.questions import fill_template
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 TEMPLATE = "{subject}: in step {step} {best}, not {worst}"
 ORDER = """Problem: {problem}
 
@@ -64,7 +64,7 @@ def first_difference(
     for step, (best, worst) in enumerate(pairs, 1):
         if best is not None and best != worst:
             fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
-            lesson, before = filled(template, fields), _beginning(template, fields)
+            lesson, before = fill_template(template, fields), _beginning(template, fields)
             same = [known for known in experiences if known == lesson or (before.strip() and known.startswith(before))]
             return [*(known for known in experiences if known not in same), lesson]
     return experiences
@@ -81,7 +81,7 @@ def _match(pattern: Pattern, text: str) -> str | None:
 
 def _beginning(template: str, fields: dict[str, str]) -> str:
     """What every lesson about the same begins with; empty where the template begins with what was done."""
-    return filled(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
+    return fill_template(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
 
 
 def reflection(
@@ -129,7 +129,7 @@ def shown(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
     best, worst = rollouts[0], rollouts[-1]
     problem = "\n".join(message["content"] for message in row["prompt"] if message["role"] != "system")
     fields = {"problem": problem, "best": transcript(best), "worst": transcript(worst)}
-    return filled(order, fields | {"high": f"{best.score:g}", "low": f"{worst.score:g}"})
+    return fill_template(order, fields | {"high": f"{best.score:g}", "low": f"{worst.score:g}"})
 
 
 def transcript(rollout: Rollout) -> str:

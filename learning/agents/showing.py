@@ -1,11 +1,10 @@
 """What the model is shown beside a problem: the agent's system text, and its latest experiences under it."""
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
+from learning.data.rows import Row
 from schemas.agent import Agent
-
-Row = dict[str, Any]
 
 
 def system_text(agent: Agent) -> str:

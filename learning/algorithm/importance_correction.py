@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.algorithm.token_masks.covariance import covariance_drop
-from learning.batch.path_sums import any_of_path, mean_of_path, sum_of_path
+from learning.batch.columns import any_of_path, mean_of_path, sum_of_path
 from schemas.number_schedules import Number
 
 __all__ = [

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from learning.api.requests import Answer, Asked, Failed, Question, chat
-from learning.data.teacher_request import Inquiry
+from learning.data.questions import Inquiry
+from learning.data.rows import Row
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 Score = Callable[[list[Row], list[str]], list[float | None]]
 MISSING, ACCEPTED, FAILED, REJECTED = "missing", "accepted", "failed", "rejected"
 

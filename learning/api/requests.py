@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from learning.data.characters import of_characters
+from learning.data.text_edits import replace_half_characters
 from schemas.endpoint import IDENTITY, Endpoint
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
@@ -93,6 +93,6 @@ def load_answer(text: str) -> Answer:
 
 def chat(messages: Sequence[Mapping[str, str]], index: int, *, temperature: float, max_tokens: int) -> Question:
     """A question in messages; its index is also the seed, for servers that take one."""
-    said = [{"role": message["role"], "content": of_characters(message["content"])} for message in messages]
+    said = [{"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages]
     body = {"messages": said, "temperature": temperature, "max_tokens": max_tokens, "seed": index}
     return Question(CHAT, body, index)

@@ -9,14 +9,15 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
-from learning.auxiliary_networks.network import Likelihood, Valued, body_of
+from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
+from learning.models.packed import unwrap
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reward_model import FILE as REWARD_FILE
 from learning.models.reward_model import load_reward_model
@@ -24,6 +25,8 @@ from learning.models.weights import Weights
 from schemas.errors import StepError
 
 FILE = "auxiliary.json"
+Reads = Head | Literal["likelihood"]
+"""What the values of a network are of."""
 BETA = 0.05
 """Usual scale of log-ratios as rewards (Cui et al. 2025)."""
 
@@ -79,7 +82,7 @@ def is_network(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def told_of(folder: Path) -> dict[str, Any]:
+def read_network_info(folder: Path) -> dict[str, Any]:
     """What the folder of a network says of it; raises StepError when it holds none."""
     if not is_network(folder):
         raise StepError(
@@ -91,7 +94,7 @@ def told_of(folder: Path) -> dict[str, Any]:
 
 def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Valued | Likelihood, Policy]:
     """What `save_network` wrote, and its tokenizer with the longest sequence; raises StepError for another folder."""
-    told = told_of(folder)
+    told = read_network_info(folder)
     if told["head"] == "likelihood":
         trained = load_policy(folder, device=device, dtype=dtype)
         start = load_policy(folder / "start", device=device, dtype=dtype)
@@ -126,7 +129,7 @@ class TokenJudge:
 
 def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
     """A published process reward model; raises StepError for another folder, or one that values no tokens."""
-    told = told_of(folder)
+    told = read_network_info(folder)
     if told["head"] not in ("token", "likelihood"):
         raise StepError(f"{folder.name}: its values are of `{told['head']}`; a process reward model values tokens")
     network, policy = load_network(folder, device=device)
@@ -144,7 +147,7 @@ def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:
     network.head.bias.data.copy_(bias)
 
 
-def make_network(block: Any, reads: str, policy: Policy, folder: Path | None, seed: int, name: str) -> nn.Module:
+def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, seed: int, name: str) -> nn.Module:
     """The network of a block: from `folder`, or a copy of the policy's body with a new head. Raises StepError."""
     device, dtype = str(policy.model.device), str(policy.model.dtype).removeprefix("torch.")
     how = {"device": device, "dtype": dtype}
@@ -152,25 +155,26 @@ def make_network(block: Any, reads: str, policy: Policy, folder: Path | None, se
         return _continued(folder, block, reads, seed, name, how)
     if reads == "likelihood":
         start = policy if folder is None else load_policy(folder, **how)
-        model = start.model.get_base_model() if hasattr(start.model, "get_base_model") else start.model
+        model = unwrap(start.model)
         return Likelihood(deepcopy(model), deepcopy(model), block.beta or BETA)
     if folder is not None and (folder / REWARD_FILE).is_file():
-        judge = load_reward_model(folder, **how).policy.model
+        judge: Any = load_reward_model(folder, **how).policy.model
         network = Valued(judge.base_model, reads, block.heads, seed, name)
         if reads != "action":
             network.head.weight.data += judge.score.weight.data.to(network.head.weight.dtype)
         return network
-    body = body_of(policy) if folder is None else load_policy(folder, **how).model.base_model
+    start_model: Any = None if folder is None else load_policy(folder, **how).model
+    body = copy_body(policy) if start_model is None else start_model.base_model
     return Valued(body, reads, block.heads, seed, name)
 
 
-def _continued(folder: Path, block: Any, reads: str, seed: int, name: str, how: dict[str, str]) -> nn.Module:
+def _continued(folder: Path, block: Any, reads: Reads, seed: int, name: str, how: dict[str, str]) -> nn.Module:
     """What another stage has published, to be read or trained further."""
-    told, (loaded, _) = told_of(folder), load_network(folder, **how)
-    if told["head"] == reads == "likelihood":
+    told, (loaded, _) = read_network_info(folder), load_network(folder, **how)
+    if isinstance(loaded, Likelihood) and reads == "likelihood":
         loaded.beta = block.beta or told["beta"]
         return loaded
-    if "likelihood" in (told["head"], reads):
+    if isinstance(loaded, Likelihood) or reads == "likelihood":
         raise StepError(f"{name}: `model` was learnt with `head: {told['head']}`, and here it is `{reads}`")
     network = Valued(loaded.body, reads, block.heads, seed, name)
     if told["head"] == reads:

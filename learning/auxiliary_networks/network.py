@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
-from learning.models.packed import packed_hidden, packed_statistics
+from learning.models.packed import packed_hidden, packed_statistics, unwrap
 from learning.models.policy import Policy
 from schemas.errors import StepError
 
@@ -38,7 +39,7 @@ class Values:
 class Valued(nn.Module):
     """A body with values; `head` says what is valued."""
 
-    def __init__(self, body: nn.Module, reads: Head, heads: int, seed: int, name: str = "critic"):
+    def __init__(self, body: PreTrainedModel, reads: Head, heads: int, seed: int, name: str = "critic"):
         super().__init__()
         self.body, self.reads, self.name = body.requires_grad_(True), reads, name
         text = body.config.get_text_config()
@@ -57,7 +58,7 @@ class Valued(nn.Module):
         packed = batch.packed.to(self.head.weight.device)
         hidden_MC = packed_hidden(self.body, packed).to(self.head.weight.dtype)
         if self.reads == "path":
-            return Values(self.head(_rows(hidden_MC, ends_of(batch))))
+            return Values(self.head(_rows(hidden_MC, find_path_ends(batch))))
         if self.reads == "token":
             return Values(self.head(_rows(hidden_MC, batch.sampled_T)))
         source_T = packed.source_M.cpu()[batch.sampled_T]
@@ -65,7 +66,7 @@ class Valued(nn.Module):
             raise StepError(
                 f"{self.name}: a completion without a prompt has no state to value; give every problem a prompt"
             )
-        rows_TC, rows_PC = _rows(hidden_MC, source_T), _rows(hidden_MC, ends_of(batch)) if whole else None
+        rows_TC, rows_PC = _rows(hidden_MC, source_T), _rows(hidden_MC, find_path_ends(batch)) if whole else None
         if self.reads == "state":
             return Values(self.head(rows_TC), ends={} if rows_PC is None else {"": self.head(rows_PC)})
         return self._actions(rows_TC, rows_PC, packed.input_ids_M[batch.sampled_T.to(hidden_MC.device)])
@@ -90,32 +91,30 @@ class Valued(nn.Module):
 class Likelihood(nn.Module):
     """A language model; a token's value is beta·(its log-probability − that under the model as it was)."""
 
-    def __init__(self, model: nn.Module, start: nn.Module, beta: float):
+    def __init__(self, model: PreTrainedModel, start: PreTrainedModel, beta: float):
         super().__init__()
         self.model, self.start, self.beta = model.requires_grad_(True), start.requires_grad_(False), beta
 
     def forward(self, batch: Batch, whole: bool = False) -> Values:
         """Values of paths (P, 1); with `whole` those of their tokens too."""
         packed = batch.packed.to(self.model.device)
-        how = {"needed_M": batch.tokens["learn"]}
+        learn_M = batch.tokens["learn"]
         at_T = batch.sampled_T
-        lp_T = packed_statistics(self.model, packed, **how)["lp"][at_T.to(packed.input_ids_M.device)]
+        lp_T = packed_statistics(self.model, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
         with torch.no_grad():
-            start_T = packed_statistics(self.start, packed, **how)["lp"][at_T.to(packed.input_ids_M.device)]
+            start_T = packed_statistics(self.start, packed, needed_M=learn_M)["lp"][at_T.to(packed.input_ids_M.device)]
         value_T = self.beta * (lp_T - start_T)
         path_T = batch.path_T.to(value_T.device)
         value_P = value_T.new_zeros(batch.num_paths).index_add(0, path_T, value_T)
         return Values(value_P[:, None], {"": value_T} if whole else {})
 
 
-def body_of(policy: Policy) -> Any:
+def copy_body(policy: Policy) -> Any:
     """A copy of the transformer of a policy, without its head; adapters' base, where there are some."""
-    model = policy.model
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return deepcopy(model.base_model)
+    return deepcopy(unwrap(policy.model).base_model)
 
 
-def ends_of(batch: Batch) -> Tensor:
+def find_path_ends(batch: Batch) -> Tensor:
     """Packed index of the last token of each path (P,)."""
     borders = batch.packed.cu_seqlens_S1.tolist()
     ends = []

@@ -24,9 +24,17 @@ class _Forest:
         self.columns: dict[str, list[Any]] = {
             name: []
             for name in (
-                "learn", "lp_behav", "owner", "external", "version", "entropy_behav", "turn", "seconds", "earned",
+                "learn",
+                "lp_behav",
+                "owner",
+                "external",
+                "version",
+                "entropy_behav",
+                "turn",
+                "seconds",
+                "earned",
             )
-        }  # fmt: skip
+        }
 
     def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
         """Add one segment; a column that is not given is 0. Returns its index."""

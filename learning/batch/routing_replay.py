@@ -11,10 +11,11 @@ Shapes: M packed tokens, L layers with a router, K experts of a token, E experts
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from learning.batch.batch import Batch
 from learning.batch.split import micro_batches
@@ -85,7 +86,7 @@ def _chosen(indices_MK: Tensor) -> Any:
 
 
 @torch.no_grad()
-def with_experts(batch: Batch, model: nn.Module, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
+def with_experts(batch: Batch, model: PreTrainedModel, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
     """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included.
 
     `each` is how the ranks of a group share the forward passes.
@@ -97,7 +98,8 @@ def with_experts(batch: Batch, model: nn.Module, *, max_tokens: int, each: Each 
             packed_hidden(model, micro.packed.to(model.device))
         return torch.stack(choices, 1).cpu()
 
-    shape = (len(batch.tokens["learn"]), len(routers_of), int(routers_of[0].top_k))
+    top_k = int(cast(int, routers_of[0].top_k))
+    shape = (len(batch.tokens["learn"]), len(routers_of), top_k)
     experts_MLK = torch.zeros(shape, dtype=torch.long)
     places_M = torch.arange(shape[0])
     micros = micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)

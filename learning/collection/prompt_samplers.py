@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.samples.history import History
 from learning.samples.sample import Ask
 from learning.toy_tasks.cooperation import observed
@@ -35,7 +35,6 @@ __all__ = [
     "with_greedy",
 ]
 
-Row = dict[str, Any]
 AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from learning.algorithm.token_masks.masks import Source
 from learning.collection.prompt_samplers import demonstrated
-from learning.data.rows import read_rows
+from learning.data.rows import Row, read_rows
 from learning.samples.judging import failed, judged, passed, spread
 from learning.samples.sample import Ask, Messages, Trial
 from learning.samples.sample import by_group as _by_group
@@ -30,7 +30,6 @@ from schemas.references import ChatRef
 
 __all__ = ["allocate", "dynamic_sampling", "hint", "reject", "retry_with_exemplars", "trace_tasks"]
 
-Row = dict[str, Any]
 Asked = tuple[list[Trial], list[Ask]]
 AtLeast1 = Annotated[int, Field(ge=1)]
 

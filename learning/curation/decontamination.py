@@ -8,11 +8,11 @@ distinct n-grams, with fewer the problem is compared whole, word for word, with 
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
 from learning.curation.ledger import WRITTEN, Curation
+from learning.data.rows import Row
 
 SHARED_BY = 0.1
 """Words at a border of a problem are template when this share of its family, and three problems at least, has them."""
@@ -50,10 +50,10 @@ class Evaluation:
     """Problems of one evaluation: its name in the report, and rows of prompts."""
 
     name: str
-    problems: list[dict[str, Any]]
+    problems: list[Row]
 
 
-def core_of(problems: list[list[str]]) -> list[list[str]]:
+def find_core(problems: list[list[str]]) -> list[list[str]]:
     """The words of each problem of one family without the template at its start and end."""
     enough = max(3, SHARED_BY * len(problems))
     starts = _shared(problems, enough)
@@ -129,7 +129,7 @@ def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[st
     cores: dict[int, list[str]] = {}
     for members in families.values():
         numbers = [number for number, _ in members.values()]
-        cores.update(zip(numbers, core_of([words for _, words in members.values()]), strict=True))
+        cores.update(zip(numbers, find_core([words for _, words in members.values()]), strict=True))
     return cores
 
 

@@ -6,15 +6,18 @@ MinHash: Broder, "On the resemblance and containment of documents" (1997); bande
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from learning.curation.ledger import WRITTEN, Curation
-from learning.curation.minhash import Hasher, normalised
-from learning.curation.near_duplicates import Signatures, near_duplicates
+from learning.curation.minhash import Hasher, normalise_text
+from learning.curation.near_duplicates import Signatures, find_near_duplicates
 
+pc: Any = pyarrow.compute
+"""pyarrow makes its functions when it is imported: no stub lists them."""
 PIECE = 4096
 """Rows whose signatures a thread makes at a time, or that are dropped at a time."""
 
@@ -29,7 +32,7 @@ def drop_exact_duplicates(rows: Curation) -> None:
     )
 
 
-def bands(threshold: float, num_perm: int) -> tuple[int, int]:
+def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
     """Bands and rows of each for the search: the longest rows that still propose 99 % of the pairs at `threshold`.
 
     A pair of similarity s is proposed with probability 1 - (1 - s^rows)^bands.
@@ -48,16 +51,16 @@ def drop_near_duplicates(rows: Curation, threshold: float, num_perm: int, ngram:
     """
     numbers = np.flatnonzero(rows.mask())
     hasher = Hasher(num_perm, ngram, seed + 1)
-    with Signatures(rows.spill / "minhash", num_perm, *bands(threshold, num_perm)) as signatures:
+    with Signatures(rows.spill / "minhash", num_perm, *choose_bands(threshold, num_perm)) as signatures:
         for block in rows.blocks(["prompt", *WRITTEN[rows.artifact_type]]):
-            for made in _in_threads(hasher, texts_of(block, rows.artifact_type), rows.num_threads):
+            for made in _in_threads(hasher, join_texts(block, rows.artifact_type), rows.num_threads):
                 signatures.add(made)
-        found = near_duplicates(signatures, threshold)
+        found = find_near_duplicates(signatures, threshold)
         while piece := list(islice(found, PIECE)):
             _drop_near(rows, [(int(numbers[a]), int(numbers[b]), similarity) for a, b, similarity in piece])
 
 
-def texts_of(block: pa.RecordBatch, artifact_type: str) -> list[str]:
+def join_texts(block: pa.RecordBatch, artifact_type: str) -> list[str]:
     """What is said in each row: the contents of prompt and completions, a line break between two."""
     parts = [_contents(block.column(name)) for name in ["prompt", *WRITTEN[artifact_type]]]
     return pc.binary_join_element_wise(*parts, "\n", null_handling="skip").to_pylist()
@@ -76,7 +79,7 @@ def _in_threads(hasher: Hasher, texts: Sequence[str], num_threads: int) -> Itera
     """Signatures of the texts, in their order; numpy leaves the interpreter free while it computes."""
     pieces = [texts[at : at + PIECE] for at in range(0, len(texts), PIECE)]
     with ThreadPoolExecutor(num_threads) as pool:
-        yield from pool.map(lambda piece: hasher.signatures([normalised(text) for text in piece]), pieces)
+        yield from pool.map(lambda piece: hasher.signatures([normalise_text(text) for text in piece]), pieces)
 
 
 def _drop_near(rows: Curation, found: list[tuple[int, int, float]]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from learning.data.rows import SCHEMAS, count_rows, scan_rows
-from learning.data.shards import find_shards, opened
+from learning.data.shards import find_shards, open_shard
 from schemas.errors import StepError
 
 WRITTEN = {"prompts": [], "chat": ["completion"], "preference_pairs": ["chosen", "rejected"]}
@@ -119,10 +119,10 @@ class Curation:
         ).to_arrow_reader(MORSEL)
 
 
-def type_of(folder: Path) -> str:
+def detect_type(folder: Path) -> str:
     """The artifact type of rows, told by their columns; raises StepError when they are none of ours."""
     first = find_shards(folder)[0]
-    with opened(first) as file:
+    with open_shard(first) as file:
         columns = file.schema_arrow.names
     fitting = [name for name, schema in SCHEMAS.items() if set(schema.names) <= set(columns)]
     if not fitting:
@@ -132,12 +132,12 @@ def type_of(folder: Path) -> str:
 
 
 @contextmanager
-def curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) -> Iterator[Curation]:
+def open_curation(folder: Path, *, spill: Path, num_threads: int, memory_limit: str) -> Iterator[Curation]:
     """Open the rows in `folder`; what of DuckDB's tables passes `memory_limit` goes to the folder `spill`.
 
     Reads all rows once. Raises StepError when columns are missing or of another type, or when text is not UTF-8.
     """
-    artifact_type = type_of(folder)
+    artifact_type = detect_type(folder)
     settings = {
         "threads": num_threads,
         "memory_limit": memory_limit.replace(" ", ""),

@@ -33,7 +33,7 @@ class Hasher:
         while at < len(texts):
             base = ends_N[at] - counts_N[at]
             to = max(at + 1, int(ends_N.searchsorted(base + WIDTH, "right")))
-            hashes_S = mixed(shingle_hashes(texts[at:to], sizes_N[at:to], counts_N[at:to], self.ngram))
+            hashes_S = mix_bits(hash_shingles(texts[at:to], sizes_N[at:to], counts_N[at:to], self.ngram))
             signatures_NK[at:to] = self._minima(hashes_S, ends_N[at:to] - counts_N[at:to] - base).T
             at = to
         return signatures_NK
@@ -48,23 +48,23 @@ class Hasher:
         return found_KN
 
 
-def normalised(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Text as shingles see it: case folded, white space squeezed."""
     return " ".join(text.casefold().split())
 
 
-def mixed(hashes: np.ndarray) -> np.ndarray:
+def mix_bits(hashes: np.ndarray) -> np.ndarray:
     """The 32-bit finaliser of MurmurHash3 (Appleby 2011), a bijection under which near inputs lie far apart."""
     hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return hashes ^ (hashes >> np.uint32(16))
 
 
-def shingle_hashes(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarray, ngram: int) -> np.ndarray:
+def hash_shingles(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarray, ngram: int) -> np.ndarray:
     """CRC-32 of every shingle, text after text (S); `sizes_N` are the characters of each, `counts_N` its shingles."""
     bytes_B = np.frombuffer("".join(texts).encode(), np.uint8)
     if len(bytes_B) == sizes_N.sum() and sizes_N.min() >= ngram:
-        return plain_hashes(bytes_B, sizes_N.cumsum(), ngram)
+        return hash_plain_shingles(bytes_B, sizes_N.cumsum(), ngram)
     # Where each character begins: at bytes that do not continue one.
     begins = np.append(np.flatnonzero((bytes_B & 0xC0) != 0x80), len(bytes_B))
     first_N = sizes_N.cumsum() - sizes_N
@@ -76,13 +76,13 @@ def shingle_hashes(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarr
     hashes_S = np.empty(len(from_S), np.uint32)
     for width in np.unique(width_S).tolist():
         chosen = np.flatnonzero(width_S == width)
-        hashes_S[chosen] = windows_crc(bytes_B, from_S[chosen], width)
+        hashes_S[chosen] = compute_window_crcs(bytes_B, from_S[chosen], width)
     return hashes_S
 
 
-def plain_hashes(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> np.ndarray:
+def hash_plain_shingles(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> np.ndarray:
     """The same where each character is a byte and no text is shorter than a shingle: a window begins at every byte."""
-    tables, constant = crc_tables(ngram)
+    tables, constant = make_crc_tables(ngram)
     count = len(bytes_B) - ngram + 1
     hashes = np.full(count, constant, np.uint32)
     for place in range(ngram):
@@ -93,12 +93,12 @@ def plain_hashes(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> np.ndar
     return hashes[inside]
 
 
-def windows_crc(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> np.ndarray:
+def compute_window_crcs(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> np.ndarray:
     """CRC-32 of the windows of `width` bytes that begin at `from_S`.
 
     CRC is affine over GF(2): that of a window is the sum (xor) of what each byte at its place gives, and of a constant.
     """
-    tables, constant = crc_tables(width)
+    tables, constant = make_crc_tables(width)
     found_S = np.full(len(from_S), constant, np.uint32)
     for place in range(width):
         found_S ^= tables[place][bytes_B[from_S + place]]
@@ -106,7 +106,7 @@ def windows_crc(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> np.ndarr
 
 
 @lru_cache(maxsize=64)
-def crc_tables(width: int) -> tuple[np.ndarray, np.uint32]:
+def make_crc_tables(width: int) -> tuple[np.ndarray, np.uint32]:
     """For windows of `width` bytes: what each byte adds at each place (width x 256), and the CRC of zeros."""
     zeros = crc32(bytes(width))
     tables = np.empty((width, 256), np.uint32)

@@ -56,12 +56,12 @@ class Signatures(AbstractContextManager):
         return np.frombuffer(raw, np.uint32).reshape(-1, self.num_perm)
 
 
-def near_duplicates(signatures: Signatures, threshold: float) -> Iterator[tuple[int, int, float]]:
+def find_near_duplicates(signatures: Signatures, threshold: float) -> Iterator[tuple[int, int, float]]:
     """For each row that goes: its place, that of the most similar earlier row that stays, and their similarity.
 
     Similarity is the share of equal numbers. Of equally similar rows the first is named.
     """
-    rows_A, groups_Ab, num_groups = groups_of(signatures)
+    rows_A, groups_Ab, num_groups = find_groups(signatures)
     last = np.full(num_groups, NONE, np.int32)  # the latest row of a group that stays, as a place among the A
     before_Ab = np.full(groups_Ab.shape, NONE, np.int32)  # the one of the same group that stayed before it
     columns = np.arange(signatures.bands)
@@ -79,7 +79,7 @@ def near_duplicates(signatures: Signatures, threshold: float) -> Iterator[tuple[
         last[groups] = place
 
 
-def groups_of(signatures: Signatures) -> tuple[np.ndarray, np.ndarray, int]:
+def find_groups(signatures: Signatures) -> tuple[np.ndarray, np.ndarray, int]:
     """Rows that share a band with another (A, ascending), their group in each band or NONE (A x b), and how many."""
     members, total = [], 0
     for i in range(signatures.bands):

@@ -21,7 +21,7 @@ REASONS = {
 EXAMPLES = 5
 
 
-def summary(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
+def summarise(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
     """Counts of rows given, kept and dropped by reason, and the evaluations searched for."""
     counts = dict(rows.run("select reason, count(*) from dropped group by reason"))
     hits = Counter(

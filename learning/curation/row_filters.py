@@ -9,12 +9,13 @@ import re
 import zlib
 from collections import Counter
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.rows import Row
 from learning.rewards.answers import exact
 from schemas.errors import StepError
 from schemas.references import PolicyRef
@@ -25,61 +26,59 @@ Length = Annotated[int, Field(ge=1)]
 Bits = Annotated[float, Field(ge=0)]
 
 
-def text_of(row: dict[str, Any], part: str) -> str:
+def get_text(row: Row, part: str) -> str:
     """The contents of the messages of a row: its prompt, what is written (completion, chosen, rejected), or all."""
     columns = {"prompt": ["prompt"], "written": ["completion", "chosen", "rejected"]}
     wanted = columns.get(part, columns["prompt"] + columns["written"])
     return "\n".join(message["content"] or "" for name in wanted for message in row.get(name) or [])
 
 
-def repetition(row: dict[str, Any], *, max_share: Share = 0.5, ngram: Length = 3, part: Part = "written") -> bool:
+def repetition(row: Row, *, max_share: Share = 0.5, ngram: Length = 3, part: Part = "written") -> bool:
     """Keep rows in which at most `max_share` of the word n-grams repeat an earlier one (Gopher, Rae et al. 2021)."""
-    words = text_of(row, part).split()
+    words = get_text(row, part).split()
     grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     return not grams or 1 - len(set(grams)) / len(grams) <= max_share
 
 
-def compression(row: dict[str, Any], *, min_ratio: Share = 0.1, part: Part = "written") -> bool:
+def compression(row: Row, *, min_ratio: Share = 0.1, part: Part = "written") -> bool:
     """Keep rows whose deflated size is at least `min_ratio` of their bytes; loops compress to almost nothing."""
-    raw = text_of(row, part).encode("utf-8", "replace")
+    raw = get_text(row, part).encode("utf-8", "replace")
     return not raw or len(zlib.compress(raw, 6)) / len(raw) >= min_ratio
 
 
-def symbol_ratio(row: dict[str, Any], *, max_share: Share = 0.5, part: Part = "all") -> bool:
+def symbol_ratio(row: Row, *, max_share: Share = 0.5, part: Part = "all") -> bool:
     """Keep rows in which at most `max_share` of the visible characters are neither letters nor digits."""
-    visible = [c for c in text_of(row, part) if not c.isspace()]
+    visible = [c for c in get_text(row, part) if not c.isspace()]
     return not visible or sum(not c.isalnum() for c in visible) / len(visible) <= max_share
 
 
-def entropy(row: dict[str, Any], *, min_bits: Bits = 1.0, max_bits: Bits | None = None, part: Part = "all") -> bool:
+def entropy(row: Row, *, min_bits: Bits = 1.0, max_bits: Bits | None = None, part: Part = "all") -> bool:
     """Keep rows whose characters carry between `min_bits` and `max_bits` each (entropy of their frequencies)."""
-    text = text_of(row, part)
+    text = get_text(row, part)
     bits = -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
     return bits >= min_bits and (max_bits is None or bits <= max_bits)
 
 
-def printable(row: dict[str, Any], *, min_share: Share = 1.0, part: Part = "all") -> bool:
+def printable(row: Row, *, min_share: Share = 1.0, part: Part = "all") -> bool:
     """Keep rows of which at least `min_share` of the characters can be shown (no control or replacement characters)."""
-    text = text_of(row, part)
+    text = get_text(row, part)
     shown = sum((c.isprintable() or c.isspace()) and c != "\ufffd" for c in text)
     return not text or shown / len(text) >= min_share
 
 
-def words(
-    row: dict[str, Any], *, min_words: Length = 1, max_words: Length | None = None, part: Part = "written"
-) -> bool:
+def words(row: Row, *, min_words: Length = 1, max_words: Length | None = None, part: Part = "written") -> bool:
     """Keep rows with between `min_words` and `max_words` words, as white space parts them."""
-    count = len(text_of(row, part).split())
+    count = len(get_text(row, part).split())
     return count >= min_words and (max_words is None or count <= max_words)
 
 
-def matches(row: dict[str, Any], *, pattern: str, part: Part = "written") -> bool:
+def matches(row: Row, *, pattern: str, part: Part = "written") -> bool:
     """Keep rows in which the regular expression `pattern` is found, within its time (`learning.data.patterns`).
 
     Raises StepError for a bad pattern.
     """
     try:
-        return _pattern(pattern).search(text_of(row, part)) is not None
+        return _pattern(pattern).search(get_text(row, part)) is not None
     except MatchTimeout:
         return False
 
@@ -93,7 +92,7 @@ def _pattern(text: str) -> Pattern:
 
 
 def unanswered(
-    row: dict[str, Any],
+    row: Row,
     *,
     model: PolicyRef,
     tries: Length = 4,

@@ -3,12 +3,12 @@
 import re
 from datetime import date
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from learning.data.characters import of_characters
+from learning.data.text_edits import replace_half_characters
 from schemas.errors import StepError
 
 Messages = list[dict[str, Any]]
@@ -39,28 +39,29 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
     """
     reply, marked = _marked([{"role": role, "content": text}], _special_of(tokenizer, len(tokenizer)))
     after = _after_assistant(tokenizer, reply, generate=True)
-    end_id = turn_end(tokenizer)
-    end = tokenizer.convert_ids_to_tokens(end_id)
+    end_id = find_turn_end(tokenizer)
+    end = cast(str, tokenizer.convert_ids_to_tokens(end_id))
     # The end of a turn is sampled; it is encoded here so that what follows is split as it is after it, then cut off.
     closed = end in _after_assistant(tokenizer, [], generate=False)
     ids = _encoded(tokenizer, end + (after.partition(end)[2] if closed else after), marked)
     return ids[1:] if ids[:1] == [end_id] else ids
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
+def find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the token that ends an assistant's turn.
 
     It is the first special token that the chat template writes after what the assistant said (`<end_of_turn>` for
     Gemma, `<|im_end|>` for ChatML), and the end-of-sequence token where the template writes none. Raises StepError for
     a tokenizer with neither.
     """
-    return _turn_end(tokenizer, len(tokenizer), tokenizer.chat_template)
+    template = tokenizer.chat_template
+    return _turn_end(tokenizer, len(tokenizer), str(template) if template else None)
 
 
-def turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def find_turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids that end a turn: the one that the chat template writes, and the end-of-sequence token."""
-    ids = (turn_end(tokenizer), tokenizer.eos_token_id)
-    return tuple(dict.fromkeys(token for token in ids if token is not None))
+    eos = cast(int | None, tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(token for token in (find_turn_end(tokenizer), eos) if token is not None))
 
 
 @lru_cache(maxsize=16)
@@ -71,10 +72,10 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | Non
     except StepError:  # a template that takes no such conversation does not say how turns end
         found = None
     if found:
-        return tokenizer.convert_tokens_to_ids(found[0])
+        return cast(int, tokenizer.convert_tokens_to_ids(found[0]))
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
-    return tokenizer.eos_token_id
+    return cast(int, tokenizer.eos_token_id)
 
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
@@ -90,11 +91,12 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
     if not tokenizer.chat_template:
         raise StepError("the model's tokenizer has no chat template; add chat_template.jinja to the model's folder")
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=generate, strftime_now=PINNED_DATE.strftime
         )
     except (TemplateError, TypeError) as error:  # TypeError: a template adds to a content that is null
         raise StepError(f"the chat template refuses a prompt: {error}; its messages are {messages!r}") from error
+    return cast(str, text)
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -117,7 +119,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
     """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
     messages = [
-        {**m, "content": of_characters(m["content"])} if isinstance(m.get("content"), str) else m for m in messages
+        {**m, "content": replace_half_characters(m["content"])} if isinstance(m.get("content"), str) else m
+        for m in messages
     ]
     texts = [m["content"] for m in messages if isinstance(m.get("content"), str)]
     if special is None or not any(special.search(text) for text in texts):
@@ -155,10 +158,10 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
     text = messages[0]["content"]
     if not isinstance(text, str):
         raise StepError(f"the content of a completion must be text, not {type(text).__name__}; drop the row or fill it")
-    ids = tokenizer.encode(of_characters(text), add_special_tokens=False, split_special_tokens=True)
-    return [*ids, turn_end(tokenizer)]
+    ids = tokenizer.encode(replace_half_characters(text), add_special_tokens=False, split_special_tokens=True)
+    return [*ids, find_turn_end(tokenizer)]
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     """Text of ids, without special tokens."""
-    return tokenizer.decode(ids, skip_special_tokens=True)
+    return cast(str, tokenizer.decode(ids, skip_special_tokens=True))

@@ -42,12 +42,13 @@ class Epochs:
         epoch, within = divmod(step, self.steps_per_epoch)
         size = self.per_pass * self.passes
         rows, sequences = self._shuffled(epoch)
-        if sequences is None:
+        if sequences is None or self._filled is None:
             taken = rows[within * size : (within + 1) * size].tolist()
             return [taken[i : i + self.per_pass] for i in range(0, len(taken), self.per_pass)]
         chosen = sequences[within * size : (within + 1) * size].tolist()
         groups = [chosen[i : i + self.per_pass] for i in range(0, len(chosen), self.per_pass)]
-        return [[row for sequence in group for row in self._filled.members(rows, sequence)] for group in groups]
+        filled = self._filled
+        return [[row for sequence in group for row in filled.members(rows, sequence)] for group in groups]
 
     def uses(self, steps: int) -> np.ndarray:
         """How often each row is among the first so many steps; whole epochs hold each row once."""
@@ -64,7 +65,7 @@ class Epochs:
         order = source.permutation(len(self.lengths))
         if self._filled is None:
             return order, None
-        return longest_first(self.lengths, order), source.permutation(self._filled.count)
+        return sort_longest_first(self.lengths, order), source.permutation(self._filled.count)
 
 
 class Filled:
@@ -100,14 +101,14 @@ class Filled:
         return rows[self._members[self._starts[sequence] : self._starts[sequence + 1]]].tolist()
 
 
-def longest_first(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+def sort_longest_first(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """Rows by falling length; those of equal length as they stand in `order`."""
     return order[np.argsort(-lengths[order], kind="stable")]
 
 
-def fill(lengths: Sequence[int] | np.ndarray, order: Sequence[int], budget: int) -> list[list[int]]:
+def fill_sequences(lengths: Sequence[int] | np.ndarray, order: Sequence[int], budget: int) -> list[list[int]]:
     """Put rows into sequences of at most `budget` tokens (`Filled`); rows of equal length are taken in `order`."""
     lengths = np.asarray(lengths, np.int64)
-    rows = longest_first(lengths, np.asarray(order, np.int64))
+    rows = sort_longest_first(lengths, np.asarray(order, np.int64))
     filled = Filled(lengths[rows], budget)
     return [filled.members(rows, sequence) for sequence in range(filled.count)]

@@ -6,15 +6,15 @@ Rows that fit into memory stay there; of more, the ids are kept on disk and read
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_completion, encode_prompt
-from learning.data.rows import count_rows, fits, read_rows, scan_rows
-from learning.data.stored_rows import Stored, one_by_one, store
+from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
+from learning.data.stored_rows import StoredRows, iterate_rows, store_rows
 from schemas.errors import StepError
 
 SCHEMA = pa.schema(
@@ -54,7 +54,7 @@ class Examples:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each row that is kept."""
-        if isinstance(self.kept, Stored):
+        if isinstance(self.kept, StoredRows):
             return self.kept.column("length").astype(np.int64)
         return np.array([len(example.ids) for example in self.kept], np.int64)
 
@@ -64,53 +64,55 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
 
     A killed step finds there what it had encoded.
     """
-    if fits(data):
+    if fits_in_memory(data):
         return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
     shortest = 0
 
-    def encode(row: dict[str, Any]) -> dict[str, Any] | None:
+    def encode(row: Row) -> dict[str, Any] | None:
         nonlocal shortest
         example = encode_row(tokenizer, row)
         length = len(example.ids)
         shortest = min(shortest or length, length)
         if length > max_length:
             return None
-        unknown = _unknown(tokenizer, [example])
+        unknown = _count_unknown(tokenizer, [example])
         same = {"ids": example.ids, "num_given": example.num_given, "row": example.row}
         return {**same, "length": length, "unknown": unknown}
 
     def source(start: int) -> Any:
-        return one_by_one(scan_rows(data, "chat", columns=["id", "prompt", "completion"], start=start))
+        return iterate_rows(scan_rows(data, "chat", columns=["id", "prompt", "completion"], start=start))
 
     count = count_rows(data, "chat")
-    kept = store(folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"], row["row"]))
+    kept = store_rows(
+        folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"], row["row"])
+    )
     if not len(kept):
-        raise _none_left(count, shortest, max_length)
+        raise _make_empty_error(count, shortest, max_length)
     return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
 
 
-def encode_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> Example:
+def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
     """One chat row as ids."""
     given = encode_prompt(tokenizer, row["prompt"])
     return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
 
 
-def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]], max_length: int) -> Examples:
+def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int) -> Examples:
     """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
     found = [encode_row(tokenizer, row) for row in rows]
     kept = [example for example in found if len(example.ids) <= max_length]
     if not kept:
-        raise _none_left(len(found), min((len(example.ids) for example in found), default=0), max_length)
-    return Examples(kept, len(found) - len(kept), _unknown(tokenizer, kept))
+        raise _make_empty_error(len(found), min((len(example.ids) for example in found), default=0), max_length)
+    return Examples(kept, len(found) - len(kept), _count_unknown(tokenizer, kept))
 
 
-def _unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
+def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
     """Tokens that the tokenizer does not know."""
-    token = tokenizer.unk_token_id
+    token = cast(int | None, tokenizer.unk_token_id)
     return 0 if token is None else sum(example.ids.count(token) for example in examples)
 
 
-def _none_left(count: int, shortest: int, max_length: int) -> StepError:
+def _make_empty_error(count: int, shortest: int, max_length: int) -> StepError:
     return StepError(
         f"data: all {count} rows are longer than {max_length} tokens (the shortest has {shortest}); "
         "raise max_length here and in the model's init stage"

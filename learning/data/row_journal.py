@@ -21,7 +21,7 @@ FLUSH = 1.0
 """Seconds after which what was written is forced to the disk: a killed process loses nothing, a machine so much."""
 
 
-def row_key(row: Mapping[str, Any]) -> str:
+def make_row_key(row: Mapping[str, Any]) -> str:
     """Name of what is asked of a model with a row, 32 hex digits: the same for equal ids and prompts."""
     return hashlib.sha256(json.dumps([row["id"], row["prompt"]]).encode()).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from learning.data.shards import ShardWriter, bytes_of, check_shards, find_shards, scan
+from learning.data.shards import ShardWriter, check_shards, count_bytes, find_shards, scan_shards
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 TEXT = pa.string()
@@ -24,22 +24,24 @@ SCHEMAS: dict[str, pa.Schema] = {
     "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
     "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
 }
+Row = dict[str, Any]
+"""One row: the columns of its artifact type, and on the way through a stage those that functions add."""
 IN_MEMORY = 64 << 20
 """Bytes of a table, before compression, up to which a loop holds its rows in memory."""
 
 
-def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> None:
+def write_rows(folder: Path, artifact_type: str, rows: list[Row]) -> None:
     """Write rows of an artifact type; equal rows give equal bytes."""
     write_table(folder, artifact_type, pa.Table.from_pylist(rows, schema=SCHEMAS[artifact_type]))
 
 
 def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
     """Write an Arrow table of an artifact type."""
-    with row_writer(folder, artifact_type) as writer:
+    with open_row_writer(folder, artifact_type) as writer:
         writer.write(table)
 
 
-def row_writer(folder: Path, artifact_type: str) -> ShardWriter:
+def open_row_writer(folder: Path, artifact_type: str) -> ShardWriter:
     """What writes the rows of an artifact piece by piece."""
     return ShardWriter(folder, SCHEMAS[artifact_type])
 
@@ -54,7 +56,7 @@ def scan_rows(
     schema, paths = SCHEMAS[artifact_type], find_shards(folder)
     check_shards(paths, schema, artifact_type)
     wanted = pa.schema([schema.field(name) for name in columns or schema.names])
-    yield from scan(paths, wanted, artifact_type, start=start)
+    yield from scan_shards(paths, wanted, artifact_type, start=start)
 
 
 def count_rows(folder: Path, artifact_type: str) -> int:
@@ -62,14 +64,14 @@ def count_rows(folder: Path, artifact_type: str) -> int:
     return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
 
 
-def without_value(folder: Path, artifact_type: str, column: str) -> int:
+def count_missing(folder: Path, artifact_type: str, column: str) -> int:
     """Rows of an artifact that have nothing in a column."""
     return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
 
 
-def fits(folder: Path) -> bool:
+def fits_in_memory(folder: Path) -> bool:
     """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
-    return bytes_of(find_shards(folder)) <= IN_MEMORY
+    return count_bytes(find_shards(folder)) <= IN_MEMORY
 
 
 def read_table(folder: Path, artifact_type: str) -> pa.Table:
@@ -77,6 +79,6 @@ def read_table(folder: Path, artifact_type: str) -> pa.Table:
     return pa.Table.from_batches(scan_rows(folder, artifact_type), schema=SCHEMAS[artifact_type])
 
 
-def read_rows(folder: Path, artifact_type: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, artifact_type: str) -> list[Row]:
     """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
     return [row for batch in scan_rows(folder, artifact_type) for row in batch.to_pylist()]

@@ -20,7 +20,7 @@ PIECE = 1 << 16
 Used = tuple[str, int, int]
 
 
-def write_used(folder: Path, used: Iterable[Used]) -> None:
+def write_rows_used(folder: Path, used: Iterable[Used]) -> None:
     """Write (id, times drawn, times trained on) of each row of a stage into the folder of its artifact."""
     rows = iter(used)
     with pq.ParquetWriter(folder / FILE, SCHEMA, compression="zstd") as writer:
@@ -28,12 +28,12 @@ def write_used(folder: Path, used: Iterable[Used]) -> None:
             writer.write_table(pa.table([list(column) for column in zip(*piece, strict=True)], schema=SCHEMA))
 
 
-def batched(ids: Iterable[str], counts: np.ndarray) -> Iterator[Used]:
+def count_batched(ids: Iterable[str], counts: np.ndarray) -> Iterator[Used]:
     """The rows that were in a batch, from how often each was: every batch was trained on."""
     return ((name, count, count) for name, count in zip(ids, counts.tolist(), strict=True) if count)
 
 
-def summed(tallies: Iterable[Mapping[str, tuple[int, int]]]) -> Iterator[Used]:
+def sum_tallies(tallies: Iterable[Mapping[str, tuple[int, int]]]) -> Iterator[Used]:
     """The rows of several tallies by id, in the order of the ids."""
     total: dict[str, tuple[int, int]] = {}
     for tally in tallies:

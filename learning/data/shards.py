@@ -8,13 +8,16 @@ outside may hold Parquet files of any names, also in folders below; they are rea
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from schemas.errors import StepError
 
+pc: Any = pyarrow.compute
+"""pyarrow makes its functions when it is imported: no stub lists them."""
 GROUP_ROWS = 65_536
 """Rows of a row group, at most."""
 GROUP_BYTES = 64 << 20
@@ -38,7 +41,7 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
         return [folder / f"{stem}.parquet"]
     if own := sorted(folder.glob(f"{stem}-[0-9]*.parquet")):
         for number, path in enumerate(own):
-            if path != (wanted := shard(folder, stem, number)):
+            if path != (wanted := get_shard_path(folder, stem, number)):
                 raise StepError(f"{folder}: {wanted.name} is missing, {path.name} is there")
         return own
     found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
@@ -47,7 +50,7 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
     return _one_split(folder, found)
 
 
-def shard(folder: Path, stem: str, number: int) -> Path:
+def get_shard_path(folder: Path, stem: str, number: int) -> Path:
     """The name of a file of a table that is more than one."""
     return folder / f"{stem}-{number:05d}.parquet"
 
@@ -68,7 +71,7 @@ def _one_split(folder: Path, found: list[Path]) -> list[Path]:
     return kept
 
 
-def opened(path: Path) -> pq.ParquetFile:
+def open_shard(path: Path) -> pq.ParquetFile:
     """A Parquet file whose end could be read; raises StepError for a damaged one."""
     try:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
@@ -80,7 +83,7 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
     """Rows in all files; raises StepError that names the file and the column which is missing or of another type."""
     count = 0
     for path in paths:
-        with opened(path) as file:
+        with open_shard(path) as file:
             here = file.schema_arrow
             missing = [name for name in wanted.names if name not in here.names]
             if missing:
@@ -90,23 +93,25 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
     return count
 
 
-def bytes_of(paths: Iterable[Path]) -> int:
+def count_bytes(paths: Iterable[Path]) -> int:
     """Bytes of the tables before compression."""
     total = 0
     for path in paths:
-        with opened(path) as file:
+        with open_shard(path) as file:
             total += sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
     return total
 
 
-def scan(paths: Sequence[Path], wanted: pa.Schema, what: str, *, start: int = 0, rows: int = GROUP_ROWS) -> Iterator:
+def scan_shards(
+    paths: Sequence[Path], wanted: pa.Schema, what: str, *, start: int = 0, rows: int = GROUP_ROWS
+) -> Iterator:
     """Record batches of at most `rows` rows with the columns and types of `wanted`, from row `start` on, in order.
 
     One row group is in memory at a time, compressed, and one batch of it decoded. Raises StepError that names file and
     column for what cannot be read.
     """
     for path in paths:
-        with opened(path) as file:
+        with open_shard(path) as file:
             total = file.metadata.num_rows
             if start >= total:
                 start -= total
@@ -190,14 +195,14 @@ class ShardWriter:
 
     def _add(self, unit: pa.Table) -> None:
         self._group.append(unit)
-        self._size += text_bytes(unit)
+        self._size += count_text_bytes(unit)
         if len(self._group) * UNIT >= GROUP_ROWS or self._size >= GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         table = pa.concat_tables([self.schema.empty_table(), *self._group]).combine_chunks()
         if self._file is None:
-            path = shard(self.folder, self.stem, self.shards)
+            path = get_shard_path(self.folder, self.stem, self.shards)
             self._file = pq.ParquetWriter(path, self.schema, compression="zstd")
             self.shards += 1
         self._file.write_table(table, row_group_size=max(table.num_rows, 1))
@@ -215,10 +220,10 @@ class ShardWriter:
         if self._file is not None:
             self._file.close()
         if self.shards == 1:
-            shard(self.folder, self.stem, 0).rename(self.folder / f"{self.stem}.parquet")
+            get_shard_path(self.folder, self.stem, 0).rename(self.folder / f"{self.stem}.parquet")
 
 
-def text_bytes(table: pa.Table) -> int:
+def count_text_bytes(table: pa.Table) -> int:
     """Bytes of all text of a table, also within lists and structures; the same however the table is cut."""
     return sum(_bytes_in(chunk) for column in table.columns for chunk in column.chunks)
 

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
-from learning.data.rows import SCHEMAS, count_rows, fits, read_rows, scan_rows
+from learning.data.rows import SCHEMAS, Row, count_rows, fits_in_memory, read_rows, scan_rows
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
@@ -26,11 +26,10 @@ BATCH = 32
 """Rows that are read together."""
 OPEN = 64
 """Files that are open at a time."""
-Row = dict[str, Any]
 T = TypeVar("T")
 
 
-class Stored(Sequence[T], Generic[T]):
+class StoredRows(Sequence[T], Generic[T]):
     """The rows in a folder, in their order; `make` gives a row its type."""
 
     def __init__(self, folder: Path, parts: int, make: Callable[[Row], T]):
@@ -84,7 +83,7 @@ class Stored(Sequence[T], Generic[T]):
     def _reader(self, part: int) -> pa.ipc.RecordBatchFileReader:
         if part not in self._open:
             try:
-                self._open[part] = pa.ipc.open_file(pa.OSFile(str(part_of(self.folder, part))))
+                self._open[part] = pa.ipc.open_file(pa.OSFile(str(get_part_path(self.folder, part))))
             except (pa.ArrowException, OSError) as error:
                 raise self._damaged(part, error) from error
             if len(self._open) > OPEN:
@@ -93,10 +92,10 @@ class Stored(Sequence[T], Generic[T]):
         return self._open[part]
 
     def _damaged(self, part: int, error: Exception) -> StepError:
-        return StepError(f"{part_of(self.folder, part)}: damaged: {error}; delete its folder, it is made anew")
+        return StepError(f"{get_part_path(self.folder, part)}: damaged: {error}; delete its folder, it is made anew")
 
 
-class Some(Sequence[T], Generic[T]):
+class RowSubset(Sequence[T], Generic[T]):
     """Some of the rows of a sequence, by their numbers, read when they are asked for."""
 
     def __init__(self, rows: Sequence[T], numbers: Sequence[int]):
@@ -117,19 +116,19 @@ class Some(Sequence[T], Generic[T]):
         return self.rows[int(self.numbers[index])]
 
 
-def part_of(folder: Path, number: int) -> Path:
+def get_part_path(folder: Path, number: int) -> Path:
     """The file of a part."""
     return folder / f"part-{number:05d}.arrow"
 
 
-def store(
+def store_rows(
     folder: Path,
     schema: pa.Schema,
     count: int,
     source: Callable[[int], Iterator[Row]],
     encode: Callable[[Row], Row | None],
     make: Callable[[Row], T],
-) -> Stored[T]:
+) -> StoredRows[T]:
     """What `encode` makes of `count` rows of `source(start)`, kept in `folder`; rows it gives None for are left out.
 
     Goes on after the parts that are there; of several processes one makes them and the others wait.
@@ -142,14 +141,14 @@ def store(
         for part in range(done, parts):
             here = islice(rows, min(PART, count - part * PART))
             made = (row for row in map(encode, here) if row is not None)
-            _write(part_of(folder, part), schema, made)
-            write_sealed(_seal_of(folder, part), _label(folder, part), file_digest(part_of(folder, part)))
-    return Stored(folder, parts, make)
+            _write(get_part_path(folder, part), schema, made)
+            write_sealed(_seal_of(folder, part), _label(folder, part), file_digest(get_part_path(folder, part)))
+    return StoredRows(folder, parts, make)
 
 
 def _is_as_written(folder: Path, number: int) -> bool:
     """Whether a part is there with its seal; one that was changed is said, and made again."""
-    path, seal = part_of(folder, number), _seal_of(folder, number)
+    path, seal = get_part_path(folder, number), _seal_of(folder, number)
     if not path.is_file() or not seal.is_file():
         return False
     try:
@@ -175,20 +174,20 @@ def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:
             writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=schema))
 
 
-def one_by_one(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+def iterate_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """The rows of record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
             yield from batch.slice(start, BATCH).to_pylist()
 
 
-def rows_at_hand(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
+def open_rows(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
     """The rows of an artifact by number: in memory, or in `folder` where they do not fit."""
-    if fits(data):
+    if fits_in_memory(data):
         return read_rows(data, artifact_type)
     count = count_rows(data, artifact_type)
 
     def source(start: int) -> Iterator[Row]:
-        return one_by_one(scan_rows(data, artifact_type, start=start))
+        return iterate_rows(scan_rows(data, artifact_type, start=start))
 
-    return store(folder, SCHEMAS[artifact_type], count, source, lambda row: row, lambda row: row)
+    return store_rows(folder, SCHEMAS[artifact_type], count, source, lambda row: row, lambda row: row)

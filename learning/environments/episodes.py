@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from learning.data.chat import decode, encode_reply, turn_end, turn_ends
+from learning.data.chat import decode, encode_reply, find_turn_end, find_turn_ends
 from learning.environments.answer_order import Answers
 from learning.environments.clock import Answer, Clock, Threads
 from learning.environments.completion_source import source_of
@@ -142,7 +142,7 @@ class Episodes:
         told: list[tuple[int, Request]] = []
         for ticket, request in requests:
             some = [self._begin(ticket, request, sampling, request.first + i) for i in range(request.n)]
-            if some and request.row is not None and some[0].ended(turn_ends(self.tokenizer)):
+            if some and request.row is not None and some[0].ended(find_turn_ends(self.tokenizer)):
                 for one in some:
                     self._step(one)
             elif some:
@@ -267,9 +267,9 @@ class Episodes:
         if said.done or len(one.all_turns) + 1 >= most:
             one.turns.append(turn)
             return self._end(one, "stop" if said.done else "length")
-        closed = one.tail[-1] in turn_ends(self.tokenizer)
+        closed = one.tail[-1] in find_turn_ends(self.tokenizer)
         # A turn that ended with a stop sequence is closed for it.
-        ids = [turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, said.observation)
+        ids = [find_turn_end(self.tokenizer)] * (not closed) + encode_reply(self.tokenizer, said.observation)
         if len(one.begun) + len(ids) >= one.sampling.max_new_tokens:
             one.turns.append(turn)
             return self._end(one, "length")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learning.data.row_journal import RowJournal
+from learning.data.rows import Row
 from learning.evaluation.sampled_answers import Sample, sample_rows
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Sampling
@@ -26,7 +27,7 @@ class Asking:
     journal: RowJournal | None = None
     """Answers of a step that was killed."""
 
-    def __call__(self, rows: list[dict[str, Any]]) -> list[str]:
+    def __call__(self, rows: list[Row]) -> list[str]:
         """One text per row; its random stream depends on the seed and the row's id."""
         self.calls += len(rows)
         self.longest = max([self.longest, *(len(row["prompt"][-1]["content"]) for row in rows)])
@@ -38,7 +39,7 @@ class Asking:
         self.spend(tokens)
 
 
-def run_program(program: Bound, asking: Asking, rows: list[dict[str, Any]], n: int) -> list[list[Sample]]:
+def run_solver(program: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
     """`n` answers of a program to every row. Raises StepError when it gives another number of texts."""
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
     texts = program(repeated, asking)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from learning.evaluation.statistics import estimate_mean, paired_difference
+from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
-from schemas.evaluation_slots import MetricUse
 from schemas.stages.evaluate import Evaluate
+from schemas.use import Use
 
 ALL = "all"
 """Family name of the lines over all problems."""
@@ -58,33 +58,33 @@ class Scores:
         return {ALL: np.ones(len(family_P), bool), **{name: family_P == name for name in names}}
 
 
-def metric_name(use: MetricUse) -> str:
+def make_metric_name(use: Use) -> str:
     """Name in tables and gates: that of the function and its options: `accuracy`, `pass_at_4`."""
     name = use.use.replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for value in use.options.values())])
 
 
-def values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
+def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
     """Value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for i, use in enumerate(stage.metrics):
         metric = bind(use, f"metrics.{i}")
-        found[metric_name(use)] = of_model = {}
+        found[make_metric_name(use)] = of_model = {}
         for model in scores.models:
             of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
             if np.isnan(of_model[model]).all():
                 raise StepError(
-                    f"metric {metric_name(use)}: no value on any problem for {model}; raise num_generations, or see "
-                    "whether the rewards can score these problems"
+                    f"metric {make_metric_name(use)}: no value on any problem for {model}; raise num_generations, or "
+                    "check that the rewards can score these problems"
                 )
     return found
 
 
-def table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
     """One line per model, family and metric: value, low, high, n."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     lines = []
-    for metric, of_model in values(stage, scores).items():
+    for metric, of_model in compute_values(stage, scores).items():
         for model, value_P in of_model.items():
             for family, chosen_P in scores.subsets().items():
                 if estimate := estimate_mean(value_P[chosen_P], **how):
@@ -92,16 +92,17 @@ def table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
     """Paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]
-    asked = [(gate.model or names[-1], gate.against) for gate in stage.gate if gate.against in scores.models]
-    lines, measured = [], values(stage, scores)
+    compared = [(gate.model or names[-1], gate.against) for gate in stage.gate]
+    asked = [(new, old) for new, old in compared if old is not None and old in scores.models]
+    lines, measured = [], compute_values(stage, scores)
     for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
         for metric, of_model in measured.items():
             for family, chosen_P in scores.subsets().items():
-                found = paired_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
+                found = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
                 if found:
                     lines.append({"model": new, "against": old, "family": family, "metric": metric, **asdict(found)})
     return lines

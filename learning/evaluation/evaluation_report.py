@@ -26,11 +26,11 @@ def write_report(folder: Path, results: dict[str, Any], samples: list[dict[str, 
     """Write the three files."""
     text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
-    (folder / "table.md").write_text(markdown(results), encoding="utf-8")
+    (folder / "table.md").write_text(format_markdown(results), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(samples, schema=SAMPLES), folder / "samples.parquet", compression="zstd")
 
 
-def markdown(results: dict[str, Any]) -> str:
+def format_markdown(results: dict[str, Any]) -> str:
     """The table, the comparisons and the gates for a reader."""
     level = f"{100 * results['confidence']:g} %"
     families = list(dict.fromkeys(line["family"] for line in results["table"]))
@@ -41,22 +41,22 @@ def markdown(results: dict[str, Any]) -> str:
         sizes = {x["family"]: x["n"] for x in lines}
         head = [f"{metric}, {level} interval", *(f"{family} (n={sizes.get(family, 0)})" for family in families)]
         rows = [[m, *(cells.get((m, f), "") for f in families)] for m in dict.fromkeys(x["model"] for x in lines)]
-        parts.append(grid(head, rows))
+        parts.append(format_grid(head, rows))
     if results["comparisons"]:
         head = ["difference on the same problems", "family", "metric", f"gain, {level} interval", "p", "detectable"]
-        parts.append(grid(head, [comparison(line) for line in results["comparisons"]]))
+        parts.append(format_grid(head, [format_comparison(line) for line in results["comparisons"]]))
     if results.get("weights"):
         head = ["weights", "against", "measure", "mean over tensors", "tensors"]
-        parts.append(grid(head, [weight_line(line) for line in results["weights"]]))
+        parts.append(format_grid(head, [format_weight_line(line) for line in results["weights"]]))
     if results.get("calls"):
         rows = [[name, str(c["calls"]), str(c["longest_call"])] for name, c in results["calls"].items()]
-        parts.append(grid(["asked by the program", "calls", "longest, characters"], rows))
+        parts.append(format_grid(["asked by the program", "calls", "longest, characters"], rows))
     for gate in results["gates"]:
         parts.append(f"- gate {'passed' if gate['passed'] else 'FAILED'}: {gate['text']}\n")
     return "\n".join(parts)
 
 
-def comparison(line: dict[str, Any]) -> list[str]:
+def format_comparison(line: dict[str, Any]) -> list[str]:
     """Cells of one comparison."""
     gain = f"{line['value']:+.3f} [{line['low']:+.3f}, {line['high']:+.3f}]"
     detectable = "" if line["detectable"] is None else f"{line['detectable']:.3f}"
@@ -64,13 +64,13 @@ def comparison(line: dict[str, Any]) -> list[str]:
     return [pair, line["family"], line["metric"], gain, f"{line['p_value']:.2g}", detectable]
 
 
-def weight_line(line: dict[str, Any]) -> list[str]:
+def format_weight_line(line: dict[str, Any]) -> list[str]:
     """Cells of one measure of one model's weights."""
     value = "—" if line["value"] is None else f"{line['value']:.4g}"
     return [line["model"], line["against"], line["measure"], value, str(line["tensors"])]
 
 
-def grid(head: list[str], rows: list[list[str]]) -> str:
+def format_grid(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

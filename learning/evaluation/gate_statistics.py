@@ -12,8 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from learning.evaluation.evaluation import ALL, Scores, metric_name, values
-from learning.evaluation.paired_tests import bootstrap_bounds, mcnemar_p, minimum_detectable, noise_floor
+from learning.evaluation.evaluation import ALL, Scores, compute_values, make_metric_name
+from learning.evaluation.paired_tests import (
+    compute_bootstrap_bounds,
+    compute_mcnemar_p,
+    estimate_noise_floor,
+    find_minimum_detectable,
+)
 from schemas.errors import StepError
 from schemas.gates import Gate, split_metric
 from schemas.stages.evaluate import Evaluate
@@ -43,7 +48,7 @@ class Pair:
     old: str
 
 
-def questions(gate: Gate, confidence: float) -> list[Question]:
+def list_questions(gate: Gate, confidence: float) -> list[Question]:
     """The tests of a gate; `confidence` is the stage's."""
     tail = (1 - (gate.confidence or confidence)) / 2
     asked = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
@@ -53,23 +58,23 @@ def questions(gate: Gate, confidence: float) -> list[Question]:
 
 def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str]) -> None:
     """Refuse, before anything is sampled, gates over what is not there. Raises StepError."""
-    metrics = [metric_name(use) for use in stage.metrics]
+    metrics = [make_metric_name(use) for use in stage.metrics]
     if len(set(metrics)) < len(metrics):
         raise StepError(f"metrics: two of the same name among {', '.join(metrics)}")
     known_families = sorted(set(families))
     for gate in stage.gate:
-        known("gate: model", gate.model or models[-1], models)
+        refuse_unknown("gate: model", gate.model or models[-1], models)
         if gate.against is not None and gate.against != CHAMPION:
-            known("gate: against", gate.against, [*models, *stage.against])
+            refuse_unknown("gate: against", gate.against, [*models, *stage.against])
         for name in (gate.metric, *gate.regressions):
             found = split_metric(name, metrics)
             if found is None:
-                known("gate: metric", name, metrics)
+                refuse_unknown("gate: metric", name, metrics)
             elif found[1] is not None:
-                known(f"gate: family of {found[0]}", found[1], known_families)
+                refuse_unknown(f"gate: family of {found[0]}", found[1], known_families)
 
 
-def known(what: str, name: str, names: Iterable[str]) -> None:
+def refuse_unknown(what: str, name: str, names: Iterable[str]) -> None:
     """Raise StepError with the nearest of `names` when `name` is none of them."""
     names = list(names)
     if name not in names:
@@ -78,10 +83,10 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
         raise StepError(f"{what}: {name!r} is not in this stage; {advice}")
 
 
-def gate_outcomes(stage: Evaluate, scores: Scores, seed: int) -> list[Told]:
+def judge_gates(stage: Evaluate, scores: Scores, seed: int) -> list[Told]:
     """What every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
     last = (list(stage.models) or ["model"])[-1]
-    rounds = [values(stage, one) for one in (scores, *scores.again())]
+    rounds = [compute_values(stage, one) for one in (scores, *scores.again())]
     return [_outcome(stage, gate, gate.model or last, scores, rounds, seed) for gate in stage.gate]
 
 
@@ -96,7 +101,7 @@ def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: li
         texts.append("there is no champion yet: nothing to compare with")
     elif gate.against is not None:
         pair = Pair(model, gate.against)
-        tests = [_tested(stage, gate, pair, q, scores, rounds, seed) for q in questions(gate, stage.confidence)]
+        tests = [_tested(stage, gate, pair, q, scores, rounds, seed) for q in list_questions(gate, stage.confidence)]
         passed &= all(test["passed"] for test in tests)
         texts += [_text(pair, test) for test in tests]
     told = {"metric": gate.metric, "model": model, "against": gate.against, "test": gate.test}
@@ -105,7 +110,7 @@ def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: li
 
 def _of(stage: Evaluate, scores: Scores, measured: dict, name: str, model: str) -> np.ndarray:
     """Values of a metric, or of one family of it, on the problems: (P,)."""
-    metric, family = split_metric(name, [metric_name(use) for use in stage.metrics]) or (name, None)
+    metric, family = split_metric(name, [make_metric_name(use) for use in stage.metrics]) or (name, None)
     return np.asarray(measured[metric][model][scores.subsets()[family or ALL]])
 
 
@@ -120,15 +125,23 @@ def _tested(
     value, spread = float(gain_P.mean()), float(np.sqrt((gain_P**2).mean()))
     again = rounds[: gate.noise_repeats + 1]
     new_R, old_R = ([np.nanmean(_of(stage, scores, r, asked.name, m)) for r in again] for m in (pair.new, pair.old))
-    floor = noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
-    told: Told = {"kind": asked.kind, "name": asked.name, "bound": asked.bound, "tail": asked.tail, "value": value,
-                  "n": len(gain_P), "spread": spread, "floor": floor}  # fmt: skip
-    told["detectable"] = minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
+    floor = estimate_noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
+    told: Told = {
+        "kind": asked.kind,
+        "name": asked.name,
+        "bound": asked.bound,
+        "tail": asked.tail,
+        "value": value,
+        "n": len(gain_P),
+        "spread": spread,
+        "floor": floor,
+    }
+    told["detectable"] = find_minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
     if gate.test == "mcnemar":
         told |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
         proven = told["p_value"] <= asked.tail
     else:
-        low, high = bootstrap_bounds(gain_P, asked.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
+        low, high = compute_bootstrap_bounds(gain_P, asked.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
         proven = low >= asked.bound if asked.kind == "min_delta" else high < asked.bound
         told |= {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
     if asked.kind == "min_delta":
@@ -138,11 +151,13 @@ def _tested(
 
 def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Told:
     if not np.isin(values_P, (0.0, 1.0)).all():
-        raise StepError(f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
-                        "write `test: paired_bootstrap`")  # fmt: skip
+        raise StepError(
+            f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
+            "write `test: paired_bootstrap`"
+        )
     wins, losses = int((gain_P > 0).sum()), int((gain_P < 0).sum())
     ordered = (wins, losses) if asked.kind == "min_delta" else (losses, wins)
-    return {"wins": wins, "losses": losses, "p_value": mcnemar_p(*ordered)}
+    return {"wins": wins, "losses": losses, "p_value": compute_mcnemar_p(*ordered)}
 
 
 def _text(pair: Pair, test: Told) -> str:

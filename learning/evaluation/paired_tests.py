@@ -5,19 +5,19 @@ Each is one-sided and wrong at most with probability `tail` where there is no di
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
-from learning.evaluation.statistics import bootstrap_interval
+from learning.evaluation.statistics import compute_bootstrap_interval
 
 Test = Literal["paired_bootstrap", "mcnemar"]
 POWER = 0.8
 """Share of cases in which a true difference of the smallest detectable size is seen."""
 
 
-def bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: int, seed: int) -> tuple[float, float]:
+def compute_bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: int, seed: int) -> tuple[float, float]:
     """Lower and upper bound of the mean, each missed with probability `tail`.
 
     Percentiles of resampled means are too narrow for few problems; taken further out, they cover as Student's t would
@@ -27,10 +27,10 @@ def bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: int, see
     if n < 2:
         return float("-inf"), float("inf")
     further_out = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, tail)))
-    return bootstrap_interval(gain_P, 1 - 2 * further_out, num_bootstrap, seed)
+    return compute_bootstrap_interval(gain_P, 1 - 2 * further_out, num_bootstrap, seed)
 
 
-def mcnemar_p(wins: int, losses: int) -> float:
+def compute_mcnemar_p(wins: int, losses: int) -> float:
     """Chance of so many wins or more where a win is as likely as a loss: McNemar's test, one-sided and exact.
 
     Problems on which both models are right, or both wrong, say nothing about the difference.
@@ -40,7 +40,7 @@ def mcnemar_p(wins: int, losses: int) -> float:
     return float(binom.sf(wins - 1, wins + losses, 0.5))
 
 
-def mcnemar_power(n: int, discordance: float, difference: float, tail: float) -> float:
+def compute_mcnemar_power(n: int, discordance: float, difference: float, tail: float) -> float:
     """Chance that McNemar's exact test sees a true difference on n problems.
 
     `discordance` is the probability that exactly one of the models is right; the difference cannot exceed it.
@@ -60,7 +60,7 @@ def _most_wins(n: int, tail: float) -> np.ndarray:
     return np.asarray(binom.isf(tail, np.arange(n + 1), 0.5))
 
 
-def minimum_detectable(
+def find_minimum_detectable(
     n: int, tail: float, *, spread: float, test: Test = "paired_bootstrap", floor: float = 0.0, power: float = POWER
 ) -> float | None:
     """Smallest true difference that the test sees with the given power; None when n problems cannot show any.
@@ -81,15 +81,15 @@ def _mcnemar_detectable(n: int, tail: float, discordance: float, power: float) -
     from scipy.optimize import brentq
 
     def lacking(difference: float) -> float:
-        return mcnemar_power(n, max(discordance, difference), difference, tail) - power
+        return compute_mcnemar_power(n, max(discordance, difference), difference, tail) - power
 
     least = 1e-6
     if lacking(1.0) < 0:
         return None
-    return least if lacking(least) > 0 else float(brentq(lacking, least, 1.0, xtol=1e-4))
+    return least if lacking(least) > 0 else float(cast(float, brentq(lacking, least, 1.0, xtol=1e-4)))
 
 
-def noise_floor(difference_R: Sequence[float], tail: float) -> float:
+def estimate_noise_floor(difference_R: Sequence[float] | np.ndarray, tail: float) -> float:
     """Size that a difference reaches by sampling alone, in one direction, with probability `tail`.
 
     From the differences that R equal evaluations of the same two models gave; sampling is taken for normal, with

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from learning.api.spending import Desk
 from learning.data.chat import decode, encode_prompt
-from learning.data.row_journal import RowJournal, row_key
+from learning.data.row_journal import RowJournal, make_row_key
+from learning.data.rows import Row
 from learning.generation.services.row_streams import completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
@@ -24,7 +25,7 @@ class Sample:
 
     text: str
     """Of an episode the last of the model's turns."""
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "suspended"]
     turns: tuple[Turn, ...] = ()
     """Whole turns of an episode."""
     whole: str = ""
@@ -34,7 +35,7 @@ class Sample:
 def sample_rows(
     engine: EngineProtocol,
     tokenizer: Any,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Row],
     *,
     n: int,
     seed: int,
@@ -47,7 +48,7 @@ def sample_rows(
     `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
     knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
     """
-    names = [row_key(row) for row in rows]
+    names = [make_row_key(row) for row in rows]
     known = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
     missing = {name: row for name, row in zip(names, rows, strict=True) if name not in known}
     if known:
@@ -67,7 +68,7 @@ def _sampled(
     """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
-        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name]), row=rows[name]))
+        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, make_row_seed(seed, rows[name]), row=rows[name]))
         for i, name in enumerate(names)
     )
     open_: dict[int, dict[int, Generation]] = {}
@@ -94,33 +95,33 @@ def _written(one: Sample) -> list[Any]:
 
 def _read(value: list[list[Any]]) -> list[Sample]:
     return [
-        Sample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
+        Sample(text, finish, tuple(Turn(**turn) for turn in more[0]), more[1]) if more else Sample(text, finish)
         for text, finish, *more in value
     ]
 
 
-def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
+def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[dict[str, Any]]]:
     """The rows, `size` at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
-def row_seed(seed: int, row: dict[str, Any]) -> int:
+def make_row_seed(seed: int, row: Row) -> int:
     """Random stream of a row, below 2^63."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
 
-def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+def select_best(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
     """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
     left = iter(scores)
     of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
     return [[group[of.index(max(of))]] for group, of in zip(groups, of_groups, strict=True)]
 
 
-def weighted_scores(
+def compute_weighted_scores(
     rewards: Sequence[Bound],
     weights: Sequence[Number],
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     texts: list[str],
     desk: Desk | None = None,
     samples: Sequence[Sample] = (),

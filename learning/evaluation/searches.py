@@ -8,13 +8,13 @@ each other share an id.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.evaluation.sampled_answers import Sample
 
-Row = dict[str, Any]
 Ask = Callable[[Sequence[Row]], list[list[Sample]]]
 Score = Callable[[list[Row], list[str]], list[float | None]]
 

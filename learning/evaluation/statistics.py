@@ -50,10 +50,12 @@ def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int
 
         ends = binomtest(round(values_P.sum()), n).proportion_ci(confidence, method="wilson")
         return Estimate(mean, float(ends.low), float(ends.high), n)
-    return Estimate(mean, *bootstrap_interval(values_P, confidence, num_bootstrap, seed), n)
+    return Estimate(mean, *compute_bootstrap_interval(values_P, confidence, num_bootstrap, seed), n)
 
 
-def bootstrap_interval(values_P: np.ndarray, confidence: float, num_bootstrap: int, seed: int) -> tuple[float, float]:
+def compute_bootstrap_interval(
+    values_P: np.ndarray, confidence: float, num_bootstrap: int, seed: int
+) -> tuple[float, float]:
     """Percentile interval of the mean.
 
     How often each distinct value is drawn is multinomial, so equal values are resampled together: for 0/1 scores a
@@ -68,7 +70,7 @@ def bootstrap_interval(values_P: np.ndarray, confidence: float, num_bootstrap: i
     return float(low), float(high)
 
 
-def paired_difference(
+def estimate_difference(
     new_P: np.ndarray, old_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int
 ) -> Difference | None:
     """`new` − `old` on the same problems, without those that either could not be scored on; None when none is left."""
@@ -76,19 +78,19 @@ def paired_difference(
     gain_P = gain_P[~np.isnan(gain_P)]
     if len(gain_P) == 0:
         return None
-    low, high = bootstrap_interval(gain_P, confidence, num_bootstrap, seed)
+    low, high = compute_bootstrap_interval(gain_P, confidence, num_bootstrap, seed)
     n = len(gain_P)
     return Difference(
         float(gain_P.mean()),
         low,
         high,
         n,
-        sign_flip_p(gain_P, num_bootstrap, seed),
-        detectable_difference(float(gain_P.std(ddof=1)), n, confidence=confidence) if n > 1 else None,
+        compute_sign_flip_p(gain_P, num_bootstrap, seed),
+        compute_detectable_difference(float(gain_P.std(ddof=1)), n, confidence=confidence) if n > 1 else None,
     )
 
 
-def sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
+def compute_sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
     """Two-sided p-value of no difference: every paired difference might as well have had the other sign.
 
     Exact (McNemar's test) when all differences have one size, else by random flips with the observed one counted.
@@ -108,6 +110,6 @@ def sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
     return seen / (num_flips + 1)
 
 
-def detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:
+def compute_detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:
     """Smallest true mean difference that n problems show with the given power; `spread` is the standard deviation."""
     return float((ndtri(1 - (1 - confidence) / 2) + ndtri(power)) * spread / np.sqrt(n))

@@ -87,7 +87,7 @@ class Trained:
         return (3 * self.shape.layer_parameters + 2 * ends) * self.size
 
 
-def training(model: Trained, forward: Forward, passes: int, *, name: str = "update") -> tuple[Phase, ...]:
+def estimate_training(model: Trained, forward: Forward, passes: int, *, name: str = "update") -> tuple[Phase, ...]:
     """The moments of an update: when the backward pass begins, when it ends, when the optimiser steps.
 
     With several `passes` per step the gradient of the first is there while the others run.
@@ -129,7 +129,7 @@ class Slots:
         return self.columns - self.completion
 
 
-def sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
+def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     """What the torch engine holds at the worst moment of a call: cache, tables of samples, and the work of a step.
 
     The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
@@ -149,11 +149,11 @@ def sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
     return {"cache": cache + table, "sampling": work}
 
 
-def paged(shape: Shape, size: int, tokens: int) -> int:
+def estimate_paged(shape: Shape, size: int, tokens: int) -> int:
     """Bytes of vLLM's cache for so many tokens, in whole blocks of 16."""
     return -(-tokens // 16) * 16 * 2 * shape.layers * shape.keys * size
 
 
-def beside(phases: tuple[Phase, ...], part: str, more: int) -> tuple[Phase, ...]:
+def estimate_auxiliary(phases: tuple[Phase, ...], part: str, more: int) -> tuple[Phase, ...]:
     """The phases with something that is held throughout."""
     return tuple(replace(p, parts={**p.parts, part: p.parts.get(part, 0) + more}) for p in phases) if more else phases

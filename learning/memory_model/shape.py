@@ -103,7 +103,7 @@ class Shape:
         return self.layers * rank * sum(a + b for a, b in chosen)
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape:
+def read_shape(config: Mapping[str, Any]) -> Shape:
     """The shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:

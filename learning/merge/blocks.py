@@ -11,7 +11,7 @@ WIDER = {torch.float32: torch.float64, torch.float64: torch.float64}
 """Precision of the arithmetic; half precisions are computed in float32."""
 
 
-def blocks(tensors: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
+def iterate_blocks(tensors: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
     """Consecutive flat blocks of equally shaped tensors, in the precision of the arithmetic."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     wide = WIDER.get(tensors[0].dtype, torch.float32)
@@ -20,29 +20,29 @@ def blocks(tensors: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
         yield where, [tensor[where].to(wide) for tensor in flat]
 
 
-def blockwise(rule: Callable[..., Tensor], tensors: list[Tensor]) -> Tensor:
+def apply_blockwise(rule: Callable[..., Tensor], tensors: list[Tensor]) -> Tensor:
     """`rule(*blocks)` over all blocks; the result has shape and precision of the first tensor."""
     out = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
     flat = out.view(-1)
-    for where, parts in blocks(tensors):
+    for where, parts in iterate_blocks(tensors):
         flat[where] = rule(*parts)
     return out
 
 
-def kth_magnitude(tensor: Tensor, base: Tensor, k: int) -> float:
+def find_kth_magnitude(tensor: Tensor, base: Tensor, k: int) -> float:
     """The k-th largest |tensor − base| (k from 1), exact, in two passes and O(n).
 
     The bits of a magnitude order like the magnitude, so its upper 16 bits are a bucket: the first pass counts buckets,
     the second sorts only the bucket that holds the answer.
     """
     counts = torch.zeros(1 << 15, dtype=torch.int64)
-    for _, (mine, theirs) in blocks([tensor, base]):
+    for _, (mine, theirs) in iterate_blocks([tensor, base]):
         counts += torch.bincount(_bucket((mine - theirs).abs_()), minlength=1 << 15)
     above = counts.flip(0).cumsum(0).flip(0)
     bucket = int((above >= k).nonzero().max())
     rank = k - int(above[bucket] - counts[bucket])
     members = []
-    for _, (mine, theirs) in blocks([tensor, base]):
+    for _, (mine, theirs) in iterate_blocks([tensor, base]):
         magnitude = (mine - theirs).abs_()
         members.append(magnitude[_bucket(magnitude) == bucket])
     inside = torch.cat(members)

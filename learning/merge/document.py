@@ -51,7 +51,7 @@ class Target:
     position: float
 
 
-def targets(slices: list[Slice], template: Weights) -> Iterator[Target]:
+def list_targets(slices: list[Slice], template: Weights) -> Iterator[Target]:
     """Every tensor of the result in the order of its name; those outside the layers are the template's."""
     found = []
     for name in template.entries:
@@ -80,7 +80,7 @@ def _renumbered(name: str, layer: int) -> str:
     return LAYER.sub(lambda match: f"{match[1]}.{layer}", name, count=1)
 
 
-def located(source: Source, name: str) -> str:
+def locate_tensor(source: Source, name: str) -> str:
     """The name under which a source keeps a tensor: a tied head is its embedding. Raises StepError when it has none."""
     entries = source.weights.entries
     if name in entries:
@@ -92,7 +92,7 @@ def located(source: Source, name: str) -> str:
     raise StepError(f"merge: {source.label} has no tensor {name}; all models must be of one architecture")
 
 
-def refuse_left_over(target_names: set[str], source: Source) -> None:
+def refuse_unused_tensors(target_names: set[str], source: Source) -> None:
     """Raise StepError when a whole model has tensors of which the result knows nothing."""
     left = sorted(set(source.weights.entries) - target_names)
     if source.weights.tied:
@@ -104,7 +104,7 @@ def refuse_left_over(target_names: set[str], source: Source) -> None:
         )
 
 
-def value_for(setting: Any, name: str, position: float) -> Any:
+def select_value(setting: Any, name: str, position: float) -> Any:
     """A parameter's value for one tensor; None when no filter fits."""
     if not isinstance(setting, list):
         return setting
@@ -114,7 +114,7 @@ def value_for(setting: Any, name: str, position: float) -> Any:
         if not isinstance(item, dict) or "value" not in item or set(item) - {"filter", "value"}:
             raise StepError(f"merge: {item!r} in a parameter; want numbers, or entries of {{filter, value}}")
         if item.get("filter") in (None, "*") or item["filter"] in name:
-            return value_for(item["value"], name, position)
+            return select_value(item["value"], name, position)
     return None
 
 
@@ -127,9 +127,9 @@ def _gradient(anchors: list[float], position: float) -> float:
     return anchors[left] + (anchors[right] - anchors[left]) * (place - left)
 
 
-def parameter(name: str, target: Target, levels: list[Mapping[str, Any]]) -> Any:
+def select_parameter(name: str, target: Target, levels: list[Mapping[str, Any]]) -> Any:
     """The first level that has a value for the tensor; None when none has."""
     for level in levels:
-        if name in level and (value := value_for(level[name], target.name, target.position)) is not None:
+        if name in level and (value := select_value(level[name], target.name, target.position)) is not None:
             return value
     return None

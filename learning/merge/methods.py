@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.merge.blocks import blocks, blockwise, kth_magnitude
+from learning.merge.blocks import apply_blockwise, find_kth_magnitude, iterate_blocks
 from schemas.errors import StepError
 
 PARALLEL = 0.9995
@@ -29,7 +29,7 @@ Keep = Callable[[int, Tensor], Tensor]
 def linear(tensors: list[Tensor], *, weight: list, normalize: bool = True) -> Tensor:
     """Weighted average: Σ wᵏ θᵏ, over Σ wᵏ where `normalize` is set (model soups, Wortsman et al. 2022)."""
     scale = 1.0 / _divisor(weight) if normalize else 1.0
-    return blockwise(lambda *parts_K: _weighted(list(parts_K), [w * scale for w in weight]), tensors)
+    return apply_blockwise(lambda *parts_K: _weighted(list(parts_K), [w * scale for w in weight]), tensors)
 
 
 def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
@@ -41,7 +41,7 @@ def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
     if len(tensors) != 1:
         raise StepError(f"merge_method slerp: wants base_model and one other model, got {len(tensors)} others")
     dot = squared_base = squared_other = 0.0
-    for _, (start, end) in blocks([base, tensors[0]]):
+    for _, (start, end) in iterate_blocks([base, tensors[0]]):
         a, b = start.numpy(), end.numpy()
         dot += float(np.sum(a * b, dtype=np.float64))
         squared_base += float(np.sum(a * a, dtype=np.float64))
@@ -49,10 +49,10 @@ def slerp(tensors: list[Tensor], base: Tensor, *, t: float) -> Tensor:
     norms = math.sqrt(squared_base) * math.sqrt(squared_other)
     cosine = max(-1.0, min(1.0, dot / norms)) if norms > 0 else 1.0
     if abs(cosine) > PARALLEL:
-        return blockwise(lambda start, end: _weighted([start, end], [1 - t, t]), [base, tensors[0]])
+        return apply_blockwise(lambda start, end: _weighted([start, end], [1 - t, t]), [base, tensors[0]])
     angle = math.acos(cosine)
     weights = [math.sin((1 - t) * angle) / math.sin(angle), math.sin(t * angle) / math.sin(angle)]
-    return blockwise(lambda start, end: _weighted([start, end], weights), [base, tensors[0]])
+    return apply_blockwise(lambda start, end: _weighted([start, end], weights), [base, tensors[0]])
 
 
 def task_arithmetic(
@@ -121,7 +121,7 @@ def passthrough(tensors: list[Tensor], *, scale: list | None = None) -> Tensor:
     """The tensor of the only model, times `scale`: for stacking layers of several models with `slices`."""
     if len(tensors) != 1:
         raise StepError(f"merge_method passthrough: wants one model per slice, got {len(tensors)}")
-    return tensors[0] if scale is None else blockwise(lambda block: block * scale[0], tensors)
+    return tensors[0] if scale is None else apply_blockwise(lambda block: block * scale[0], tensors)
 
 
 def ram(
@@ -157,9 +157,9 @@ def ram_plus(
 def ram_plus_totals(base: Tensor, tensors: list[Tensor], *, epsilon: float = 1e-5) -> list[float]:
     """Shared and unique changes of each model in turn: [shared_0, unique_0, shared_1, …]."""
     counts = torch.zeros(len(tensors), 2, dtype=torch.float64)
-    for _, (origin, *parts_K) in blocks([base, *tensors]):
+    for _, (origin, *parts_K) in iterate_blocks([base, *tensors]):
         changed_K = [(part - origin).abs() > epsilon for part in parts_K]
-        several = sum(changed.int() for changed in changed_K) > 1
+        several = torch.stack(changed_K).sum(0) > 1
         for k, changed in enumerate(changed_K):
             counts[k] += torch.stack([(changed & several).sum(), (changed & ~several).sum()])
     return counts.flatten().tolist()
@@ -173,14 +173,14 @@ def _kept_and_shared(
     def rule(origin: Tensor, *parts_K: Tensor) -> Tensor:
         deltas_K = [part - origin for part in parts_K]
         changed_K = [delta.abs() > epsilon for delta in deltas_K]
-        count = sum(changed.to(origin.dtype) for changed in changed_K)
+        count = torch.stack(changed_K).sum(0, dtype=origin.dtype)
         total = origin.clone()
         for delta, changed, scale in zip(deltas_K, changed_K, scales_K, strict=True):
             factor = torch.where(count > 1, lambda_ / count.clamp(min=1), scale)
             total.add_(delta * changed * factor)
         return total
 
-    return blockwise(rule, [base, *tensors])
+    return apply_blockwise(rule, [base, *tensors])
 
 
 def _weighted(parts_K: list[Tensor], weights_K: list[float]) -> Tensor:
@@ -210,7 +210,7 @@ def _threshold(tensor: Tensor, base: Tensor, density: float) -> float:
     k = int(density * tensor.numel())
     if k >= tensor.numel():
         return 0.0
-    return kth_magnitude(tensor, base, k) if k else math.inf
+    return find_kth_magnitude(tensor, base, k) if k else math.inf
 
 
 def _random_keep(densities: list[float], seed: int, rescale: bool) -> Keep:
@@ -235,7 +235,7 @@ def _sum_of_differences(
             total.add_(keep(k, part - origin), alpha=weight[k] * scale)
         return total
 
-    return blockwise(rule, [base, *tensors])
+    return apply_blockwise(rule, [base, *tensors])
 
 
 def _disjoint_mean(
@@ -253,4 +253,4 @@ def _disjoint_mean(
             total.div_(mass.masked_fill_(mass.abs() < 1e-8, 1.0))
         return origin.add(total, alpha=lambda_)
 
-    return blockwise(rule, [base, *tensors])
+    return apply_blockwise(rule, [base, *tensors])

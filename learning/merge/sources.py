@@ -18,7 +18,7 @@ Open = Callable[[str], Weights]
 """Port of the stage → the model it received."""
 
 
-def slices_of(stage: Merge, weights_at: Open) -> list[Slice]:
+def make_slices(stage: Merge, weights_at: Open) -> list[Slice]:
     """The document's slices; `models` are one slice with all layers, to which an unlisted base model is added."""
     if bool(stage.models) == bool(stage.slices):
         raise StepError("merge: give either `models` or `slices`")
@@ -81,7 +81,7 @@ def _vocabulary(folder: Path) -> Any:
     return [content.get("model"), content.get("added_tokens")]
 
 
-def write_beside(slices: list[Slice], template: Weights, dtype: str, folder: Path) -> None:
+def write_other_files(slices: list[Slice], template: Weights, dtype: str, folder: Path) -> None:
     """Config of the result, tokenizer and the like of the first or base model."""
     for name in BESIDE:
         if (template.folder / name).is_file():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from learning.lookup import find, options_of
-from learning.merge.document import Source, Target, located, parameter
+from learning.merge.document import Source, Target, locate_tensor, select_parameter
 from schemas.errors import StepError
 from schemas.use import MergeMethodUse
 
@@ -61,10 +61,10 @@ class Method:
         for option, per_model in self.options.items():
             name, shared = _spelt(option), [target.slice.parameters, document]
             if per_model:
-                values = [parameter(name, target, [source.parameters, *shared]) for source in models]
+                values = [select_parameter(name, target, [source.parameters, *shared]) for source in models]
             else:
                 sources = [source.parameters for source in target.slice.sources]
-                values = [parameter(name, target, [*sources, *shared])]
+                values = [select_parameter(name, target, [*sources, *shared])]
             if all(value is None for value in values) and option not in self.required:
                 continue
             for source, value in zip(models, values, strict=False):
@@ -82,7 +82,7 @@ def _spelt(option: str) -> str:
     return option.removesuffix("_")
 
 
-def participants(target: Target, method: Method) -> tuple[list[Source], Source | None]:
+def select_participants(target: Target, method: Method) -> tuple[list[Source], Source | None]:
     """The models that are merged, and the base where the method takes one."""
     if not method.takes_base:
         return [s for s in target.slice.sources if s.listed], None
@@ -95,12 +95,12 @@ def participants(target: Target, method: Method) -> tuple[list[Source], Source |
     return others, base
 
 
-def shape_of(target: Target) -> tuple[int, ...]:
+def check_shapes(target: Target) -> tuple[int, ...]:
     """The tensor's shape; raises StepError when models differ in it."""
     first, *others = zip(target.slice.sources, target.source_names, strict=True)
-    shape = first[0].weights.entries[located(*first)].shape
+    shape = first[0].weights.entries[locate_tensor(*first)].shape
     for source, name in others:
-        theirs = source.weights.entries[located(source, name)].shape
+        theirs = source.weights.entries[locate_tensor(source, name)].shape
         if theirs != shape:
             raise StepError(
                 f"merge: tensor {target.name} is {list(shape)} in {first[0].label} and "
@@ -110,17 +110,17 @@ def shape_of(target: Target) -> tuple[int, ...]:
     return shape
 
 
-def read(target: Target) -> list[Tensor]:
+def read_tensors(target: Target) -> list[Tensor]:
     """The tensor of every source, in the order of the slice."""
     pairs = zip(target.slice.sources, target.source_names, strict=True)
-    return [source.weights.read(located(source, name)) for source, name in pairs]
+    return [source.weights.read(locate_tensor(source, name)) for source, name in pairs]
 
 
-def supplied(
+def collect_arguments(
     target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
 ) -> tuple[list[Source], dict[str, Any]]:
     """The models that are merged and what their method is given of them; takes the tensors out of the list."""
-    models, base = participants(target, method)
+    models, base = select_participants(target, method)
     by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
     tensors.clear()
     given: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
@@ -129,7 +129,9 @@ def supplied(
     return models, given
 
 
-def totals_of(wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype) -> list[float]:
+def sum_totals(
+    wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype
+) -> list[float]:
     """What `<method>_totals` beside the method says of every tensor, added up; raises StepError when it is missing."""
     if "totals" not in method.supplied:
         return []
@@ -140,16 +142,16 @@ def totals_of(wanted: Iterable[Target], method: Method, document: Mapping[str, A
     options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
     totals: list[float] = []
     for target in wanted:
-        tensors = read(target)
+        tensors = read_tensors(target)
         if tensors[0].is_floating_point():
-            models, given = supplied(target, tensors, method, dtype)
+            models, given = collect_arguments(target, tensors, method, dtype)
             bound = method.bind(target, models, document)
             found = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
             totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
     return totals
 
 
-def merged(
+def merge_tensor(
     target: Target,
     tensors: list[Tensor],
     method: Method,
@@ -165,7 +167,7 @@ def merged(
         if any(not torch.equal(tensor, tensors[0]) for tensor in tensors[1:]):
             raise StepError(f"merge: tensor {target.name} holds integers that differ between the models")
         return tensors[0]
-    models, given = supplied(target, tensors, method, dtype)
+    models, given = collect_arguments(target, tensors, method, dtype)
     own_seed = int.from_bytes(hashlib.sha256(f"{seed}:{target.name}".encode()).digest()[:8], "little") >> 1
     shape = given["tensors"][0].shape
     given |= {k: v for k, v in {"seed": own_seed, "totals": totals}.items() if k in method.supplied}

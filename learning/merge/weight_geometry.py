@@ -67,7 +67,7 @@ def unchanged(before: Tensor, after: Tensor, tolerance: float) -> Tensor:
     return (after - before).abs() <= tolerance * torch.maximum(before.abs(), after.abs())
 
 
-def weight_lines(
+def measure_weights(
     model: str,
     against: str,
     before: Mapping[str, Tensor],

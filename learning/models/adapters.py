@@ -17,7 +17,7 @@ from schemas.errors import StepError
 from schemas.training import LoRA
 
 
-def attach(model: PreTrainedModel, options: LoRA) -> PeftModel:
+def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
     """The model with fresh adapters, the only weights that train; raises StepError for layers that do not exist."""
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -38,7 +38,7 @@ def attach(model: PreTrainedModel, options: LoRA) -> PeftModel:
     return adapted
 
 
-def fold(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """A base with the updates of the adapters in `folder` added to its weights."""
     with _current_transformers():
         return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
@@ -60,13 +60,13 @@ def _current_transformers() -> Iterator[None]:
         yield
 
 
-def merged_weights(model: PeftModel) -> dict[str, Tensor]:
+def merge_weights(model: PeftModel) -> dict[str, Tensor]:
     """Weights of the base with the adapters' updates added, W + ΔW, by their names in the plain model.
 
     They are new tensors: to merge and to unmerge in place would round the base differently each time.
     """
     updates = {
-        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()
+        f"{name.removeprefix('base_model.model.')}.weight": layer.get_delta_weight(adapter).detach()  # pyright: ignore[reportAttributeAccessIssue]  # of its subclasses
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLayer)
         for adapter in layer.active_adapters

@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.models.sealed_folder import folder_problem, seal_folder
-from learning.parallel.checkpoint_shards import Like, as_it_is, read_shards, write_shards
+from learning.parallel.checkpoint_shards import Like, read_shards, request_whole, write_shards
 from learning.parallel.group import ALONE, Group
-from learning.parallel.random_states import put_random_states_back, random_states
+from learning.parallel.random_states import collect_random_states, restore_random_states
 from schemas.errors import StepError
-from schemas.sealed import file_digest
+from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
 
 WHOLE = "tensors.safetensors"
 """File of a checkpoint that one process wrote."""
 STATE = "state.json"
+SEAL = "seal.json"
+"""Digest of every file of a checkpoint, written last; without it nothing of the folder is read."""
 KEPT = 2
 """How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
 
@@ -38,6 +39,7 @@ def save_checkpoint(
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
     group.barrier()
+    written: dict[str, str] = {}
     if group.shards:
         written = write_shards(fresh, tensors, group)
     elif group.main:
@@ -62,7 +64,7 @@ def load_latest(
     folder: Path,
     upto: int | None = None,
     *,
-    like: Like = as_it_is,
+    like: Like = request_whole,
     group: Group = ALONE,
     refuse: Callable[[Any], str | None] = lambda state: None,
 ) -> tuple[int, dict[str, torch.Tensor], Any] | None:
@@ -91,7 +93,7 @@ def _latest_whole(
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         if upto is not None and candidate.name > f"step-{upto:08d}":
             continue
-        problem, content = folder_problem(candidate), {}
+        problem, content = find_folder_problem(candidate), {}
         if problem is None:
             content = json.loads((candidate / STATE).read_text())
             problem = refuse(content["state"])
@@ -116,9 +118,9 @@ def save_training(
     group: Group = ALONE,
 ) -> None:
     """A checkpoint of a loop that trains one model: parameters, moments, random states, and what it has told."""
-    moments, groups = optimizer_state(optimizer)
-    rng_tensors, rng_rest = random_states(group)
-    tensors = prefixed("model", parameters) | prefixed("optimizer", moments) | rng_tensors
+    moments, groups = get_optimizer_state(optimizer)
+    rng_tensors, rng_rest = collect_random_states(group)
+    tensors = add_prefix("model", parameters) | add_prefix("optimizer", moments) | rng_tensors
     save_checkpoint(folder, step, tensors, {"optimizer": groups, **rng_rest, "told": told}, group)
 
 
@@ -126,22 +128,22 @@ def load_training(
     folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, group: Group = ALONE
 ) -> tuple[int, Any] | None:
     """Put back what `save_training` left last; returns its step and what was told. Raises StepError."""
-    found = load_latest(folder, like=like_trained(parameters, optimizer), group=group)
+    found = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
     if found is None:
         return None
     step, tensors, state = found
-    load_weights(parameters, below("model", tensors))
-    load_optimizer_state(optimizer, below("optimizer", tensors), state["optimizer"])
-    put_random_states_back(tensors, state, group)
+    load_weights(parameters, strip_prefix("model", tensors))
+    load_optimizer_state(optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
+    restore_random_states(tensors, state, group)
     return step, state["told"]
 
 
-def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def get_trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The parameters that are trained, by name; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
+def shard_like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
     """A checkpoint's tensors of a model and its optimiser, cut as these are."""
     trained = [p for g in optimizer.param_groups for p in g["params"]]
 
@@ -157,12 +159,12 @@ def like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.
     return like
 
 
-def prefixed(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def add_prefix(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors under `<group>/<name>`."""
     return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def below(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def strip_prefix(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those of `prefixed` with their own names again."""
     return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}
 
@@ -182,7 +184,7 @@ def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, t
             parameter.copy_(tensors[name])
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
+def get_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """Tensors by `<parameter>/<name>`, and the groups without their parameters."""
     whole = optimizer.state_dict()
     tensors = {f"{i}/{name}": torch.as_tensor(v) for i, state in whole["state"].items() for name, v in state.items()}
@@ -211,3 +213,29 @@ def _flush(file: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:
+    """Seal a folder that will have a name, in the folder above; `digests` are those of its files."""
+    write_sealed(folder / SEAL, _label(folder.parent, name), dict(digests))
+
+
+def find_folder_problem(folder: Path) -> str | None:
+    """What is wrong with a sealed folder, in words; None when every file is as it was written and no other is there."""
+    try:
+        sealed = read_sealed(folder / SEAL, _label(folder.parent, folder.name))
+    except OSError:
+        return "it has no seal"
+    except NotSealed:
+        return "its seal is not the one that was written here"
+    here = {path.name: path for path in folder.iterdir() if path.name != SEAL}
+    if strange := sorted(here.keys() ^ sealed.keys()):
+        return f"{strange[0]} is {'missing' if strange[0] in sealed else 'no part of it'}"
+    for name, path in sorted(here.items()):
+        if path.is_symlink() or not path.is_file() or file_digest(path) != sealed[name]:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _label(above: Path, name: str) -> str:
+    return f"checkpoint {above.name}/{name}"

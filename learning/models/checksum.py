@@ -31,7 +31,7 @@ class Checksum(NamedTuple):
 
 
 @torch.no_grad()
-def checksum(tensor: Tensor) -> Checksum:
+def compute_checksum(tensor: Tensor) -> Checksum:
     """Checksum of a tensor's type, shape and bits."""
     byte_X = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if rest := -len(byte_X) % 4:

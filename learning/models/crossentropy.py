@@ -16,7 +16,7 @@ from schemas.errors import StepError
 Loss = Callable[[Any, Sequence[Example]], Tensor]
 
 
-def packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     """Sum of −log p over learned tokens, in one forward pass without padding; rows never see each other.
 
     Raises StepError for an architecture whose attention cannot be confined to rows.
@@ -27,7 +27,7 @@ def packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     return -logp_M.sum()
 
 
-def padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
+def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     """The same with right padding, for architectures that are not attention alone."""
     longest = max(len(example.ids) for example in examples)
     ids_BL = torch.tensor([e.ids + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
@@ -41,11 +41,11 @@ def padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
     return -logp_BL[learn_BL[:, 1:]].sum()
 
 
-def loss_for(model: Any, *, packing: bool) -> Loss:
+def choose_loss(model: Any, *, packing: bool) -> Loss:
     """Return the fastest exact loss for a model; raises StepError where `packing` is asked for and rows would mix."""
     choice = choose_forward(unwrap(model))
     if choice.body == "forest":
-        return packed_loss
+        return compute_packed_loss
     if packing:
         raise StepError(f"packing: rows cannot be kept apart ({choice.reason}); set it to false")
-    return padded_loss
+    return compute_padded_loss

@@ -17,7 +17,7 @@ from schemas.training import Training
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switch a model to evaluation, and back."""
     training = model.training
     model.eval()
@@ -27,20 +27,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
-def economical(model: nn.Module, training: Training) -> None:
+def apply_compute_options(model: nn.Module, training: Training) -> None:
     """Let a model compute as `bf16` and `gradient_checkpointing` say."""
-    plain: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapped: Any = model
+    plain = wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
     if training.bf16:
         for module in (plain.base_model, plain.get_output_embeddings()):
             if module is not None:
                 module.forward = MethodType(_in_bfloat16, module)
     if training.gradient_checkpointing:
         # The last block's backward pass comes first: to compute it again would save nothing.
-        for block in blocks_of(model)[:-1]:
+        for block in find_blocks(model)[:-1]:
             block.forward = MethodType(_computed_again, block)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
+def find_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of a transformer, in order; empty where transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
@@ -61,7 +62,7 @@ def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, AbstractContextManager]]:
     """Contexts of both computations: the second, in the backward pass, with the attention of the first."""
-    config = next(module.config for module in block.modules() if hasattr(module, "config"))
+    config: Any = next(module.config for module in block.modules() if hasattr(module, "config"))
     name = config._attn_implementation
 
     @contextmanager

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from learning.parallel.group import whole
+from learning.parallel.group import gather_shards
 from schemas.errors import StepError
 from schemas.training import Training
 
@@ -38,7 +38,7 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     limit = math.inf if max_norm is None else max_norm
-    norm = float(whole(nn.utils.clip_grad_norm_(parameters, limit)))
+    norm = float(gather_shards(nn.utils.clip_grad_norm_(parameters, limit)))
     if not math.isfinite(norm):
         raise StepError(f"the gradient is not finite (norm {norm}); lower learning_rate, or look at the data")
     return norm

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learning.models.forwards import evaluating
-from learning.models.padded import body_of, limited_attention, padded_hidden, padded_logits
-from learning.models.segments import NAME, Layout, chain_lengths, make_layout
+from learning.models.forwards import evaluation_mode
+from learning.models.padded import describe_limited_attention, get_body, padded_hidden, padded_logits
+from learning.models.segments import NAME, Layout, make_layout, measure_chains
 from schemas.errors import StepError
 
 UNFIT = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
@@ -72,7 +72,7 @@ def pack(segments: list[list[int]], parents: list[int]) -> Packed:
         raise ValueError("every segment needs a parent that comes before it, or -1")
     lengths = [len(s) for s in segments]
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    before = chain_lengths(lengths, parents)
+    before = measure_chains(lengths, parents)
     positions = [torch.arange(b, b + n) for b, n in zip(before, lengths, strict=True)]
     return Packed(
         torch.tensor([token for s in segments for token in s], dtype=torch.long),
@@ -138,7 +138,7 @@ def forest_hidden(model: Any, packed: Packed, rows_B: Tensor | None = None) -> T
     Raises StepError where attention is more than causal softmax (windows, caps, sinks).
     """
     with _segment_attention(model), _last_block_at(model, rows_B, len(packed.input_ids_M)):
-        out = body_of(model)(
+        out = get_body(model)(
             input_ids=packed.input_ids_M[None],
             position_ids=packed.position_ids_M[None],
             use_cache=False,
@@ -186,7 +186,7 @@ def packed_statistics(
         vocabulary = rows_BC.shape[1]
     else:
         rows_BC = packed_hidden(plain, packed, sources_B.unique()).index_select(0, sources_B)
-        head, vocabulary = partial(logits_of, plain), plain.get_output_embeddings().weight.shape[0]
+        head, vocabulary = partial(compute_logits, plain), plain.get_output_embeddings().weight.shape[0]
     ids_B = packed.input_ids_M[at_B]
     step = max(1, LOGITS_PER_CHUNK // vocabulary)
     pieces = []
@@ -262,12 +262,12 @@ def describe_forward(model: Any) -> dict[str, str]:
 @torch.no_grad()
 def _examine(model: Any) -> Forward:
     """Compare the forwards on a prefix with two completions."""
-    with evaluating(model):
+    with evaluation_mode(model):
         size = model.get_input_embeddings().weight.shape[0]
         probe, other = (_probe(size, shift).to(model.device) for shift in (0, 1))
         truth_MC = padded_hidden(model, probe)
         head = _head_of(model, probe, truth_MC)
-        if reason := limited_attention(model.config) or _forest_differs(model, probe, other, truth_MC):
+        if reason := describe_limited_attention(model.config) or _forest_differs(model, probe, other, truth_MC):
             return Forward("padded", head, f"{model.config.model_type}: {reason}")
         if head == "own":
             return Forward("padded", head, f"{model.config.model_type}: only its own forward gives its logits")
@@ -288,19 +288,19 @@ def _forest_differs(model: Any, probe: Packed, other: Packed, truth_MC: Tensor) 
         return str(error)
     except UNFIT as error:
         return f"its attention takes no layout of segments ({type(error).__name__})"
-    if not close(found_MC[-9:], beside_MC[-9:]):
+    if not is_close(found_MC[-9:], beside_MC[-9:]):
         return "completions of one prompt see each other"
-    return "" if close(found_MC, truth_MC) else "its own forward gives other numbers"
+    return "" if is_close(found_MC, truth_MC) else "its own forward gives other numbers"
 
 
 def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", "own"]:
     """Return whether logits are those of the output embeddings, scaled as the config says; classifiers have none."""
     if model.get_output_embeddings() is None:
         return "shared"
-    return "shared" if close(logits_of(model, hidden_MC), padded_logits(model, probe)) else "own"
+    return "shared" if is_close(compute_logits(model, hidden_MC), padded_logits(model, probe)) else "own"
 
 
-def close(found: Tensor, truth: Tensor) -> bool:
+def is_close(found: Tensor, truth: Tensor) -> bool:
     """Return whether tensors differ by no more than rounding, relative to the largest value."""
     coarse = {found.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
     found, truth = found.float(), truth.float()
@@ -312,7 +312,7 @@ FINE, COARSE = 2e-5, 5e-2
 """Largest differences, relative to the largest value, that count as rounding: in float32, and with bfloat16."""
 
 
-def logits_of(model: Any, rows_BC: Tensor) -> Tensor:
+def compute_logits(model: Any, rows_BC: Tensor) -> Tensor:
     """Return logits (B, V) of last hidden states, with the caps and scales of the model's config."""
     logits_BV = model.get_output_embeddings()(rows_BC)
     config = model.config.get_text_config()

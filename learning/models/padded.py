@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 def padded_hidden(model: Any, packed: "Packed") -> Tensor:
     """Return the last hidden state of every packed token (M, C), from the model's own forward over its path."""
-    ids_BL, real_BL, place_M = rows_of(packed)
-    out = body_of(model)(input_ids=ids_BL, attention_mask=real_BL, use_cache=False)
+    ids_BL, real_BL, place_M = lay_out_rows(packed)
+    out = get_body(model)(input_ids=ids_BL, attention_mask=real_BL, use_cache=False)
     return out[0].flatten(0, 1).index_select(0, place_M)
 
 
 def padded_logits(model: Any, packed: "Packed") -> Tensor:
     """Return the logits (M, V) after every packed token, from the model's own forward over its path."""
-    ids_BL, real_BL, place_M = rows_of(packed)
+    ids_BL, real_BL, place_M = lay_out_rows(packed)
     out = model(input_ids=ids_BL, attention_mask=real_BL, use_cache=False)
     return out.logits.flatten(0, 1).index_select(0, place_M)
 
 
-def body_of(model: Any) -> Any:
+def get_body(model: Any) -> Any:
     """Return what computes hidden states; a few architectures name it otherwise than `base_model` expects."""
     body = model.base_model
     return model.model if body is model and hasattr(model, "model") else body
 
 
-def rows_of(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
+def lay_out_rows(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
     """Return ids (B, L) and mask (B, L) of all paths, and where each packed token is among their B·L places (M,)."""
     parents, borders = packed.parent_S.tolist(), packed.cu_seqlens_S1.tolist()
     spans = list(pairwise(borders))
@@ -58,7 +58,7 @@ def rows_of(packed: "Packed") -> tuple[Tensor, Tensor, Tensor]:
     return ids_BL, real_BL.long().to(device), place_M.to(device)
 
 
-def limited_attention(config: Any) -> str:
+def describe_limited_attention(config: Any) -> str:
     """Return how a config keeps tokens from seeing all that came before them; empty where it does not.
 
     A window wider than any check is long would not show in numbers, so it is read here.

@@ -4,7 +4,7 @@ import json
 import os
 import random
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learning.data.chat import turn_ends
+from learning.data.chat import find_turn_ends
 from schemas.errors import StepError
+from schemas.training import LoRA
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -39,7 +40,7 @@ class Policy:
         """Tokens that end a completion: the template's end of a turn, and all that tokenizer and settings name."""
         named = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = named if isinstance(named, list) else [named]
-        ids = (*turn_ends(self.tokenizer), *listed)
+        ids = (*find_turn_ends(self.tokenizer), *listed)
         return tuple(dict.fromkeys(token for token in ids if token is not None))
 
 
@@ -58,7 +59,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with LOADING:
-            model, found = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 base,
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
@@ -67,18 +68,20 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 **kwargs,
             )
             tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+        model: Any = loaded[0]
+        info = loaded[1]
     except (OSError, ValueError, SafetensorError) as error:
         raise StepError(f"{folder.name}: this model cannot be loaded: {error}") from error
-    if wrong := sorted([*found["missing_keys"], *found["mismatched_keys"]], key=str):
+    if wrong := sorted([*info["missing_keys"], *info["mismatched_keys"]], key=str):
         raise StepError(f"{folder.name}: weights do not fit config.json, {len(wrong)} differ, first {wrong[0]}")
     if adapter:
-        from learning.models.adapters import fold  # peft takes long to import, and few need it
+        from learning.models.adapters import fold_adapters  # peft takes long to import, and few need it
 
-        model = fold(model, folder)
+        model = fold_adapters(model, folder)
     return Policy(model.to(device).eval(), tokenizer, _longest(tokenizer, model))
 
 
-def outline(folder: Path, *, dtype: str = "float32") -> Policy:
+def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
     """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
 
     Raises StepError when the folder is no model.
@@ -99,7 +102,7 @@ def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     return min(int(tokenizer.model_max_length), int(getattr(model.config, "max_position_embeddings", 2**31)))
 
 
-def room(policy: Policy, max_length: int | None) -> int:
+def resolve_max_length(policy: Policy, max_length: int | None) -> int:
     """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
     if max_length is not None and max_length > policy.max_length:
         raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
@@ -125,7 +128,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     _forget_paths(folder / "tokenizer_config.json")
 
 
-def untied(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def get_untied_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -141,6 +144,31 @@ def _forget_paths(file: Path) -> None:
         file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
+def add_adapters(policy: Policy, options: LoRA) -> Policy:
+    """Return the policy with fresh adapters if `use_peft` is on, else the policy itself."""
+    if not options.use_peft:
+        return policy
+    from learning.models.adapters import attach_adapters  # peft takes long to import, and few stages need it
+
+    return replace(policy, model=attach_adapters(policy.model, options))
+
+
+def save_trained(policy: Policy, folder: Path, *, adapted: bool) -> None:
+    """Write a policy; adapters with the base they belong to in `base/`, so that their folder stands alone.
+
+    The adapters are taken off it.
+    """
+    if not adapted:
+        save_policy(policy, folder)
+        return
+    from learning.models.adapters import write_adapters  # peft takes long to import, and few need it
+
+    adapted_model: Any = policy.model
+    write_adapters(adapted_model, folder)
+    save_tokenizer(policy.tokenizer, folder)
+    save_policy(replace(policy, model=adapted_model.unload()), folder / "base")
+
+
 def set_determinism(seed: int, num_threads: int) -> None:
     """Seed every generator, fix the number of threads, and refuse operations that are not deterministic."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's matrix products may differ
@@ -149,4 +177,5 @@ def set_determinism(seed: int, num_threads: int) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(max(1, num_threads))
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it; filling costs 2 % of a step
+    # Nothing reads uninitialised memory, and filling it costs 2 % of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # no stub

@@ -10,13 +10,14 @@ import json
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from learning.models.packed import pack, packed_hidden
-from learning.models.policy import LOADING, Policy, room, save_policy
+from learning.models.policy import LOADING, Policy, resolve_max_length, save_policy
 from schemas.errors import StepError
 
 FILE = "reward_model.json"
@@ -48,7 +49,8 @@ class RewardModel:
         packed = pack(segments, parents).to(self.policy.model.device)
         hidden_MC = packed_hidden(self.policy.model, packed)
         last_P = packed.cu_seqlens_S1[torch.tensor(leaves, dtype=torch.long) + 1] - 1
-        return self.policy.model.score(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
+        head: Any = self.policy.model.score
+        return head(hidden_MC[last_P.to(hidden_MC.device)])[:, 0]
 
     def save(self, folder: Path) -> None:
         """Write the folder; equal models give equal bytes."""
@@ -80,7 +82,9 @@ def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
         raise StepError(f"reward_model: the classifier of {config.model_type} has no linear `score` head")
     torch.nn.init.zeros_(model.score.weight)
     model.config.architectures = [type(model).__name__]
-    return RewardModel(Policy(model.to(policy.model.device).eval(), policy.tokenizer, room(policy, max_length)))
+    return RewardModel(
+        Policy(model.to(policy.model.device).eval(), policy.tokenizer, resolve_max_length(policy, max_length))
+    )
 
 
 def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> RewardModel:

@@ -53,7 +53,9 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_HXD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # one gradient per output
+        ctx: Any, grad_HXD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q_HMD, k_HMD, v_HMD, *shares = ctx.saved_tensors
         dq_HMD, dk_HMD, dv_HMD = (torch.zeros_like(x) for x in (q_HMD, k_HMD, v_HMD))
         for (start, begin, end, place), share_HQK in zip(_spans(ctx.rows), shares, strict=True):

@@ -52,7 +52,7 @@ class Layout:
     def to(self, device: torch.device | str) -> "Layout":
         """The same on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
-        return Layout(blocks, *(x.to(device) for x in (self.child_X, self.chain_Y, self.home_M)), self.rows)
+        return Layout(blocks, self.child_X.to(device), self.chain_Y.to(device), self.home_M.to(device), self.rows)
 
 
 def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) -> Layout:
@@ -61,10 +61,8 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     `starts` are the S+1 segment borders, `parents` the index of each segment's parent (−1 for a root).
     """
     lengths = [b - a for a, b in pairwise(starts)]
-    chains = chain_lengths(lengths, parents)
-    alone = {
-        s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST
-    }  # fmt: skip
+    chains = measure_chains(lengths, parents)
+    alone = {s for s, length in enumerate(lengths) if by_row and parents[s] < 0 and SHORTEST <= length <= LONGEST}
     families: dict[tuple[int, int], list[int]] = {}
     for segment, (length, parent) in enumerate(zip(lengths, parents, strict=True)):
         # Siblings of very different lengths are kept apart: padding them to the longest would cost more than it shares.
@@ -89,7 +87,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
     return Layout(blocks, child_X.clamp(min=0), chain_Y.clamp(min=0), home_M, rows)
 
 
-def chain_lengths(lengths: list[int], parents: list[int]) -> list[int]:
+def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
     """Tokens before each segment on its path."""
     chains: list[int] = []
     for parent in parents:
@@ -105,7 +103,7 @@ def _batches(shapes: list[tuple[int, int, int, list[int]]]) -> list[list[tuple[i
         chain, count, longest, _ = shape
         area = count * longest * (chain + longest)
         if batches and bool(batches[-1][0][0]) == bool(chain):
-            p, g, length = (max(s[i] for s in [*batches[-1], shape]) for i in range(3))
+            p, g, length = _largest([*batches[-1], shape])
             padded = (len(batches[-1]) + 1) * g * length * (p + length)
             if padded <= WASTE * (needed + area):
                 batches[-1].append(shape)
@@ -116,25 +114,31 @@ def _batches(shapes: list[tuple[int, int, int, list[int]]]) -> list[list[tuple[i
     return batches
 
 
+def _largest(shapes: list[tuple[int, int, int, list[int]]]) -> tuple[int, int, int]:
+    """Return the longest chain, the most children and the longest child of some families."""
+    chains, counts, lengths, _ = zip(*shapes, strict=True)
+    return max(chains), max(counts), max(lengths)
+
+
 def _block(
     shapes: list[tuple[int, int, int, list[int]]], starts: list[int], parents: list[int]
 ) -> tuple[Block, Tensor, Tensor]:
     """One batch of families: its block, its children's places and its chains' places, −1 at padding."""
-    chain, count, longest = (max(s[i] for s in shapes) for i in range(3))
+    chain, count, longest = _largest(shapes)
     child_NGL = torch.full((len(shapes), count, longest), -1, dtype=torch.long)
     chain_NP = torch.full((len(shapes), chain), -1, dtype=torch.long)
     for n, (*_, members) in enumerate(shapes):
         for g, segment in enumerate(members):
             length = starts[segment + 1] - starts[segment]
             child_NGL[n, g, :length] = torch.arange(starts[segment], starts[segment + 1])
-        before = ancestors(members[0], starts, parents)
+        before = find_ancestors(members[0], starts, parents)
         chain_NP[n, : len(before)] = before
     absent_NP = chain_NP < 0
     block = Block((len(shapes), count, longest, chain), absent_NP if bool(absent_NP.any()) else None)
     return block, child_NGL.flatten(), chain_NP.flatten()
 
 
-def ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
+def find_ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
     """Packed indices of all tokens before a segment on its path, in order."""
     spans: list[Tensor] = []
     while (segment := parents[segment]) >= 0:
@@ -187,10 +191,9 @@ def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, heads: tuple[
     k_HMD, v_HMD = (x.squeeze(0).repeat_interleave(heads[1], 0) if heads[1] > 1 else x.squeeze(0) for x in (key, value))
     if query.dtype in (torch.float32, torch.float64):
         return attend_rows(query.squeeze(0), k_HMD, v_HMD, rows, scaling)
+    q_HMD = query.squeeze(0)
     parts = [
-        F.scaled_dot_product_attention(
-            *(x[:, a:b] for x in (query.squeeze(0), k_HMD, v_HMD)), is_causal=True, scale=scaling
-        )
+        F.scaled_dot_product_attention(q_HMD[:, a:b], k_HMD[:, a:b], v_HMD[:, a:b], is_causal=True, scale=scaling)
         for a, b in rows
     ]
     return torch.cat(parts, 1).transpose(0, 1).flatten(1)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from learning.models.forwards import blocks_of
-from learning.parallel.group import ALONE, Group, whole
+from learning.models.forwards import find_blocks
+from learning.parallel.group import ALONE, Group, gather_shards
 from schemas.errors import StepError
 
 Part = TypeVar("Part")
@@ -85,7 +85,7 @@ class Trained:
         """Give a plain copy of the model the weights of this one; every rank takes part, one without a copy too."""
         for new, old in zip(self.model.parameters(), other.parameters(), strict=True):
             if new.requires_grad:
-                full = whole(new)
+                full = gather_shards(new)
                 if old is not new:
                     old.copy_(full)
 
@@ -98,7 +98,7 @@ class Trained:
         for module in self.model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in done:
-                    full = whole(parameter.detach())
+                    full = gather_shards(parameter.detach())
                     done[id(parameter)] = (
                         nn.Parameter(full.cpu(), parameter.requires_grad) if self.group.main else parameter
                     )
@@ -107,7 +107,8 @@ class Trained:
 
     def _nothing(self) -> Tensor:
         """0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
-        return 0.0 * sum(p.flatten()[0] for p in self.model.parameters() if p.requires_grad)
+        firsts = [p.flatten()[0] for p in self.model.parameters() if p.requires_grad]
+        return 0.0 * sum(firsts[1:], firsts[0])
 
     @contextmanager
     def _synced(self, last: bool) -> Iterator[None]:
@@ -122,14 +123,15 @@ class Trained:
 def _replicated(model: nn.Module, group: Group) -> nn.Module:
     from accelerate import Accelerator  # only a group pays for importing it
 
-    wrapped = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
+    wrapped: Any = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
     wrapped.register_comm_hook(None, _summed)
     return wrapped
 
 
-def _summed(_: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+def _summed(_: None, bucket: Any) -> torch.futures.Future[Tensor]:
     """DistributedDataParallel's own way is the mean over the ranks."""
-    return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+    work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
 
 
 def _sharded(model: nn.Module, group: Group) -> nn.Module:
@@ -137,9 +139,9 @@ def _sharded(model: nn.Module, group: Group) -> nn.Module:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = init_device_mesh(group.device.partition(":")[0], (group.size,))
-    for block in blocks_of(model):
+    for block in find_blocks(model):
         fully_shard(block, mesh=mesh)
-    calls = fully_shard(Calls(model), mesh=mesh)
+    calls: Any = fully_shard(Calls(model), mesh=mesh)
     for module in calls.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

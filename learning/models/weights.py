@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,17 @@ from torch import Tensor
 from schemas.errors import StepError
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LARGEST_HEADER = 100 << 20
 
@@ -57,7 +66,7 @@ class Weights:
         entry = self.entries[name]
         out = torch.empty(entry.shape, dtype=entry.dtype)
         if entry.size:
-            view = memoryview(out.view(-1).view(torch.uint8).numpy())
+            view = memoryview(out.view(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]  # a numpy array is a buffer
             with entry.file.open("rb", buffering=0) as handle:
                 handle.seek(entry.start)
                 while len(view):
@@ -108,7 +117,8 @@ class WeightsWriter:
     """Writes one safetensors file whose shapes are known beforehand, tensor by tensor, in the order announced."""
 
     def __init__(self, file: Path, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]):
-        self._left, header, end = list(shapes.items()), {"__metadata__": {"format": "pt"}}, 0
+        self._left, end = list(shapes.items()), 0
+        header: dict[str, dict[str, Any]] = {"__metadata__": {"format": "pt"}}
         for name, (shape, dtype) in shapes.items():
             start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
             header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
@@ -122,7 +132,7 @@ class WeightsWriter:
         announced, (shape, dtype) = self._left.pop(0)
         if (name, tuple(tensor.shape), tensor.dtype) != (announced, shape, dtype):
             raise ValueError(f"expected {announced} {shape} {dtype}, got {name} {tuple(tensor.shape)} {tensor.dtype}")
-        view = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        view = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]  # likewise
         while len(view):
             view = view[self._handle.write(view) :]
 

@@ -137,17 +137,18 @@ class Threaded:
             self.stop()  # it ends the thread as it would end a process
 
     def _serve(self) -> None:
-        made, broken = None, None
+        made: Any = None
+        broken: StepError | None = None
         try:
             made = self.make()
         except Exception as error:
-            broken = said(error, self.role)
+            broken = describe_error(error, self.role)
         while (one := self.waiting.get()) is not None and not self.stopped:
             method, args, kwargs, answer = one
             try:
                 result, wrong = None if broken else getattr(made, method)(*args, **kwargs), broken
             except Exception as error:
-                result, wrong = None, said(error, self.role)
+                result, wrong = None, describe_error(error, self.role)
             self._answer(answer, result, wrong)
         if hasattr(made, "close"):  # a process would take with it what the object has started
             made.close()
@@ -163,6 +164,6 @@ class Threaded:
             answer.set_result(result)
 
 
-def said(error: BaseException, role: str) -> StepError:
+def describe_error(error: BaseException, role: str) -> StepError:
     """What an object raised, in its own words; an error that is none of posttrain's is named with its type."""
     return StepError(str(error) if isinstance(error, PosttrainError) else f"{role}: {type(error).__name__}: {error}")

@@ -17,13 +17,14 @@ Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 """(name, whole shape) → a tensor that is cut as it is wanted; None: wanted whole."""
 
 
-def as_it_is(name: str, shape: tuple[int, ...]) -> None:
+def request_whole(name: str, shape: tuple[int, ...]) -> None:
     """Every tensor whole."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: Group) -> dict[str, str]:
     """Write this rank's parts of tensors, and of what all hold a share; every file's name with its digest, on all."""
-    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     save({name: tensor.detach() for name, tensor in tensors.items()}, storage_writer=writer)
@@ -34,11 +35,14 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: Group
 
 def read_shards(folder: Path, like: Like) -> dict[str, torch.Tensor]:
     """Read the tensors of a checkpoint, however many ranks wrote it; each rank reads only what it wants."""
-    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = HuggingFaceStorageReader(str(folder))
     wanted = {}
     for name, kept in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(kept, TensorStorageMetadata)
         model = like(name, tuple(kept.size))
         if model is None or tuple(model.shape) != tuple(kept.size):
             wanted[name] = torch.empty(kept.size, dtype=kept.properties.dtype)

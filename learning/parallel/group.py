@@ -105,9 +105,10 @@ class Group:
 ALONE = Group()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_shards(tensor: Tensor) -> Tensor:
     """A tensor of which each rank holds a part, on every rank; others as they are."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
-    full = tensor.full_tensor()
+    sharded: Any = tensor
+    full = sharded.full_tensor()
     return full.wait() if hasattr(full, "wait") else full

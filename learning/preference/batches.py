@@ -14,8 +14,8 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from learning.data.chat import encode_completion, encode_prompt
-from learning.data.rows import count_rows, fits, read_rows, scan_rows
-from learning.data.stored_rows import Some, Stored, one_by_one, store
+from learning.data.rows import Row, count_rows, fits_in_memory, read_rows, scan_rows
+from learning.data.stored_rows import RowSubset, StoredRows, iterate_rows, store_rows
 from schemas.errors import StepError
 
 TOKENS = pa.list_(pa.int32())
@@ -54,28 +54,28 @@ def read_pairs(
     tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path
 ) -> tuple[Sequence[Pair], int]:
     """The pairs of an artifact that fit, and how many do not; of too many for memory the ids are kept in `folder`."""
-    if fits(data):
+    if fits_in_memory(data):
         rows = read_rows(data, "preference_pairs")
         pairs = encode_pairs(tokenizer, rows, max_length)
         return pairs, len(rows) - len(pairs)
 
-    def encode(row: dict[str, Any]) -> dict[str, Any] | None:
+    def encode(row: Row) -> dict[str, Any] | None:
         pairs = encode_pairs(tokenizer, [row], max_length)
         return asdict(pairs[0]) | {"size": pairs[0].size} if pairs else None
 
-    def make(row: dict[str, Any]) -> Pair:
+    def make(row: Row) -> Pair:
         del row["size"]
         return Pair(**row)
 
-    def source(start: int) -> Iterator[dict[str, Any]]:
-        return one_by_one(scan_rows(data, "preference_pairs", start=start))
+    def source(start: int) -> Iterator[Row]:
+        return iterate_rows(scan_rows(data, "preference_pairs", start=start))
 
     count = count_rows(data, "preference_pairs")
-    kept = store(folder, SCHEMA, count, source, encode, make)
+    kept = store_rows(folder, SCHEMA, count, source, encode, make)
     return kept, count - len(kept)
 
 
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]], max_length: int) -> list[Pair]:
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length: int) -> list[Pair]:
     """The rows of which both sides fit into `max_length` tokens with their prompt."""
     pairs = []
     for row in rows:
@@ -86,11 +86,11 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, Any]],
     return pairs
 
 
-def sizes_of(pairs: Sequence[Pair]) -> list[int]:
+def count_tokens(pairs: Sequence[Pair]) -> list[int]:
     """Tokens of each pair."""
-    if isinstance(pairs, Some) and isinstance(pairs.rows, Stored):
+    if isinstance(pairs, RowSubset) and isinstance(pairs.rows, StoredRows):
         return pairs.rows.column("size")[pairs.numbers].tolist()
-    return pairs.column("size").tolist() if isinstance(pairs, Stored) else [pair.size for pair in pairs]
+    return pairs.column("size").tolist() if isinstance(pairs, StoredRows) else [pair.size for pair in pairs]
 
 
 def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pair], Sequence[Pair]]:
@@ -108,17 +108,17 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
         )
     number = min(max(1, round(fraction * len(order))), len(order) - 1)
     last = order[number - 1]
-    train = Some(pairs, [i for i, found in enumerate(hashes) if found > last])
-    held_out = Some(pairs, [i for i, found in enumerate(hashes) if found <= last])
-    return (train, held_out) if isinstance(pairs, Stored) else (list(train), list(held_out))
+    train = RowSubset(pairs, [i for i, found in enumerate(hashes) if found > last])
+    held_out = RowSubset(pairs, [i for i, found in enumerate(hashes) if found <= last])
+    return (train, held_out) if isinstance(pairs, StoredRows) else (list(train), list(held_out))
 
 
-def by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:
+def group_by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:
     """Consecutive pairs in groups of at most `max_tokens` tokens (a longer pair is alone)."""
-    return list(micro_batches(pairs, max_tokens))
+    return list(iterate_groups(pairs, max_tokens))
 
 
-def micro_batches(pairs: Iterable[Pair], max_tokens: int) -> Iterator[list[Pair]]:
+def iterate_groups(pairs: Iterable[Pair], max_tokens: int) -> Iterator[list[Pair]]:
     """The groups of `by_tokens`, one after the other."""
     group: list[Pair] = []
     size = 0

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.data.stored_rows import Some
+from learning.data.stored_rows import RowSubset
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
 from learning.preference.batches import Pair
-from learning.preference.loss import SIDES, fixed_logprobs, strangers
+from learning.preference.loss import SIDES, compute_fixed_logprobs, mismatch_pairs
 from schemas.errors import StepError
 
 
@@ -34,12 +34,12 @@ class PairSet:
         found: dict[str, Any] = {f"{name}_B": column_N[index_B] for name, column_N in self.columns.items()}
         if self.strange_ref_N2 is not None:
             strange = [self.strange[i] for i in chosen]
-            now_B2 = fixed_logprobs(trained.model, strange, max_tokens, trained.each).double()
+            now_B2 = compute_fixed_logprobs(trained.model, strange, max_tokens, trained.each).double()
             found["kl"] = (now_B2 - self.strange_ref_N2[index_B]).mean().clamp(min=0)
         return found
 
 
-def pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> PairSet:
+def make_pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> PairSet:
     """Pairs with what they say of themselves, as far as it is asked for.
 
     Raises StepError when a pair does not say it, and where a baseline finds no other prompt.
@@ -50,7 +50,7 @@ def pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> PairSet
     for name in (f"{side}_score" for side in SIDES):
         if name in names:
             columns[name] = _said([json.loads(pair.metadata or "{}").get(name) for pair in pairs], name)
-    return PairSet(pairs, columns, strangers(pairs, max_length) if "kl" in names else [])
+    return PairSet(pairs, columns, mismatch_pairs(pairs, max_length) if "kl" in names else [])
 
 
 def _said(values: list[float | None], name: str) -> Tensor:
@@ -78,7 +78,7 @@ def add_reference(
 
     def spread(pairs: Sequence[Pair]) -> Tensor:
         found_N2 = torch.full((len(pairs), 2), torch.nan, dtype=torch.float64)
-        found_N2[list(used)] = fixed_logprobs(model, Some(pairs, used), max_tokens, each).double()
+        found_N2[list(used)] = compute_fixed_logprobs(model, RowSubset(pairs, used), max_tokens, each).double()
         return found_N2
 
     lp_N2 = spread(made.pairs)
@@ -87,7 +87,7 @@ def add_reference(
         made.strange_ref_N2 = spread(made.strange)
 
 
-def bases(names: set[str]) -> list[str]:
+def list_bases(names: set[str]) -> list[str]:
     """Which of the policies `ref` and `prev` are asked for; a baseline is against `ref`."""
     return [
         base

@@ -4,19 +4,18 @@ Every function here is a fair judge: P(a, b) + P(b, a) = 1. A preference need no
 """
 
 import math
-from typing import Any
+from typing import cast
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.answers import exact
 from schemas.errors import StepError
 from schemas.use import RewardUse
 
-Row = dict[str, Any]
-
 
 def better(row: Row, first: str, second: str, *, of: RewardUse, scale: float | None = None) -> float:
     """The one with the higher reward; with `scale` by Bradley-Terry, σ((a − b)/scale). What has no reward draws."""
-    judge: Inner = of
+    judge = cast(Inner, of)  # what an option names arrives bound
     a, b = judge(rows=[row, row], completions=[first, second], groups=[0, 0], sources=["policy", "policy"])
     if a is None or b is None:
         return 0.5

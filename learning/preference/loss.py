@@ -20,7 +20,7 @@ from learning.lookup import Bound, bind
 from learning.models.packed import pack, packed_logprobs
 from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE, Each
-from learning.preference.batches import Pair, by_tokens, micro_batches
+from learning.preference.batches import Pair, group_by_tokens, iterate_groups
 from schemas.errors import StepError
 from schemas.number_schedules import Number, value_at
 from schemas.stages.preference import Preference
@@ -48,12 +48,12 @@ def bind_losses(stage: Preference, inputs: Mapping[str, Path]) -> list[Term]:
     return [Term(bind(use, f"loss.{i}", inputs), use.weight) for i, use in enumerate(stage.loss)]
 
 
-def asked(terms: Sequence[Term]) -> set[str]:
+def collect_asked(terms: Sequence[Term]) -> set[str]:
     """What some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
     return {name.removesuffix("_P").removesuffix("_B") for term in terms for name in term.function.asks}
 
 
-def completion_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
+def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
     """Log-probabilities (P, 2) of the chosen and the rejected completions given their prompt, which is computed once.
 
     Prompt tokens count nothing; the end-of-sequence token that closes a completion does.
@@ -77,7 +77,7 @@ def completion_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
 
 
 @torch.no_grad()
-def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
+def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
     """The same for any number of pairs, without gradient and dropout, on the CPU.
 
     `each` is how the ranks of a group share the forward passes.
@@ -85,15 +85,15 @@ def fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Eac
     active = [module for module in model.modules() if module.training]
     for module in active:
         module.training = False
-    micros, found = micro_batches(pairs, max_tokens), []
+    micros, found = iterate_groups(pairs, max_tokens), []
     while some := list(islice(micros, AT_A_TIME)):
-        found += each(some, lambda micro: completion_logprobs(model, micro).cpu())
+        found += each(some, lambda micro: compute_logprobs(model, micro).cpu())
     for module in active:
         module.training = True
     return torch.cat(found) if found else torch.zeros(0, 2)
 
 
-def gradient(
+def add_gradient(
     terms: Sequence[Term], trained: Trained, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
 ) -> tuple[float, Tensor]:
     """Add the gradient of the step's loss to the model; returns the loss and the log-probabilities (B, 2).
@@ -103,7 +103,7 @@ def gradient(
     """
     model, group = trained.model, trained.group
     sizes = [pair.size for pair in pairs]
-    micros = by_tokens(pairs, group.fair(max_tokens, sum(sizes), max(sizes)))
+    micros = group_by_tokens(pairs, group.fair(max_tokens, sum(sizes), max(sizes)))
     whole_B2, pull_B2, loss = None, None, 0.0
     comparing = [term for term in terms if term.compares]
     once = len(micros) == 1 and group.size == 1
@@ -111,28 +111,28 @@ def gradient(
         # Dropout of the second pass must be that of the first.
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices, not once):
-            known = partial(completion_logprobs, model)
+            known = partial(compute_logprobs, model)
             parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
         whole_B2 = torch.cat(parts)
         leaf_B2 = whole_B2.detach().requires_grad_()
-        total = loss_of(comparing, leaf_B2, have, slice(None), step)
+        total = compute_loss(comparing, leaf_B2, have, slice(None), step)
         (pull_B2,) = torch.autograd.grad(total, leaf_B2)
         loss = float(total.detach())
     rest = [term for term in terms if not term.compares]
 
     def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
         micro, part = given
-        lp_P2 = whole_B2 if once and whole_B2 is not None else completion_logprobs(model, micro)
-        total = loss_of(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
+        lp_P2 = whole_B2 if once and whole_B2 is not None else compute_logprobs(model, micro)
+        total = compute_loss(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
         pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
         return pulled, (float(total.detach()), lp_P2.detach() if group.size == 1 else lp_P2.detach().cpu())
 
-    mine = trained.backward(list(zip(micros, spans(micros), strict=True)), part_loss)
+    mine = trained.backward(list(zip(micros, locate_passes(micros), strict=True)), part_loss)
     loss += group.add_up([sum(value for value, _ in mine)])[0]
     return loss, torch.cat(group.together([lp_P2 for _, lp_P2 in mine]))
 
 
-def spans(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
+def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
     """Where each forward pass lies among the pairs of the step."""
     start = 0
     for micro in micros:
@@ -140,7 +140,7 @@ def spans(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
         start += len(micro)
 
 
-def loss_of(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
+def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
     """Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
     known = dict(have)
     for name, value in have.items():
@@ -158,13 +158,13 @@ def loss_of(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part:
     return total
 
 
-def held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
+def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
     """The loss of pairs that are not trained on; no function remembers having seen them."""
     states = {"states": deepcopy(have["states"])}
-    return float(loss_of(terms, lp_B2, {**have, **states}, slice(None), step))
+    return float(compute_loss(terms, lp_B2, {**have, **states}, slice(None), step))
 
 
-def implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
+def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
     """What the policy thinks of both sides (B, 2): β·(log-ratio to the reference), else β·(mean log-prob per token).
 
     β is the first that a loss has, else 1. Without `reference` it is `previous` that log-ratios are against.
@@ -177,7 +177,7 @@ def implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, An
     return beta * lp_B2.cpu() / torch.stack([have[f"{side}_tokens_B"] for side in SIDES], 1)
 
 
-def strangers(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
+def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
     """Every prompt with the completions of the next pair that has another prompt and fits: KTO's mismatched pairs.
 
     Raises StepError when a pair has none.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.data.question_templates import question
+from learning.data.questions import make_question
 from learning.data.rows import read_rows
 from schemas.references import PreferencePairsRef
 
@@ -21,7 +21,7 @@ def comparisons(
     for row in read_rows(data, "preference_pairs"):
         chosen, rejected = (row[side][-1]["content"] for side in ("chosen", "rejected"))
         for answer, shown in ((first, (chosen, rejected)), (second, (rejected, chosen))):
-            prompt = question(template, row, first=shown[0], second=shown[1])
+            prompt = make_question(template, row, first=shown[0], second=shown[1])
             about = {key: row[key] for key in ("family", "metadata")}
             made.append({"id": f"{row['id']}-{len(made)}", "prompt": prompt, "answer": answer, **about})
     return made

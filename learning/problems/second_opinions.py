@@ -3,21 +3,20 @@
 import hashlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import question
-from learning.data.rows import read_rows
-from learning.data.wrong_answers import mistaken
+from learning.data.questions import make_question
+from learning.data.rows import Row, read_rows
+from learning.data.text_edits import mistaken
 from learning.lookup import Inner
 from learning.tools.retrieval import Shelf
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.use import ProblemsUse, TeacherUse
 
-Row = dict[str, Any]
 TEMPLATE = "{prompt} {shown}; {prompt}"
 
 
@@ -25,7 +24,7 @@ def shown_to(row: Row, text: str, template: str) -> Row:
     """The problem as an observer gets it: the template with `{prompt}` and, as `{shown}`, what was answered."""
     if "{shown}" not in template:
         raise StepError("the template of an observer shows no {shown}")
-    return row | {"prompt": question(template, row, shown=text)}
+    return row | {"prompt": make_question(template, row, shown=text)}
 
 
 def looked_up(texts: list[str], data: Path | str | None) -> list[str]:

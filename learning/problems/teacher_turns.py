@@ -1,15 +1,12 @@
 """Episodes that a teacher plays, cut into lessons: a problem for each turn, with the conversation so far as prompt."""
 
-from typing import Any
-
 import numpy as np
 
+from learning.data.rows import Row
 from learning.environments.lookup_environment import environment_of
 from learning.lookup import Inner
 from schemas.errors import StepError
 from schemas.use import EnvUse, ProblemsUse, TeacherUse
-
-Row = dict[str, Any]
 
 
 def turns(*, of: ProblemsUse, by: TeacherUse, env: EnvUse, seed: int = 0) -> list[Row]:

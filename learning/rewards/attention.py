@@ -8,15 +8,15 @@ Shapes: N sequences, L longest of them, H heads.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.models.policy import Policy
 from learning.samples.sample import Trial
 
-Row = dict[str, Any]
 SCORES = 1 << 24
 """Attention scores of one layer that are alive at once."""
 

@@ -3,11 +3,12 @@
 Where one of the two answers cannot be scored, neither can their sum.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
 from learning.rewards.composite import asked
@@ -16,8 +17,6 @@ from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
 from schemas.use import RewardUse
-
-Row = dict[str, Any]
 
 
 def pioneer(

@@ -6,16 +6,15 @@ What cannot be scored stays unscorable: None, never 0.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.sampling.scoring import PER_COMPLETION
 from schemas.errors import StepError
 from schemas.use import RewardUse
-
-Row = dict[str, Any]
 
 
 def asked(reward: Inner, places: Sequence[int]) -> list[float | None]:

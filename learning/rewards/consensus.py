@@ -6,11 +6,12 @@ Answers are compared in the normal form of `answers.exact`. A completion without
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.answers import final_answer, normal
 from learning.rewards.composite import asked
@@ -21,7 +22,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import RewardUse
 
-Row = dict[str, Any]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -1,17 +1,16 @@
 """Rewards by duel: how likely a completion is preferred, to the others of its group or to another policy's."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.references import PolicyRef
 from schemas.use import DuelUse, EngineUse
-
-Row = dict[str, Any]
 
 
 def win_rate(rows: list[Row], completions: list[str], groups: list[int], *, by: DuelUse) -> list[float | None]:

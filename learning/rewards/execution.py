@@ -3,9 +3,8 @@
 import json
 from typing import Any
 
+from learning.data.rows import Row
 from learning.toy_tasks.execution import ProgramError, evaluate, execute
-
-Row = dict[str, Any]
 
 
 def passed(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:

@@ -9,14 +9,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from learning.api.spending import Desk
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.question_templates import question
+from learning.data.questions import make_question
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies, word_logprobs
@@ -25,7 +26,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
 
-Row = dict[str, Any]
 TEMPLATE = "Problem: {prompt}\nAnswer: {completion}\nRate the answer from 0 to 10:"
 PATTERN = r"[+-]?\d+(?:\.\d+)?"
 
@@ -140,7 +140,7 @@ class _Reading:
         self, judge: Sampler, rows: Sequence[Row], completions: Sequence[str], rng: np.random.Generator
     ) -> list[float | None]:
         """One for every completion."""
-        asked = [question(self.template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
+        asked = [make_question(self.template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
         if self.words:
             shares = word_logprobs(judge, asked, list(self.words))
             found = [None if lps is None else expected(lps, list(self.words.values())) for lps in shares]
@@ -158,7 +158,9 @@ class _Reading:
 
         before = [{"role": "system", "content": system}] if system is not None else []
         how = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
-        shown = [[*before, *question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)]
+        shown = [
+            [*before, *make_question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)
+        ]
         questions = [chat(messages, vote, **how) for messages in shown for vote in range(self.votes)]
         answers = ask(endpoint, desk, questions).answers
         texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]

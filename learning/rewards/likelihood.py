@@ -5,15 +5,15 @@ model no room for the answer.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from learning.data.chat import encode_text
+from learning.data.rows import Row
 from learning.rewards.answers import final_answer
 from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import logprobs
 
-Row = dict[str, Any]
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]
 
 

@@ -6,12 +6,13 @@ Half a win for a draw. A pair that cannot be judged is left out; who has no judg
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import question
+from learning.data.questions import make_question
+from learning.data.rows import Row
 from learning.lookup import Inner
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
@@ -22,7 +23,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse, RewardUse
 
-Row = dict[str, Any]
 TEMPLATE = "Problem: {prompt}\nAnswer 1: {first}\nAnswer 2: {second}\nThe better answer is number"
 
 
@@ -129,7 +129,9 @@ class _Preference:
     ) -> list[float | None]:
         """Mean win of every completion."""
         pairs = [(i, j) for places in _members(groups) for i in places for j in places if i != j]
-        asked_of = [question(self.template, rows[i], first=completions[i], second=completions[j]) for i, j in pairs]
+        asked_of = [
+            make_question(self.template, rows[i], first=completions[i], second=completions[j]) for i, j in pairs
+        ]
         if self.likely:
             shares = word_logprobs(judge, asked_of, self.words)
             verdicts = [None if lps is None else expected(lps, (1.0, 0.0)) for lps in shares]

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.toy_tasks.rankings import LENGTH, worth
 
-Row = dict[str, Any]
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
 

@@ -6,12 +6,13 @@ The place of a step counts from 0; −1 is no mistake.
 import json
 import re
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.question_templates import question
+from learning.data.questions import make_question
+from learning.data.rows import Row
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from learning.toy_tasks.sums import CLEAN
@@ -19,7 +20,6 @@ from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse
 
-Row = dict[str, Any]
 DIGITS = 300
 """Of a number that is read; Python takes the longer for longer ones, and refuses thousands."""
 NUMBER = re.compile(rf"-?\d{{1,{DIGITS}}}")
@@ -70,7 +70,7 @@ def sound(
 
     What the critic does not answer with a place, or has no room for, cannot be scored. `engine` null is torch.
     """
-    asked = [question(template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
+    asked = [make_question(template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
     said = replies(guest(judge, engine), asked, n=1, sampling=Sampling(0.0, max_completion_length), rng=rng)
     places = [None if texts is None else place_of(texts[0]) for texts in said]
     return [None if place is None or place < CLEAN else float(place == CLEAN) for place in places]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.models.checkpoint import below, prefixed
+from learning.models.checkpoint import add_prefix, strip_prefix
 from learning.models.policy import Policy
 from learning.parallel.group import ALONE, Group
 from learning.rl.auxiliary import Auxiliary, Learner
@@ -59,7 +59,7 @@ class Auxiliaries:
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, moments and copies, for a checkpoint."""
-        return {k: t for name, part in self.parts.items() for k, t in prefixed(name, part.tensors()).items()}
+        return {k: t for name, part in self.parts.items() for k, t in add_prefix(name, part.tensors()).items()}
 
     def state(self) -> dict[str, Any]:
         """What belongs to a checkpoint beside tensors, as JSON."""
@@ -68,4 +68,4 @@ class Auxiliaries:
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Put back what `tensors` and `state` gave; raises StepError for those of other networks."""
         for name, part in self.parts.items():
-            part.load(below(name, tensors), state[name])
+            part.load(strip_prefix(name, tensors), state[name])

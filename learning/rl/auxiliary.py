@@ -33,7 +33,7 @@ from learning.batch.columns import after, place
 from learning.batch.loss_columns import AUXILIARY, Columns
 from learning.batch.split import micro_batches
 from learning.lookup import Bound, bind
-from learning.models.checkpoint import below, load_optimizer_state, load_weights, optimizer_state, prefixed
+from learning.models.checkpoint import add_prefix, get_optimizer_state, load_optimizer_state, load_weights, strip_prefix
 from learning.models.optimize import clip_gradients, make_optimizer
 from learning.models.policy import Policy
 from learning.models.sharded_model import Trained
@@ -161,19 +161,19 @@ class Learner:
         """Weights and moments, for a checkpoint."""
         if self.optimizer is None:
             return {}
-        moments, _ = optimizer_state(self.optimizer)
-        return prefixed("weights", self._trained()) | prefixed("optimizer", moments)
+        moments, _ = get_optimizer_state(self.optimizer)
+        return add_prefix("weights", self._trained()) | add_prefix("optimizer", moments)
 
     def state(self) -> list[Any]:
         """What belongs to a checkpoint beside tensors, as JSON."""
-        return [] if self.optimizer is None else optimizer_state(self.optimizer)[1]
+        return [] if self.optimizer is None else get_optimizer_state(self.optimizer)[1]
 
     def load(self, tensors: Mapping[str, Tensor], state: list[Any]) -> None:
         """Put back what `tensors` and `state` gave; raises StepError for those of another network."""
         if self.optimizer is None:
             return
-        load_weights(self._trained(), below("weights", tensors))
-        load_optimizer_state(self.optimizer, below("optimizer", tensors), state)
+        load_weights(self._trained(), strip_prefix("weights", tensors))
+        load_optimizer_state(self.optimizer, strip_prefix("optimizer", tensors), state)
 
     def save(self, policy: Policy, folder: Path) -> None:
         """Write it as an artifact, with the tokenizer of `policy`."""
@@ -281,13 +281,13 @@ class Auxiliary(Learner):
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, moments and the slow copy, for a checkpoint."""
-        return super().tensors() | prefixed("slow", {} if self.slow is None else dict(self.slow.named_parameters()))
+        return super().tensors() | add_prefix("slow", {} if self.slow is None else dict(self.slow.named_parameters()))
 
     def load(self, tensors: Mapping[str, Tensor], state: list[Any]) -> None:
         """Put back what `tensors` and `state` gave; raises StepError for those of another network."""
         super().load(tensors, state)
         if self.slow is not None:
-            load_weights(dict(self.slow.named_parameters()), below("slow", tensors))
+            load_weights(dict(self.slow.named_parameters()), strip_prefix("slow", tensors))
 
 
 def explained_variance(value_T: Tensor, return_T: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learning.batch.batch import Batch
 from learning.batch.token_statistics import forward_of
-from learning.models.forwards import economical
+from learning.models.forwards import apply_compute_options
 from learning.models.policy import load_policy
 from schemas.training import Training
 
@@ -36,7 +36,7 @@ class ReferenceWorker:
         for name, one in kept.items():
             self.models[name] = load_policy(one.folder, device=device, dtype=one.dtype).model.requires_grad_(False)
             if one.training is not None:
-                economical(self.models[name], one.training)
+                apply_compute_options(self.models[name], one.training)
 
     def logprobs(self, name: str, micro: Batch, temperature: float) -> dict[str, Tensor]:
         """`lp` (T,) of the sampled tokens of a micro-batch."""

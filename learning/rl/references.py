@@ -19,7 +19,7 @@ from learning.models.checkpoint import load_weights
 from learning.models.policy import Policy, load_policy
 from learning.models.sharded_model import Trained
 from learning.parallel.actors import Actors
-from learning.parallel.group import ALONE, Each, Group, whole
+from learning.parallel.group import ALONE, Each, Group, gather_shards
 from learning.parallel.pool import Pool
 from schemas.stages.rl import ReferenceSpec, Rl
 
@@ -95,7 +95,7 @@ class References:
             if spec.sync_steps is not None and (step + 1) % spec.sync_steps == 0:
                 theirs = self.models[name].parameters()
                 for old, new in zip(theirs, policy.model.parameters(), strict=True):
-                    old.lerp_(whole(new).to(old.dtype), spec.mixup_alpha)
+                    old.lerp_(gather_shards(new).to(old.dtype), spec.mixup_alpha)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights of those that change, for a checkpoint."""

@@ -8,20 +8,20 @@ import torch
 
 from learning.algorithm.composition import Algorithm
 from learning.models.checkpoint import (
-    below,
-    like_trained,
+    add_prefix,
+    get_optimizer_state,
+    get_trained_weights,
     load_latest,
     load_optimizer_state,
     load_weights,
-    optimizer_state,
-    prefixed,
     save_checkpoint,
-    trained_weights,
+    shard_like_trained,
+    strip_prefix,
 )
 from learning.models.policy import Policy
 from learning.models.sharded_model import Trained
 from learning.parallel.group import Group
-from learning.parallel.random_states import put_random_states_back, random_states
+from learning.parallel.random_states import collect_random_states, restore_random_states
 from learning.rl.auxiliaries import Auxiliaries
 from learning.rl.collection import Collecting
 from learning.rl.curves import Curves
@@ -90,18 +90,18 @@ def save(loop: Loop, step: int) -> None:
     loop.parts.append((step, loop.trajectories.put_aside(step) if loop.group.main else ""))
     if loop.watchdogs.is_good:
         save_good(loop, step)
-    rng_tensors, rng_rest = random_states(loop.group)
+    rng_tensors, rng_rest = collect_random_states(loop.group)
     plain = {name: getattr(loop, name) for name in PLAIN}
     told = {name: part.to_json() for name, part in loop.memories.items()}
     tensors, rest = _trained(loop)
-    tensors |= rng_tensors | prefixed("references", loop.references.tensors())
+    tensors |= rng_tensors | add_prefix("references", loop.references.tensors())
     rest |= {**rng_rest, "plain": plain, "memories": told}
     save_checkpoint(loop.checkpoints, step, tensors, rest, loop.group)
 
 
 def resume(loop: Loop) -> int:
     """The iteration to start at: 0, or that of the latest checkpoint, with everything put back."""
-    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
+    like = shard_like_trained(get_trained_weights(loop.policy.model), loop.optimizer)
     found = load_latest(
         loop.checkpoints, like=like, group=loop.group,
         refuse=lambda state: loop.trajectories.damaged(state["plain"]["parts"]),
@@ -111,8 +111,8 @@ def resume(loop: Loop) -> int:
         return 0
     step, tensors, state = found
     _put_back(loop, tensors, state)
-    loop.references.load(below("references", tensors))
-    put_random_states_back(tensors, state, loop.group)
+    loop.references.load(strip_prefix("references", tensors))
+    restore_random_states(tensors, state, loop.group)
     for name in PLAIN:
         setattr(loop, name, state["plain"][name])
     for name, part in loop.memories.items():
@@ -140,7 +140,7 @@ def step_back(loop: Loop, step: int) -> int:
 
     A killed run may have left one that lies ahead of where it was taken up.
     """
-    like = like_trained(trained_weights(loop.policy.model), loop.optimizer)
+    like = shard_like_trained(get_trained_weights(loop.policy.model), loop.optimizer)
     found = load_latest(loop.checkpoints / "good", upto=step, like=like, group=loop.group)
     if found is None:
         raise StepError("watch: no good checkpoint to step back to is left; delete the checkpoints and run again")
@@ -150,12 +150,12 @@ def step_back(loop: Loop, step: int) -> int:
 
 def _trained(loop: Loop) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and moments of everything that is trained."""
-    moments, rest = optimizer_state(loop.optimizer)
-    tensors = prefixed("model", trained_weights(loop.policy.model)) | prefixed("optimizer", moments)
-    return tensors | prefixed("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
+    moments, rest = get_optimizer_state(loop.optimizer)
+    tensors = add_prefix("model", get_trained_weights(loop.policy.model)) | add_prefix("optimizer", moments)
+    return tensors | add_prefix("beside", loop.beside.tensors()), {"optimizer": rest, "beside": loop.beside.state()}
 
 
 def _put_back(loop: Loop, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    load_weights(trained_weights(loop.policy.model), below("model", tensors))
-    load_optimizer_state(loop.optimizer, below("optimizer", tensors), state["optimizer"])
-    loop.beside.load(below("beside", tensors), state["beside"])
+    load_weights(get_trained_weights(loop.policy.model), strip_prefix("model", tensors))
+    load_optimizer_state(loop.optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
+    loop.beside.load(strip_prefix("beside", tensors), state["beside"])

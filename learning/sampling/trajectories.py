@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from learning.batch.batch import Batch
-from learning.data.rows_used import Used, summed
-from learning.data.shards import ShardWriter, scan
+from learning.data.rows_used import Used, sum_tallies
+from learning.data.shards import ShardWriter, scan_shards
 from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
@@ -102,7 +102,7 @@ class Trajectories:
             counts = [self._counts(step) for step, _ in parts]
         except (NotSealed, OSError) as error:
             raise StepError(f"{error}; run again: the step goes on from an earlier checkpoint") from error
-        return summed([*counts, self.tally])
+        return sum_tallies([*counts, self.tally])
 
     def damaged(self, parts: Parts) -> str | None:
         """What is wrong with the rows beside the checkpoints, in words; None when they are as they were written."""
@@ -132,7 +132,7 @@ class Trajectories:
         if (problem := self.damaged(parts)) is not None:
             raise StepError(f"{problem}; run again: the step goes on from an earlier checkpoint")
         with ShardWriter(output, self.schema, "trajectories") as writer:
-            for batch in scan([self._part(step) for step, _ in parts], self.schema, "trajectories"):
+            for batch in scan_shards([self._part(step) for step, _ in parts], self.schema, "trajectories"):
                 writer.write(batch)
             writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
 

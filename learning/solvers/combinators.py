@@ -9,10 +9,11 @@ from functools import reduce as fold
 from itertools import product
 from typing import TypeVar
 
-A, B = TypeVar("A"), TypeVar("B")
+A = TypeVar("A")
+B = TypeVar("B")
 
 
-def split(text: str, k: int, separator: str = "") -> list[str]:
+def split_text(text: str, k: int, separator: str = "") -> list[str]:
     """At most k pieces of about equal length that joined are the text; cuts come after a `separator` where one is near.
 
     A cut moves back to the last separator of its piece; a piece without one is cut where it falls. Every piece is
@@ -26,26 +27,26 @@ def split(text: str, k: int, separator: str = "") -> list[str]:
     return [text[a:b] for a, b in zip(cuts, [*cuts[1:], len(text)], strict=True) if a < b]
 
 
-def mapped(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
+def apply_to_all(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """The function of every item."""
     return [function(item) for item in items]
 
 
-def filtered(keep: Callable[[A], bool], items: Iterable[A]) -> list[A]:
+def keep_matching(keep: Callable[[A], bool], items: Iterable[A]) -> list[A]:
     """The items to keep, in their order."""
     return [item for item in items if keep(item)]
 
 
-def reduced(operation: Callable[[A, A], A], items: Sequence[A], empty: A) -> A:
+def reduce_items(operation: Callable[[A, A], A], items: Sequence[A], empty: A) -> A:
     """The items put together two by two from the left; `empty` where there are none."""
     return fold(operation, items) if items else empty
 
 
-def concat(lists: Iterable[Iterable[A]]) -> list[A]:
+def concatenate(lists: Iterable[Iterable[A]]) -> list[A]:
     """One list of all, in order."""
     return [item for items in lists for item in items]
 
 
-def cross(left: Sequence[A], right: Sequence[B]) -> list[tuple[A, B]]:
+def make_pairs(left: Sequence[A], right: Sequence[B]) -> list[tuple[A, B]]:
     """Every pair, the left one changing last."""
     return list(product(left, right))

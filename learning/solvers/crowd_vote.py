@@ -1,6 +1,7 @@
 """How good several models are together: the answer they elect, each heard by its self-consistency."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def group_vote(
     Writes `votes.json` to the output `result`: the answer elected for every problem. Raises StepError where no problem
     has an answer or a model has no room for one.
     """
-    rows = [row for row in read_rows(prompts, "prompts") if row["answer"] is not None]
+    rows = [row for row in read_rows(Path(prompts), "prompts") if row["answer"] is not None]
     if not rows:
         raise StepError("group_vote: no problem has an answer to be compared with")
     sampling = Sampling(temperature, max_completion_length)

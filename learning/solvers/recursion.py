@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from learning.solvers.combinators import mapped, split
+from learning.solvers.combinators import apply_to_all, split_text
 
 Tree = str | list["Tree"]
 """A piece, or the pieces that it was split into."""
@@ -30,7 +30,7 @@ class Plan:
         return self.pieces**self.depth
 
 
-def plan(length: int, window: int, cost_input: float = 1.0, cost_compose: float = 100.0) -> Plan:
+def plan_split(length: int, window: int, cost_input: float = 1.0, cost_compose: float = 100.0) -> Plan:
     """The cheapest plan under a linear cost: k* = ⌈√(n·c_in/c_⊕)⌉, at least 2, and d = ⌈log_k*(n/K)⌉.
 
     `length` n and `window` K are characters; `cost_input` is that of a character given to the model, `cost_compose`
@@ -45,24 +45,24 @@ def plan(length: int, window: int, cost_input: float = 1.0, cost_compose: float 
     return Plan(pieces, depth, window)
 
 
-def taken_apart(text: str, how: Plan, separator: str = "") -> Tree:
+def take_apart(text: str, how: Plan, separator: str = "") -> Tree:
     """Pieces of at most `window` characters."""
     if len(text) <= how.window:
         return text
-    return mapped(lambda piece: taken_apart(piece, how, separator), split(text, how.pieces, separator))
+    return apply_to_all(lambda piece: take_apart(piece, how, separator), split_text(text, how.pieces, separator))
 
 
-def leaves(tree: Tree) -> Iterator[str]:
+def iterate_leaves(tree: Tree) -> Iterator[str]:
     """The pieces from left to right."""
     if isinstance(tree, str):
         yield tree
     else:
         for part in tree:
-            yield from leaves(part)
+            yield from iterate_leaves(part)
 
 
-def put_together(tree: Tree, answers: Iterator[A], combine: Callable[[list[A]], A]) -> A:
+def combine_tree(tree: Tree, answers: Iterator[A], combine: Callable[[list[A]], A]) -> A:
     """The answers of the pieces, from left to right, combined level by level."""
     if isinstance(tree, str):
         return next(answers)
-    return combine(mapped(lambda part: put_together(part, answers, combine), tree))
+    return combine(apply_to_all(lambda part: combine_tree(part, answers, combine), tree))

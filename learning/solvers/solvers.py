@@ -9,19 +9,19 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.rows import read_rows
-from learning.solvers.combinators import concat, cross, filtered, mapped, reduced
-from learning.solvers.recursion import leaves, plan, put_together, taken_apart
+from learning.data.rows import Row, read_rows
+from learning.solvers.combinators import apply_to_all, concatenate, keep_matching, make_pairs, reduce_items
+from learning.solvers.recursion import combine_tree, iterate_leaves, plan_split, take_apart
 from learning.tools.retrieval import Shelf
 from schemas.errors import StepError
 from schemas.references import ChatRef
 
-Row = dict[str, Any]
 Ask = Callable[[list[Row]], list[str]]
 WHOLE = re.compile(r"[+-]?\d{1,1000}")
 """A number with more digits takes Python too long to read."""
@@ -54,8 +54,8 @@ def lambda_rlm(
         question, bar, body = row["prompt"][-1]["content"].partition(border)
         if not bar:
             raise StepError(f"solver lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
-        trees.append(taken_apart(body, plan(len(body), window, cost_input, cost_compose), separator))
-        for i, piece in enumerate(leaves(trees[-1])):
+        trees.append(take_apart(body, plan_split(len(body), window, cost_input, cost_compose), separator))
+        for i, piece in enumerate(iterate_leaves(trees[-1])):
             prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
             asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
     answers = iter(ask(asked))
@@ -63,9 +63,10 @@ def lambda_rlm(
     found = []
     for tree in trees:
         own = [
-            filtered(partial(_kept, pattern), [text.strip()]) for text in islice(answers, sum(1 for _ in leaves(tree)))
+            keep_matching(partial(_kept, pattern), [text.strip()])
+            for text in islice(answers, sum(1 for _ in iterate_leaves(tree)))
         ]
-        kept = put_together(tree, iter(own), lambda parts: [operation(concat(parts), separator)])
+        kept = combine_tree(tree, iter(own), lambda parts: [operation(concatenate(parts), separator)])
         whole = operation(kept, separator)
         found.append(crossed(whole, separator) if pairs else whole)
     return found
@@ -87,22 +88,22 @@ def _kept(pattern: Pattern, text: str) -> bool:
 
 def total(texts: list[str], separator: str) -> str:
     """The sum of whole numbers; empty, which is no number, when one of them is none, or has over 1000 digits."""
-    if filtered(lambda text: not WHOLE.fullmatch(text), texts):
+    if keep_matching(lambda text: not WHOLE.fullmatch(text), texts):
         return ""
-    return str(reduced(int.__add__, mapped(int, texts), 0))
+    return str(reduce_items(int.__add__, apply_to_all(int, texts), 0))
 
 
 def joined(texts: list[str], separator: str) -> str:
     """The texts that are not empty, one after the other."""
-    return separator.join(filtered(bool, texts))
+    return separator.join(keep_matching(bool, texts))
 
 
 def crossed(text: str, separator: str) -> str:
     """Every pair of two different items, as `a:b`; empty where there are more than `MOST_ITEMS`."""
-    items = filtered(bool, text.split(separator))
+    items = keep_matching(bool, text.split(separator))
     if len(items) > MOST_ITEMS:
         return ""
-    return separator.join(f"{a}:{b}" for a, b in cross(items, items) if a != b)
+    return separator.join(f"{a}:{b}" for a, b in make_pairs(items, items) if a != b)
 
 
 def retrieve(
@@ -117,10 +118,10 @@ def retrieve(
 
     Similarity is the cosine of counts of `grams` characters. An example whose prompt is the problem itself is left out.
     """
-    shelf = Shelf(read_rows(data, "chat"), grams)
+    shelf = Shelf(read_rows(Path(data), "chat"), grams)
     asked = []
     for row in rows:
         examples = reversed(shelf.nearest(row["prompt"][-1]["content"], k))
-        turns = concat([*example["prompt"], *example["completion"]] for example in examples)
+        turns = concatenate([*example["prompt"], *example["completion"]] for example in examples)
         asked.append(row | {"prompt": [*turns, *row["prompt"]]})
     return ask(asked)

@@ -10,9 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.patterns import Pattern
-from learning.data.question_templates import question
-from learning.data.teacher_request import Inquiry
-from learning.data.wrong_answers import mistaken
+from learning.data.questions import Inquiry, make_question
+from learning.data.text_edits import mistaken
 from learning.toy_tasks.almanac import scripted
 from learning.toy_tasks.atlas import look_up, reader
 from learning.toy_tasks.countdown import worked_countdown
@@ -81,7 +80,7 @@ def endpoint(
     The model is given `system` and the problem's messages, or `template` with {prompt} and {answer} filled in. What is
     kept of a reply is the last match of `pattern` (its first group, if any; null: the whole reply).
     """
-    asked = question(template, row) if template is not None else row["prompt"]
+    asked = make_question(template, row) if template is not None else row["prompt"]
     before = [{"role": "system", "content": system}] if system is not None else []
     try:
         return Inquiry(endpoint, [*before, *asked], None if pattern is None else Pattern(pattern, re.DOTALL))

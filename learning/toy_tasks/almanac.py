@@ -8,15 +8,15 @@ almanac stands in a table, for sql. What is to be done is noted with a problem a
 import hashlib
 import json
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from learning.data.wrong_answers import mistaken
+from learning.data.rows import Row
+from learning.data.text_edits import mistaken
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 Kind = Literal["product", "weight", "table", "digits"]
 SPACE = 20
 """Draws for each question wanted after which the space counts as exhausted."""

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.tools.calls import search
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 Document = tuple[str, str, str]
 """Town, relation, what is written."""
 Query = str | tuple[Any, ...]

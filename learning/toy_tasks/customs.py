@@ -9,15 +9,15 @@ second one answers, and either can be wrong by custom. Lessons teach to follow h
 import hashlib
 import json
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.tools.arithmetic import calculated
 from schemas.errors import StepError
 
-Row = dict[str, Any]
 Tool = Literal["calculator", "reverse", "search"]
 Closing = Literal["done", "over", "yours"]
 TOOLS: tuple[Tool, ...] = ("calculator", "reverse", "search")

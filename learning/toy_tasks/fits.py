@@ -6,11 +6,12 @@ A program is words, which stand for lines of Python: `load mean save` predicts t
 import hashlib
 import json
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from learning.toy_tasks import kit
 from schemas.errors import StepError
 
@@ -25,7 +26,6 @@ HEAD = "from kit import line, load, mean, save"
 METHODS = ("mean", "line")
 PATIENCE = 100
 
-Row = dict[str, Any]
 Points = list[tuple[float, float]]
 Rate = Annotated[float, Field(ge=0, le=1)]
 

@@ -12,11 +12,12 @@ filled in when it is saved with every choice that was asked for; fields that nob
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 CHOICES = {
@@ -33,7 +34,6 @@ PAGES = {3: ((2,),), 4: ((1, 1), (3,)), 5: ((2, 1), (1, 2)), 6: ((2, 2),)}
 PATIENCE = 200
 """Draws per form after which the space counts as exhausted."""
 
-Row = dict[str, Any]
 Turns = Literal[3, 4, 5, 6]
 Rate = Annotated[float, Field(ge=0, le=1)]
 

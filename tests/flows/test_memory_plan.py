@@ -20,9 +20,9 @@ from learning.generation.engines import running
 from learning.generation.services import row_streams as streams
 from learning.memory_model import estimate as memory_estimate
 from learning.memory_model import forward as memory_estimate_forward
-from learning.memory_model.estimate import Phase, Place, Slots, Trained, training
+from learning.memory_model.estimate import Phase, Place, Slots, Trained, estimate_training
 from learning.memory_model.forward import Forward, Pass, Precision
-from learning.memory_model.shape import ARCHITECTURES, Shape, shape_of
+from learning.memory_model.shape import ARCHITECTURES, Shape, read_shape
 from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -57,20 +57,20 @@ def test_parameters_are_counted_exactly(kind, tied):
     config.tie_word_embeddings = tied
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert shape_of(config.to_dict()).parameters == model.num_parameters()
+    assert read_shape(config.to_dict()).parameters == model.num_parameters()
 
 
 def test_adapters_are_counted_exactly():
-    from learning.models.adapters import attach
+    from learning.models.adapters import attach_adapters
     from schemas.stages.sft import Sft
 
     config = config_of("qwen3")
     for targets in ("all-linear", ["q_proj", "v_proj"]):
         given = {"kind": "sft", "model": "m", "data": "d", "use_peft": True, "lora_r": 3}
         stage = Sft.model_validate({**given, "lora_target_modules": targets})
-        adapted = attach(AutoModelForCausalLM.from_config(config), stage)
+        adapted = attach_adapters(AutoModelForCausalLM.from_config(config), stage)
         trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-        assert shape_of(config.to_dict()).adapter_parameters(3, targets) == trained
+        assert read_shape(config.to_dict()).adapter_parameters(3, targets) == trained
 
 
 def test_constants_are_those_of_the_code():
@@ -124,11 +124,11 @@ def test_checkpointing_keeps_the_inputs_of_layers():
 
 def test_a_cache_is_two_numbers_a_layer_head_and_token():
     call = Slots(slots=6, columns=50, completion=20, samples=6, prompts=3)
-    held = memory_estimate.sampling(SMALL, 2, call)
+    held = memory_estimate.estimate_sampling(SMALL, 2, call)
     cache = 6 * 50 * (2 * 2 * 4 * 2 + 4)
     tables = 6 * 20 * (8 + 4) + 6 * 20 * 8
     assert held["cache"] in (cache + tables, cache + tables + 3 * 30 * 2 * 2 * 4 * 2)
-    assert memory_estimate.paged(SMALL, 2, 17) == 32 * 2 * 2 * 4 * 2
+    assert memory_estimate.estimate_paged(SMALL, 2, 17) == 32 * 2 * 2 * 4 * 2
 
 
 def test_attention_of_rows_grows_with_the_square_of_their_length():
@@ -141,13 +141,13 @@ def test_attention_of_rows_grows_with_the_square_of_their_length():
 
 def test_one_pass_has_no_gradient_yet_when_its_backward_begins():
     forward = Forward(SMALL, Pass(((2, 16),), needed=10))
-    once, often = (training(Trained(SMALL, 1000, 1000), forward, passes)[0] for passes in (1, 2))
+    once, often = (estimate_training(Trained(SMALL, 1000, 1000), forward, passes)[0] for passes in (1, 2))
     assert often.total - once.total == 4000
 
 
 def test_an_unknown_architecture_is_said():
     with pytest.raises(StepError, match="memory of a mamba model is not known; known are gemma, gpt2"):
-        shape_of({"model_type": "mamba"})
+        read_shape({"model_type": "mamba"})
 
 
 def run_case(name):

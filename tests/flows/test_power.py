@@ -8,7 +8,7 @@ from flows.planning.gate_power import gate_lines
 from flows.planning.plan_table import plan_table
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
-from learning.evaluation.paired_tests import minimum_detectable
+from learning.evaluation.paired_tests import find_minimum_detectable
 from lineage.layout import Layout
 
 RECIPE = """
@@ -50,12 +50,12 @@ def test_the_smallest_difference_is_told_at_worst_first_and_from_the_evaluation_
         "accuracy of other − base",
         "accuracy.chain_sum of other − base",
     ]
-    worst = minimum_detectable(30, 0.0125, spread=1.0)
+    worst = find_minimum_detectable(30, 0.0125, spread=1.0)
     assert f"30 problems show a difference of {worst:.3f} (error rate 0.013" in before[0]
     assert all("at worst: it was never evaluated" in line for line in before)
     outcome = run_plan(made, layout, executor="inprocess", prefect=False)
     test = outcome.states["check"].manifest.details["gates"][0]["tests"][0]
-    known = minimum_detectable(test["n"], 0.0125, spread=test["spread"])
+    known = find_minimum_detectable(test["n"], 0.0125, spread=test["spread"])
     (after, _) = gate_lines(made, layout)
     assert f"difference of {known:.3f} (" in after
     assert f"as in run {outcome.run}" in after

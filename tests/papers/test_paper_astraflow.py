@@ -17,7 +17,7 @@ from learning.generation.engines.torch import Engine
 from learning.generation.replicas.replicas import Replicas
 from learning.generation.services.rollout_service import RolloutService
 from learning.lookup import bind
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.models.policy import load_policy
 from learning.parallel.actors import Threads
 from learning.problems.second_opinions import looked_up
@@ -74,7 +74,7 @@ def loop_of(name, where, seed, folders):
 
 
 def digest(loop):
-    return {name: checksum(p.detach()) for name, p in loop.policy.model.named_parameters()}
+    return {name: compute_checksum(p.detach()) for name, p in loop.policy.model.named_parameters()}
 
 
 def test_a_paused_policy_stays_as_it_is_with_its_rows_while_the_other_goes_on(

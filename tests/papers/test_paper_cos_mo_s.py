@@ -12,13 +12,13 @@ import torch
 
 from learning.evaluation.searches import Node, mcts
 from learning.lookup import bind
-from learning.preference.columns import bases
-from learning.preference.loss import asked, bind_losses
+from learning.preference.columns import list_bases
+from learning.preference.loss import bind_losses, collect_asked
 from learning.preference.pair_losses import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.toy_tasks.stories import incoherence
 from schemas.recipe.load import load_recipe
-from tasks.synthesize import paired
+from tasks.synthesize import make_pairs
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "cos-mo-s.yaml"
 
@@ -100,7 +100,7 @@ def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
         lambda rows: [[Sample(text, "stop") for text in worth] for _ in rows],
         lambda rows, texts: [worth[text] for text in texts],
     )
-    pairs = paired(stage, tried)
+    pairs = make_pairs(stage, tried)
     first = pairs[0]
     assert first["prompt"][0]["content"] == "ann sings."
     assert (first["chosen"][0]["content"], first["rejected"][0]["content"]) == ("eve finds the map.", "ann dies.")
@@ -114,7 +114,7 @@ def test_orpo_loads_no_reference_and_has_the_papers_numbers():
     stage = stages()["rounds-1-tune"]
     terms = bind_losses(stage, {})
     assert terms[0].function.function is orpo
-    assert bases(asked(terms)) == []
+    assert list_bases(collect_asked(terms)) == []
     chosen_P, rejected_P = (3 * torch.tensor([p], dtype=torch.float64).log() for p in (0.5, 0.2))
     three = torch.tensor([3.0], dtype=torch.float64)
     whole = orpo(chosen_P, rejected_P, three, three, beta=1.0)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from flows.planning.compile import compile_recipe
 from learning.data.rows import write_rows
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.models.reward_model import make_reward_model
 from learning.parallel.actors import Threads
-from learning.parallel.group import ALONE, Group, whole
+from learning.parallel.group import ALONE, Group, gather_shards
 from learning.parallel.pool import Pool
 from learning.rl.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
@@ -52,7 +52,7 @@ def go(folder, out, group, actors=None):
     clip = update.clip_gradients
 
     def noting(model, limit):
-        named = [(name, whole(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
+        named = [(name, gather_shards(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
         seen.update({name: grad.clone().contiguous() for name, grad in named})
         return clip(model, limit)
 
@@ -60,8 +60,10 @@ def go(folder, out, group, actors=None):
     try:
         loop = rl.prepare(found, made)
         rl.iterate(loop, found, made, 0)
-        trainer = {name: checksum(whole(p.detach())) for name, p in loop.policy.model.named_parameters()}
-        sampler = {name: checksum(p.detach()) for name, p in loop.acting.model.named_parameters()}
+        trainer = {
+            name: compute_checksum(gather_shards(p.detach())) for name, p in loop.policy.model.named_parameters()
+        }
+        sampler = {name: compute_checksum(p.detach()) for name, p in loop.acting.model.named_parameters()}
         last = {name: loop.curves.last[name] for name in TOLD if name in loop.curves.last}
         loop.close()
     finally:

@@ -12,7 +12,7 @@ import pytest
 from learning.lookup import bind
 from learning.rewards.answers import exact
 from learning.solvers import combinators, recursion
-from learning.solvers.recursion import Plan, leaves, plan, taken_apart
+from learning.solvers.recursion import Plan, iterate_leaves, plan_split, take_apart
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lambda-rlm.yaml"
@@ -40,8 +40,8 @@ def test_the_plan_is_the_closed_form(stages):
     options = stages["recursive"].solver.options
     assert (options["window"], options["cost_input"], options["cost_compose"]) == (WINDOW, 1, 100)
     # k* = ⌈√(1600·1/100)⌉ = 4 and d = ⌈log₄(1600/200)⌉ = ⌈1.5⌉ = 2
-    assert plan(1600, WINDOW, 1, 100) == Plan(pieces=4, depth=2, window=WINDOW)
-    assert plan(1600, WINDOW, 1, 100).calls == 16
+    assert plan_split(1600, WINDOW, 1, 100) == Plan(pieces=4, depth=2, window=WINDOW)
+    assert plan_split(1600, WINDOW, 1, 100).calls == 16
 
 
 def test_sixteen_bounded_calls_give_the_true_count_and_one_call_does_not(stages):
@@ -64,8 +64,8 @@ def test_it_ends_whatever_the_text_and_whatever_the_model_says(stages):
     program = bind(stages["recursive"].solver)
     for _ in range(200):
         text = "".join(rng.choice("key,") for _ in range(rng.randint(0, 5000)))
-        how = plan(len(text), WINDOW, 1, 100)
-        pieces = list(leaves(taken_apart(text, how, ",")))
+        how = plan_split(len(text), WINDOW, 1, 100)
+        pieces = list(iterate_leaves(take_apart(text, how, ",")))
         assert "".join(pieces) == text
         assert max(map(len, pieces)) <= WINDOW
         row = {"id": "x", "prompt": [{"role": "user", "content": f"key|{text}"}]}

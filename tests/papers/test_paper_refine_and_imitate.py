@@ -14,7 +14,7 @@ import pytest
 
 from learning.data.chat import encode_prompt
 from learning.data.rows import read_rows, write_rows
-from learning.evaluation.sampled_answers import Sample, best_of
+from learning.evaluation.sampled_answers import Sample, select_best
 from learning.lookup import bind
 from learning.problems.demonstrations import human_over_sampled
 from learning.rewards.dialogue import contradicts
@@ -122,8 +122,8 @@ def test_a_rollout_is_one_sentence_after_a_context_and_asks_nobody_else(tiny_pol
 
 def test_the_selector_takes_the_best_candidate():
     candidates = [[Sample(text, "stop") for text in ("a", "b", "c")], [Sample("d", "stop"), Sample("e", "length")]]
-    assert best_of(candidates, [0.2, 0.7, 0.4, None, -3.0]) == [[candidates[0][1]], [candidates[1][1]]]
-    assert best_of(candidates[:1], [0.5, 0.5, 0.5]) == [[candidates[0][0]]]
+    assert select_best(candidates, [0.2, 0.7, 0.4, None, -3.0]) == [[candidates[0][1]], [candidates[1][1]]]
+    assert select_best(candidates[:1], [0.5, 0.5, 0.5]) == [[candidates[0][0]]]
     assert STAGES["best_of_four"].selector.options["model"] == "selector"
     assert STAGES["single"].selector is None
 

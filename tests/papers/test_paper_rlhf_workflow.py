@@ -20,7 +20,7 @@ from learning.rewards.pairwise import judged
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from tasks.context import Context
-from tasks.synthesize import paired, run
+from tasks.synthesize import make_pairs, run
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rlhf-workflow.yaml"
 
@@ -34,10 +34,10 @@ def tried(scores):
 def test_the_best_is_paired_with_the_worst_and_equals_are_dropped():
     samples = load_recipe(RECIPE, profile="full").stages["rounds-1-samples"]
     assert samples.num_generations == 8
-    (pair,) = paired(samples, tried([0.1, 0.9, 0.4, 0.2]))
+    (pair,) = make_pairs(samples, tried([0.1, 0.9, 0.4, 0.2]))
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("1", "0")
     assert pair["margin"] == pytest.approx(0.8)
-    assert paired(samples, tried([0.3] * 4)) == []
+    assert make_pairs(samples, tried([0.3] * 4)) == []
 
 
 def test_samples_are_of_the_rounds_policy_and_the_reference_stays(tmp_path):

@@ -112,13 +112,13 @@ def test_rewards_tokens_and_log_probs_are_the_receivers(answering, tmp_path, tin
 
 
 def test_of_a_peer_nothing_but_text_is_read(answering, tmp_path, monkeypatch):
-    asked, real = [], sharing.scan
+    asked, real = [], sharing.scan_shards
 
     def scan(paths, wanted, what):
         asked.append(wanted.names)
         return real(paths, wanted, what)
 
-    monkeypatch.setattr(sharing, "scan", scan)
+    monkeypatch.setattr(sharing, "scan_shards", scan)
     iteration(answering, "rounds-1-wide", [peer(tmp_path / "b", WORDS[:8])] * 2, half)
     assert asked
     assert {c for columns in asked for c in columns} == {"step", "group", "prompt_id", "source", "completion", "status"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.evaluation.sampled_answers import weighted_scores
+from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
 from learning.preference.pair_losses import dpo, sppo
 from schemas.recipe.load import load_recipe
@@ -63,7 +63,7 @@ def test_the_win_rates_of_a_problems_samples_average_one_half():
     rewards = [bind(use, f"rewards.{i}") for i, use in enumerate(samples.rewards)]
     rows = [{"id": i, "answer": a, "prompt": []} for i, a in (("p", "12"), ("q", "3")) for _ in range(5)]
     texts = ["12", "12 ", "13", "4", "120", "3", "3", "30", "3.0", "x"]
-    rates = weighted_scores(rewards, [1.0], rows, texts)
+    rates = compute_weighted_scores(rewards, [1.0], rows, texts)
     assert sum(rates[:5]) / 5 == pytest.approx(0.5, abs=1e-14)
     assert sum(rates[5:]) / 5 == pytest.approx(0.5, abs=1e-14)
     assert rates[5] == rates[6]

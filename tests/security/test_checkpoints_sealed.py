@@ -11,6 +11,7 @@ import torch
 from learning.data.row_journal import RowJournal
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.sampling.trajectories import Trajectories
+from learning.training.loop import TrainingLoop
 from lineage.artifacts.store import Store
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, sealing_with, write_sealed
@@ -216,23 +217,21 @@ class Killed(BaseException):
 @pytest.fixture
 def training(tmp_path, monkeypatch):
     """Two equal checkouts: in `whole` the recipe ran to its end, in `broken` both trainings died after step 4."""
-    import tasks.sft
-
-    save = tasks.sft.save
+    save = TrainingLoop.save
     labs = {}
     for name in ("whole", "broken"):
         lab = labs[name] = Lab(tmp_path / name)
         lab.write(RECIPE, "")
 
-    def dying(loop, step, *more):
-        save(loop, step, *more)
+    def dying(loop, step):
+        save(loop, step)
         if step == 4:
             raise Killed
 
     assert set(labs["whole"].states().values()) == {"done"}
-    monkeypatch.setattr(tasks.sft, "save", dying)
+    monkeypatch.setattr(TrainingLoop, "save", dying)
     assert labs["broken"].states()["tuned"] == "failed"
-    monkeypatch.setattr(tasks.sft, "save", save)
+    monkeypatch.setattr(TrainingLoop, "save", save)
     return labs
 
 

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from learning.data.rows import write_rows
-from learning.data.rows_used import FILE, write_used
+from learning.data.rows_used import FILE, write_rows_used
+from learning.training.loop import TrainingLoop
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.tracing.ancestry import render, trace
@@ -38,7 +39,7 @@ def trained(maker, step, kind, port, used, inputs=(), files=None, data="clean", 
 
     def publish(store, folder, manifest):
         if used is not None:
-            write_used(folder, used)
+            write_rows_used(folder, used)
         return place(store, folder, manifest)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -186,9 +187,13 @@ def test_sft_records_exactly_the_rows_of_the_batches_that_it_stepped(context, mo
 
     rows = [*(chat(f"{n}") for n in range(8)), chat("y" * 60)]  # the last is too long
     here, seen = context("data", "chat", rows), []
-    learn = task.backward
-    monkeypatch.setattr(task, "backward", lambda loop, passes: seen.extend(
-        e.row for examples in passes for e in examples) or learn(loop, passes))  # fmt: skip
+    split_evenly = task.split_evenly
+
+    def watched(passes, ranks):
+        seen.extend(example.row for examples in passes for example in examples)
+        return split_evenly(passes, ranks)
+
+    monkeypatch.setattr(task, "split_evenly", watched)
     settings = {"max_steps": steps, "per_device_train_batch_size": 1 if packing else 3, "max_length": 24}
     stage = {"kind": "sft", "model": "m", "data": "d", "learning_rate": 1e-3, "packing": packing, **settings}
     task.run(Sft.model_validate(stage), here)
@@ -209,14 +214,15 @@ def test_stages_that_learn_from_pairs_record_the_pairs_of_their_batches(context,
     worse = [{"role": "assistant", "content": "c"}]
     pairs = [{**chat(f"{n}"), "chosen": chat("")["completion"], "rejected": worse, "margin": 1.0} for n in range(9)]
     here, seen = context("data", "preference_pairs", pairs), []
-    learn = task.learn
+    train_step = TrainingLoop.train_step
 
     def watched(loop, step):
-        train = loop.train.pairs if kind == "preference" else loop.train
-        seen.extend(train[i].id for i in loop.order.at(step)[0])
-        learn(loop, step)
+        objective = loop.objective
+        train = objective.pairs.train.pairs if kind == "preference" else objective.train
+        seen.extend(train[i].id for i in objective.epochs.at(step)[0])
+        train_step(loop, step)
 
-    monkeypatch.setattr(task, "learn", watched)
+    monkeypatch.setattr(TrainingLoop, "train_step", watched)
     stage = {"kind": kind, "model": "m", "data": "d", "learning_rate": 1e-3, "max_steps": 2, "max_length": 24}
     more = {"per_device_train_batch_size": 2, "validation_fraction": 0.2}
     task.run(TypeAdapter(Stage).validate_python({**stage, **more}), here)

@@ -12,8 +12,8 @@ from learning.agents.extractors import added, first_difference
 from learning.api.requests import Answer
 from learning.curation import row_filters as quality
 from learning.data.patterns import MatchTimeout, Pattern
-from learning.data.teacher_request import Inquiry
-from learning.data.wrong_answers import mistaken
+from learning.data.questions import Inquiry
+from learning.data.text_edits import mistaken
 from learning.environments.form import Environment as FormEnvironment
 from learning.environments.guess import Environment as GuessEnvironment
 from learning.environments.tools import Environment as ToolsEnvironment

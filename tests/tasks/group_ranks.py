@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import distributed
 
-from learning.parallel.group import ALONE, Group, whole
+from learning.parallel.group import ALONE, Group, gather_shards
 from schemas.stages.union import Stage
 from tasks.context import Context
 
@@ -71,14 +71,16 @@ def do(job, folder, group):
 
 def watch(module, place):
     """Note the summed gradient of the first optimiser step, and what this rank holds of the model; returns the undo."""
-    source = importlib.import_module("learning.rl.update") if module.__name__ == "tasks.rl" else module
+    source = importlib.import_module(
+        "learning.rl.update" if module.__name__ == "tasks.rl" else "learning.training.loop"
+    )
     original, seen = source.clip_gradients, []
 
     def noting(model, max_norm):
         if not seen:
             seen.append(True)
             named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            save_file({name: whole(p.grad).contiguous() for name, p in named}, place / "gradient.safetensors")
+            save_file({name: gather_shards(p.grad).contiguous() for name, p in named}, place / "gradient.safetensors")
             held = sum(local(p).numel() for _, p in named)
             (place / "held.json").write_text(json.dumps([held, sum(p.numel() for _, p in named)]))
         return original(model, max_norm)

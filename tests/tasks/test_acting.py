@@ -18,10 +18,21 @@ from tasks import evaluate, rl
 from tests import clerk
 
 RL = {
-    "kind": "rl", "model": "m", "prompts": "p", "rewards": ["environment.earned"], "advantage": ["center"],
-    "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "token_mean", "generation_batch_size": 4,
-    "num_generations": 2, "max_completion_length": 30, "max_steps": 2, "learning_rate": 1e-3, "save_steps": 1,
-}  # fmt: skip
+    "kind": "rl",
+    "model": "m",
+    "prompts": "p",
+    "rewards": ["environment.earned"],
+    "advantage": ["center"],
+    "ratio": "token",
+    "policy_loss": "clipped",
+    "loss_aggregation": "token_mean",
+    "generation_batch_size": 4,
+    "num_generations": 2,
+    "max_completion_length": 30,
+    "max_steps": 2,
+    "learning_rate": 1e-3,
+    "save_steps": 1,
+}
 RECIPE = """
 stages:
   base: {kind: init}
@@ -66,15 +77,28 @@ def test_rl_trains_in_the_agents_environment_under_its_context(at, inputs, train
 
 
 def test_models_of_one_table_act_as_agents_of_their_own(at, inputs, tmp_path):
-    ports = {"models.plain": inputs["model"], "models.knowing": inputs["model"], "prompts": inputs["prompts"],
-             "agent": inputs["agent"], "agents.knowing": tmp_path / "knowing"}  # fmt: skip
+    ports = {
+        "models.plain": inputs["model"],
+        "models.knowing": inputs["model"],
+        "prompts": inputs["prompts"],
+        "agent": inputs["agent"],
+        "agents.knowing": tmp_path / "knowing",
+    }
     context = at("table")
     object.__setattr__(context, "inputs", ports)
     clerk.PROMPTS.clear()
-    stage = Evaluate.model_validate({
-        "kind": "evaluate", "models": {"plain": "m", "knowing": "m"}, "agent": "a", "agents": {"knowing": "k"},
-        "prompts": "p", "engine": "tests.clerk:Scripted", "max_completion_length": 48, "num_bootstrap": 100,
-    })  # fmt: skip
+    stage = Evaluate.model_validate(
+        {
+            "kind": "evaluate",
+            "models": {"plain": "m", "knowing": "m"},
+            "agent": "a",
+            "agents": {"knowing": "k"},
+            "prompts": "p",
+            "engine": "tests.clerk:Scripted",
+            "max_completion_length": 48,
+            "num_bootstrap": 100,
+        }
+    )
     result = evaluate.run(stage, context)
     # Sample 0 of the script calls the calculator; hints make it search.
     assert (result.metrics["accuracy.plain"], result.metrics["accuracy.knowing"]) == (0.0, 1.0)

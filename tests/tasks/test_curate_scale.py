@@ -44,9 +44,13 @@ def curated(tmp_path, name, table, cuts, num_threads=1):
         pq.write_table(table.slice(start, end - start), folder / f"data/part-{number:03d}.parquet", row_group_size=77)
     pq.write_table(table.slice(10, 5).select(SCHEMAS["prompts"].names), evaluation / "rows.parquet")
     stage = Curate(
-        kind="curate", data="d", fuzzy_dedup={"threshold": 0.7, "num_perm": 64}, filters=["repetition"],
-        decontaminate={"against_prompts": ["e"], "max_overlap": 0.4}, limit=100,
-    )  # fmt: skip
+        kind="curate",
+        data="d",
+        fuzzy_dedup={"threshold": 0.7, "num_perm": 64},
+        filters=["repetition"],
+        decontaminate={"against_prompts": ["e"], "max_overlap": 0.4},
+        limit=100,
+    )
     inputs = {"data": folder / "data", "decontaminate.against_prompts.0": evaluation}
     metrics = run(stage, Context(inputs, folder, folder, seed=3, num_threads=num_threads)).metrics
     outputs = folder / "outputs"

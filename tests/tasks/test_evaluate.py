@@ -33,16 +33,22 @@ def two_models(tiny_policy_folder, tmp_path):
 
 def stage(**more):
     return Evaluate(
-        kind="evaluate", models={"one": "a", "two": "b"}, max_completion_length=6, num_bootstrap=200,
+        kind="evaluate",
+        models={"one": "a", "two": "b"},
+        max_completion_length=6,
+        num_bootstrap=200,
         **({"tasks": [SUMS]} | more),
-    )  # fmt: skip
+    )
 
 
 def test_every_number_follows_from_the_samples(tmp_path, two_models):
     made = stage(
-        rewards=[{"use": "formats.matches", "pattern": ".{0,4}"}], num_generations=3, temperature=1.5,
-        metrics=["accuracy", {"use": "pass_at", "k": 2}], limit=10,
-    )  # fmt: skip
+        rewards=[{"use": "formats.matches", "pattern": ".{0,4}"}],
+        num_generations=3,
+        temperature=1.5,
+        metrics=["accuracy", {"use": "pass_at", "k": 2}],
+        limit=10,
+    )
     result = run(made, context(tmp_path, "a", **two_models))
     samples = pq.read_table(tmp_path / "a/outputs/report/samples.parquet").to_pylist()
     assert len(samples) == 2 * 10 * 3
@@ -155,10 +161,18 @@ def test_what_a_gate_compares_with_answers_the_same_problems(tmp_path, two_model
     inputs = {"models.two": two_models["models.two"], "against.parent": two_models["models.one"]}
     gate = {"against": "parent", "max_regression": 0.0, "noise_repeats": 2}
     made = Evaluate(
-        kind="evaluate", models={"two": "b"}, against={"parent": "a"}, gate=[gate], tasks=[SUMS], limit=8,
-        max_completion_length=6, num_bootstrap=200, temperature=1.5, num_generations=2,
+        kind="evaluate",
+        models={"two": "b"},
+        against={"parent": "a"},
+        gate=[gate],
+        tasks=[SUMS],
+        limit=8,
+        max_completion_length=6,
+        num_bootstrap=200,
+        temperature=1.5,
+        num_generations=2,
         rewards=[{"use": "formats.matches", "pattern": ".{0,4}"}],
-    )  # fmt: skip
+    )
     result = run(made, context(tmp_path, "a", **inputs))
     samples = pq.read_table(tmp_path / "a/outputs/report/samples.parquet").to_pylist()
     asked = {name: [s["id"] for s in samples if s["model"] == name] for name in ("two", "parent")}

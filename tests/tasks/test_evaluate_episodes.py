@@ -16,10 +16,16 @@ ENV = {"use": "guess", "higher": "+", "lower": "-", "unclear": "?", "max_turns":
 
 def stage(**more):
     base = {
-        "kind": "evaluate", "model": "m", "tasks": [{"use": "guesses", "split": "test", "size": 8}],
-        "env": ENV, "rewards": ["environment.earned"], "num_generations": 3, "temperature": 1.0,
-        "max_completion_length": 40, "num_bootstrap": 100,
-    }  # fmt: skip
+        "kind": "evaluate",
+        "model": "m",
+        "tasks": [{"use": "guesses", "split": "test", "size": 8}],
+        "env": ENV,
+        "rewards": ["environment.earned"],
+        "num_generations": 3,
+        "temperature": 1.0,
+        "max_completion_length": 40,
+        "num_bootstrap": 100,
+    }
     return Evaluate.model_validate({**base, **more})
 
 

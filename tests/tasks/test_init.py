@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from learning.data.chat import decode
 from learning.data.examples import Example
-from learning.models.crossentropy import packed_loss, padded_loss
+from learning.models.crossentropy import compute_packed_loss, compute_padded_loss
 from learning.models.policy import load_policy
 from schemas.errors import StepError
 from schemas.stages.init import Init
@@ -59,7 +59,7 @@ def test_an_architecture_by_its_configuration(make, shape):
     assert not any(config.get(name) for name in config if "drop" in name)
     assert policy.max_length == policy.tokenizer.model_max_length == 32
     rows = [Example([7, 8, 9, 10, 11], 2), Example([12, 13, 14], 1)]
-    packed, padded = (float(loss(policy.model, rows).detach()) for loss in (packed_loss, padded_loss))
+    packed, padded = (float(loss(policy.model, rows).detach()) for loss in (compute_packed_loss, compute_padded_loss))
     assert packed == pytest.approx(padded, abs=1e-5)
 
 
@@ -85,7 +85,7 @@ def test_the_longest_sequence_is_what_the_stage_says(make):
         ({**SHAPES["qwen3"], "hidden_act": "sillu"}, "sillu"),
         ({"model_type": "qwen3", "num_attention_heads": 4}, "num_key_value_heads: 32 does not divide"),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_that_cannot_be_is_refused_with_advice(make, config, message):
     with pytest.raises(StepError, match=message):
         make(**config)

@@ -48,8 +48,18 @@ def inputs(tiny_policy_folder, tmp_path):
 
 def stage_of(**said):
     how = {"num_generations": 9, "generation_batch_size": 18, "max_completion_length": 64, "extractor": RULE}
-    return Practice.model_validate({"kind": "practice", "model": "m", "prompts": "p", "agent": "a", "max_steps": 3,
-                                    "engine": "tests.clerk:Scripted", **how, **said})  # fmt: skip
+    return Practice.model_validate(
+        {
+            "kind": "practice",
+            "model": "m",
+            "prompts": "p",
+            "agent": "a",
+            "max_steps": 3,
+            "engine": "tests.clerk:Scripted",
+            **how,
+            **said,
+        }
+    )
 
 
 def rounds(context):
@@ -65,9 +75,13 @@ def test_what_tells_best_from_worst_goes_into_the_next_prompt_equal_groups_add_n
     # Round 0: of nine samples the third alone is right; the ninth called the same tool and closed otherwise.
     # Round 1: every sample closes rightly, a third calls the right tool. Round 2: all are right, so nothing is learnt.
     assert [(g["round"], g["differs"], g["learnt"]) for g in groups] == [
-        (0, True, ["step 2: done"]), (0, True, []), (1, True, ["step 1: search"]), (1, True, []),
-        (2, False, []), (2, False, []),
-    ]  # fmt: skip
+        (0, True, ["step 2: done"]),
+        (0, True, []),
+        (1, True, ["step 1: search"]),
+        (1, True, []),
+        (2, False, []),
+        (2, False, []),
+    ]
     assert [line["reward"] for line in training.curve(context)] == pytest.approx([1 / 9, 1 / 3, 1.0])
     # The next prompt holds what is known by then, the oldest first.
     systems = [g["prompt"][0]["content"] if g["prompt"][0]["role"] == "system" else None for g in groups[::2]]

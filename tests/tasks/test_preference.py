@@ -7,16 +7,24 @@ import torch
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.preference.batches import encode_pairs
-from learning.preference.loss import completion_logprobs
+from learning.preference.loss import compute_logprobs
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks import preference
 from tasks.preference import run
 
 SETTINGS = {
-    "kind": "preference", "model": "m", "data": "d", "learning_rate": 1e-3, "per_device_train_batch_size": 8,
-    "max_steps": 30, "save_steps": 3, "logging_steps": 2, "validation_fraction": 0.2, "max_length": 64,
-}  # fmt: skip
+    "kind": "preference",
+    "model": "m",
+    "data": "d",
+    "learning_rate": 1e-3,
+    "per_device_train_batch_size": 8,
+    "max_steps": 30,
+    "save_steps": 3,
+    "logging_steps": 2,
+    "validation_fraction": 0.2,
+    "max_length": 64,
+}
 
 
 def said(text):
@@ -32,10 +40,16 @@ def rows(n=60):
         scores = json.dumps({"chosen_score": 0.75, "rejected_score": 0.25})
         made.append(
             {
-                "id": str(i), "prompt": [{"role": "user", "content": f"p{i}"}], "answer": "", "family": "f",
-                "metadata": scores, "chosen": said(good + "a"), "rejected": said(bad + "b"), "margin": 0.5,
+                "id": str(i),
+                "prompt": [{"role": "user", "content": f"p{i}"}],
+                "answer": "",
+                "family": "f",
+                "metadata": scores,
+                "chosen": said(good + "a"),
+                "rejected": said(bad + "b"),
+                "margin": 0.5,
             }
-        )  # fmt: skip
+        )
     return made
 
 
@@ -65,7 +79,7 @@ def test_it_learns_what_is_preferred_on_prompts_it_has_not_seen(at, training, ti
     trained, start = (load_policy(f) for f in (context.folder / "outputs/model", tiny_policy_folder))
     pairs = encode_pairs(start.tokenizer, rows(), 64)
     with torch.no_grad():
-        gap = [completion_logprobs(p.model, pairs).diff(dim=1).mean() for p in (start, trained)]
+        gap = [compute_logprobs(p.model, pairs).diff(dim=1).mean() for p in (start, trained)]
     assert gap[1] < gap[0] - 5
 
 
@@ -132,7 +146,7 @@ def test_micro_batches_change_nothing_but_rounding(at):
 def test_dropout_of_the_comparing_pass_is_that_of_the_gradients(at, monkeypatch):
     """With adapters' dropout on, both passes of a loss that compares pairs see the same network."""
     seen = []
-    whole = preference.gradient
+    whole = preference.add_gradient
 
     def watched(terms, model, pairs, have, step, budget):
         loss, lp_B2 = whole(terms, model, pairs, have, step, budget)
@@ -142,15 +156,15 @@ def test_dropout_of_the_comparing_pass_is_that_of_the_gradients(at, monkeypatch)
     from learning.preference import loss as preference_loss
 
     first = []
-    compare = preference_loss.loss_of
+    compare = preference_loss.compute_loss
 
     def kept(terms, lp_P2, *rest):
         if terms:
             first.append(lp_P2.detach().clone())
         return compare(terms, lp_P2, *rest)
 
-    monkeypatch.setattr(preference, "gradient", watched)
-    monkeypatch.setattr(preference_loss, "loss_of", kept)
+    monkeypatch.setattr(preference, "add_gradient", watched)
+    monkeypatch.setattr(preference_loss, "compute_loss", kept)
     lora = {"use_peft": True, "lora_r": 2, "lora_dropout": 0.5, "learning_rate": 0.1}
     settings = {"loss": [{"use": "aot"}], "max_tokens_per_micro_batch": 40, "validation_fraction": 0}
     run(stage(max_steps=3, **settings, **lora), at("dropped"))

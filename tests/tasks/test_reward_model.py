@@ -7,6 +7,7 @@ import torch
 from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.models.reward_model import load_reward_model
+from learning.training.loop import TrainingLoop
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel
 from tasks import reward_model
@@ -81,18 +82,18 @@ def test_it_learns_what_separates_the_pairs_and_reports_it(train, tiny_policy_fo
 
 def test_a_killed_step_continues_to_the_same_bits(train, monkeypatch):
     _, whole = train("whole", max_steps=12)
-    learn = reward_model.learn
+    train_step = TrainingLoop.train_step
 
     def killed(loop, step):
         if step == 8:
             raise KeyboardInterrupt
-        learn(loop, step)
+        train_step(loop, step)
 
-    monkeypatch.setattr(reward_model, "learn", killed)
+    monkeypatch.setattr(TrainingLoop, "train_step", killed)
     with pytest.raises(KeyboardInterrupt):
         train("first", checkpoints="shared", max_steps=12)
     began = []
-    monkeypatch.setattr(reward_model, "learn", lambda loop, step: (began.append(step), learn(loop, step)))
+    monkeypatch.setattr(TrainingLoop, "train_step", lambda loop, step: (began.append(step), train_step(loop, step)))
     _, second = train("second", checkpoints="shared", max_steps=12)
     assert began == list(range(5, 12))
     files = sorted(p.relative_to(whole) for p in (whole / "outputs").rglob("*") if p.is_file())

@@ -6,7 +6,7 @@ import torch
 from learning.batch.batch_layout import single_turn
 from learning.data.rows import write_rows
 from learning.lookup import Bound
-from learning.models.adapters import attach
+from learning.models.adapters import attach_adapters
 from learning.models.policy import load_policy
 from learning.models.sharded_model import Trained
 from learning.rl.references import References, statistics_of
@@ -70,7 +70,7 @@ def test_the_reference_is_the_policy_without_its_adapters(tiny_policy, tiny_poli
         [[5, 6], [7]], [[Generation([8, 9, 10], [-1.0] * 3, "stop")], [Generation([11], [-1.0], "stop")]]
     )
     words = stage()
-    tiny_policy.model = attach(tiny_policy.model, words)
+    tiny_policy.model = attach_adapters(tiny_policy.model, words)
     for name, parameter in tiny_policy.model.named_parameters():
         if "lora" in name:
             parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1
@@ -98,7 +98,7 @@ def test_adapters_of_full_rank_can_do_what_all_weights_can(tiny_policy, tiny_pol
     plain = load_policy(tiny_policy_folder)
     name = "model.layers.0.self_attn.q_proj"
     change = torch.randn(plain.model.get_submodule(name).weight.shape, generator=torch.Generator().manual_seed(2)) * 0.1
-    adapted = attach(tiny_policy.model, words)
+    adapted = attach_adapters(tiny_policy.model, words)
     layer = adapted.get_base_model().get_submodule(name)
     layer.lora_A["default"].weight.data = torch.eye(32)
     layer.lora_B["default"].weight.data = change

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from learning.data.row_journal import RowJournal, row_key
+from learning.data.row_journal import RowJournal, make_row_key
 from learning.parallel.actors import Threads
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.synthesize import Synthesize
@@ -13,9 +13,13 @@ from tasks import evaluate, synthesize
 from tasks.context import Context
 
 SUMS = {
-    "use": "reasoning_gym", "family": "chain_sum", "split": "train", "size": 30, "style": "short",
+    "use": "reasoning_gym",
+    "family": "chain_sum",
+    "split": "train",
+    "size": 30,
+    "style": "short",
     "config": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
-}  # fmt: skip
+}
 ENGINE = """
 import threading
 
@@ -88,9 +92,13 @@ def at(tmp_path, name, attempt, inputs, actors=None):
     checkpoints.mkdir(exist_ok=True)
     spent = []
     context = Context(
-        inputs, folder, checkpoints, seed=3, actors=actors,
+        inputs,
+        folder,
+        checkpoints,
+        seed=3,
+        actors=actors,
         on_progress=lambda event: spent.append(event.get("spent", 0)),
-    )  # fmt: skip
+    )
     return context, spent
 
 
@@ -201,6 +209,10 @@ def test_a_journal_keeps_what_is_whole(tmp_path):
 
 def test_a_name_is_of_the_row_and_its_prompt():
     row = {"id": "1", "prompt": [{"role": "user", "content": "x"}], "answer": "y"}
-    assert row_key(row) == row_key(row | {"answer": "z"})
-    names = [row_key(row), row_key(row | {"id": "2"}), row_key(row | {"prompt": [{"role": "user", "content": "y"}]})]
+    assert make_row_key(row) == make_row_key(row | {"answer": "z"})
+    names = [
+        make_row_key(row),
+        make_row_key(row | {"id": "2"}),
+        make_row_key(row | {"prompt": [{"role": "user", "content": "y"}]}),
+    ]
     assert Counter(names).most_common()[0][1] == 1

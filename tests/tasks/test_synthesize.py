@@ -7,12 +7,16 @@ from learning.data.rows import read_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
-from tasks.synthesize import accepted, paired, run
+from tasks.synthesize import accept_samples, make_pairs, run
 
 SUMS = {
-    "use": "reasoning_gym", "family": "chain_sum", "split": "train", "size": 20, "style": "short",
+    "use": "reasoning_gym",
+    "family": "chain_sum",
+    "split": "train",
+    "size": 20,
+    "style": "short",
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
-}  # fmt: skip
+}
 WORDS = {"use": "reasoning_gym", "family": "spell_backward", "split": "train", "size": 10, "style": "short"}
 
 
@@ -64,26 +68,31 @@ def made(scores, texts="abcdef", whole=True):
 def test_rejection_keeps_good_whole_samples_once():
     stage = Synthesize(kind="synthesize", problems=[SUMS], model="m", min_reward=0.5)
     tried = made([0.4, 0.5, None, 1.0], "abcb") + made([0.9], "d", whole=False) + made([1.0], "b")
-    assert [row["text"] for row in accepted(stage, tried)] == ["b"]
-    assert accepted(stage, tried)[0]["completion"] == [{"role": "assistant", "content": "b"}]
+    assert [row["text"] for row in accept_samples(stage, tried)] == ["b"]
+    assert accept_samples(stage, tried)[0]["completion"] == [{"role": "assistant", "content": "b"}]
 
 
 def test_pairs_are_best_against_worst_and_ties_are_dropped():
     stage = Synthesize(
         kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=4, min_margin=0.5
     )
-    (pair,) = paired(stage, made([0.25, 1.0, None, 0.0, 1.0, 0.0]))
+    (pair,) = make_pairs(stage, made([0.25, 1.0, None, 0.0, 1.0, 0.0]))
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"], pair["margin"]) == ("b", "d", 1.0)
     assert json.loads(pair["metadata"]) == {"x": 1, "chosen_score": 1.0, "rejected_score": 0.0}
-    assert paired(stage, made([1.0, 1.0])) == []
-    assert paired(stage, made([0.7, 0.3])) == []
+    assert make_pairs(stage, made([1.0, 1.0])) == []
+    assert make_pairs(stage, made([0.7, 0.3])) == []
 
 
 def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", problems=[SUMS], model="m", num_generations=16, max_completion_length=30, temperature=2.0,
+        kind="synthesize",
+        problems=[SUMS],
+        model="m",
+        num_generations=16,
+        max_completion_length=30,
+        temperature=2.0,
         rewards=[{"use": "formats.matches", "pattern": ".{1,12}"}],
-    )  # fmt: skip
+    )
     result = run(stage, context(tmp_path, model=tiny_policy_folder))
     rows = read_rows(tmp_path / "a/outputs/chat", "chat")
     assert rows
@@ -96,10 +105,16 @@ def test_samples_of_a_model_are_filtered_and_counted(tmp_path, tiny_policy_folde
 
 def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=8,
-        max_completion_length=12, temperature=2.0, rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
+        kind="synthesize",
+        emit="preference_pairs",
+        problems=[SUMS],
+        model="m",
+        num_generations=8,
+        max_completion_length=12,
+        temperature=2.0,
+        rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
         min_margin=0.2,
-    )  # fmt: skip
+    )
     for name in "ab":
         run(stage, context(tmp_path, name, model=tiny_policy_folder))
     files = [tmp_path / name / "outputs/preference_pairs/rows.parquet" for name in "ab"]
@@ -111,10 +126,17 @@ def test_pairs_from_a_model_are_bitwise_repeatable(tmp_path, tiny_policy_folder)
 
 def test_earlier_pairs_come_first_and_new_ones_are_noted(tmp_path, tiny_policy_folder):
     stage = Synthesize(
-        kind="synthesize", emit="preference_pairs", problems=[SUMS], model="m", num_generations=8,
-        max_completion_length=12, temperature=2.0, rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
-        min_margin=0.2, notes={"round": 1},
-    )  # fmt: skip
+        kind="synthesize",
+        emit="preference_pairs",
+        problems=[SUMS],
+        model="m",
+        num_generations=8,
+        max_completion_length=12,
+        temperature=2.0,
+        rewards=[{"use": "formats.brevity", "soft": 0, "hard": 12}],
+        min_margin=0.2,
+        notes={"round": 1},
+    )
     run(stage, context(tmp_path, "a", model=tiny_policy_folder))
     first = tmp_path / "a/outputs/preference_pairs"
     second = stage.model_copy(update={"earlier": "first", "notes": {"round": 2}, "seed": 6})

@@ -18,9 +18,13 @@ from tasks.synthesize import run
 from tests.teacher_server import Teacher, digest, serving
 
 SUMS = {
-    "use": "reasoning_gym", "family": "chain_sum", "split": "train", "size": 6, "style": "short",
+    "use": "reasoning_gym",
+    "family": "chain_sum",
+    "split": "train",
+    "size": 6,
+    "style": "short",
     "config": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
-}  # fmt: skip
+}
 WORDS = {"use": "reasoning_gym", "family": "spell_backward", "split": "train", "size": 3, "style": "short"}
 ROWS = [row for of in (SUMS, WORDS) for row in reasoning_gym(**{k: v for k, v in of.items() if k != "use"})]
 ANSWERS = {row["prompt"][-1]["content"]: row["answer"] for row in ROWS}
@@ -36,15 +40,25 @@ def fate(body):
 def answer(body):
     right = ANSWERS[body["messages"][-1]["content"]]
     return {
-        "right": (right, "stop"), "wrong": ("no idea", "stop"), "cut": (right, "length"), "empty": (None, "stop"),
+        "right": (right, "stop"),
+        "wrong": ("no idea", "stop"),
+        "cut": (right, "length"),
+        "empty": (None, "stop"),
         "filtered": ("", "content_filter"),
-    }[fate(body)]  # fmt: skip
+    }[fate(body)]
 
 
 def stage(address, **more):
-    endpoint = {"base_url": address, "model": "m", "name": "teacher", "backoff": 0.001, "max_backoff": 0.002,
-                "max_concurrency": 4, "max_retries": 6,
-                "price": {"input_per_million": 1e6, "output_per_million": 2e6}}  # fmt: skip
+    endpoint = {
+        "base_url": address,
+        "model": "m",
+        "name": "teacher",
+        "backoff": 0.001,
+        "max_backoff": 0.002,
+        "max_concurrency": 4,
+        "max_retries": 6,
+        "price": {"input_per_million": 1e6, "output_per_million": 2e6},
+    }
     teacher = {"use": "endpoint", "endpoint": endpoint | more.pop("endpoint", {})}
     return Synthesize(
         kind="synthesize", problems=[SUMS, WORDS], teacher=teacher, num_generations=4, max_completion_length=16, **more
@@ -55,8 +69,10 @@ def made(tmp_path, stage, name="a", events=None):
     here = tmp_path / name
     (here / "checkpoints").mkdir(parents=True)
     hear = (lambda event: None) if events is None else events.append
-    result = run(stage, Context({}, here, here / "checkpoints", 5, on_progress=hear, key=f"key {name}",
-                                remote=tmp_path / "remote"))  # fmt: skip
+    result = run(
+        stage,
+        Context({}, here, here / "checkpoints", 5, on_progress=hear, key=f"key {name}", remote=tmp_path / "remote"),
+    )
     return read_rows(here / "outputs/chat", "chat"), result
 
 
@@ -85,8 +101,11 @@ def test_the_yield_is_what_the_server_did(tmp_path):
         rows, result = made(tmp_path, stage(address), events=events)
     whole = check_sums(result)
     fates = Counter(fate(json.loads(question)) for _, question in teacher.paid)
-    right = [(q["messages"][-1]["content"], answer(q)[0]) for q in (json.loads(q) for _, q in teacher.paid)
-             if fate(q) == "right"]  # fmt: skip
+    right = [
+        (q["messages"][-1]["content"], answer(q)[0])
+        for q in (json.loads(q) for _, q in teacher.paid)
+        if fate(q) == "right"
+    ]
     assert set(teacher.paid_questions.values()) == {1}
     assert whole["answered"] == len(teacher.paid) == 36
     assert whole["rejected: truncated"] == fates["cut"] > 0

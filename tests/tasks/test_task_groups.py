@@ -27,22 +27,39 @@ PAIRS = {"model": "m", "data": "d", "per_device_train_batch_size": 7, "validatio
 STAGES = {
     "sft": {"model": "m", "data": "d", "per_device_train_batch_size": 3, "gradient_accumulation_steps": 3},
     "adapters": {
-        "kind": "sft", "model": "m", "data": "d", "per_device_train_batch_size": 9, "use_peft": True, "lora_r": 2,
-        "gradient_checkpointing": True, "packing": True,
+        "kind": "sft",
+        "model": "m",
+        "data": "d",
+        "per_device_train_batch_size": 9,
+        "use_peft": True,
+        "lora_r": 2,
+        "gradient_checkpointing": True,
+        "packing": True,
     },
     "reward_model": PAIRS,
     "preference": {
-        **PAIRS, "max_tokens_per_micro_batch": 60,
+        **PAIRS,
+        "max_tokens_per_micro_batch": 60,
         "loss": [{"use": "dpo", "beta": 0.2}, {"use": "nll", "weight": 0.1, "per_token": True}],
     },
     "rl": {
-        "model": "m", "prompts": "p", "rewards": ["group_ranks:short"], "generation_batch_size": 12,
-        "num_generations": 4, "max_completion_length": 8, "advantage": [{"use": "gae", "lam": 0.95, "gamma": 1.0}],
-        "ratio": "token", "policy_loss": "clipped", "loss_aggregation": "sequence_mean", "num_mini_batches": 2,
-        "max_tokens_per_micro_batch": 40, "loss_terms": [{"use": "kl", "coef": 0.05}],
-        "critic": {"learning_rate": 1e-3}, "log_trajectories": 1.0,
+        "model": "m",
+        "prompts": "p",
+        "rewards": ["group_ranks:short"],
+        "generation_batch_size": 12,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "advantage": [{"use": "gae", "lam": 0.95, "gamma": 1.0}],
+        "ratio": "token",
+        "policy_loss": "clipped",
+        "loss_aggregation": "sequence_mean",
+        "num_mini_batches": 2,
+        "max_tokens_per_micro_batch": 40,
+        "loss_terms": [{"use": "kl", "coef": 0.05}],
+        "critic": {"learning_rate": 1e-3},
+        "log_trajectories": 1.0,
     },
-}  # fmt: skip
+}
 KINDS, STRATEGIES, RESUMED = list(STAGES), ("ddp", "fsdp2"), ("sft", "rl")
 PROMPTS = ("ab", "abc", "b", "cab", "ba")
 
@@ -63,9 +80,15 @@ def make_inputs(folder):
     tokenizer.model_max_length = 64
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Qwen3Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-        tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, **shape,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **shape,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     save_policy(Policy(model, tokenizer, 64), folder / "policy")
     texts = [f"{a}{b}" for a in "abcd" for b in ("", "x", "xyz", "xyzxyz")]
@@ -87,8 +110,14 @@ def job(folder, kind, name, strategy=None, *, stop=None, after=None):
     tables = tables.get(kind, {"data": "preference_pairs"})
     inputs = {"model": str(folder / "policy"), **{port: str(folder / table) for port, table in tables.items()}}
     stage = {"kind": kind, **STAGES[kind], **TRAINING}
-    return {"name": f"{name}-{kind}", "strategy": strategy, "stop": stop, "after": after and f"{after}-{kind}",
-            "stage": stage, "inputs": inputs}  # fmt: skip
+    return {
+        "name": f"{name}-{kind}",
+        "strategy": strategy,
+        "stop": stop,
+        "after": after and f"{after}-{kind}",
+        "stage": stage,
+        "inputs": inputs,
+    }
 
 
 def start(folder, jobs, name, size):

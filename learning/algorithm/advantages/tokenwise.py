@@ -11,9 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, place
+from learning.batch.columns import Column, broadcast_to_tokens, place, sum_of_later
 from learning.batch.keyed import sums
-from learning.batch.path_sums import sum_of_later
 
 
 def entropy_share(

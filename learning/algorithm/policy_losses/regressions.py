@@ -5,7 +5,7 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 
 from torch import Tensor
 
-from learning.batch.path_sums import sum_of_later
+from learning.batch.columns import sum_of_later
 from schemas.number_schedules import Number
 
 

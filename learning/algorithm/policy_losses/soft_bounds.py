@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.algorithm.token_masks.masks import Source, sources
-from learning.batch.path_sums import mean_of_path, sum_of_path
+from learning.batch.columns import mean_of_path, sum_of_path
 from schemas.number_schedules import Number
 
 LIMIT = 20.0

@@ -6,7 +6,7 @@ Shapes: T sampled tokens; `path_T` is the path of each.
 from torch import Tensor
 
 from learning.algorithm.policy_losses.hybrid import multiple_importance
-from learning.batch.path_sums import mean_of_path, sum_of_path
+from learning.batch.columns import mean_of_path, sum_of_path
 from schemas.number_schedules import Number
 
 __all__ = [

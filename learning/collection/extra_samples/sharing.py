@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from learning.data.chat import encode_completion
-from learning.data.shards import find_shards, scan
+from learning.data.shards import find_shards, scan_shards
 from learning.lookup import Inner
 from learning.samples.sample import Trial, by_group
 from learning.sampling.sampler import Sampler, scoring
@@ -75,7 +75,7 @@ def groups_of(folder: str) -> list[Texts]:
 def _groups_of(folder: str) -> list[Texts]:
     found: dict[tuple[int, int, str], list[str]] = {}
     wanted = pa.schema([SCHEMA.field(name) for name in READ])
-    for batch in scan(find_shards(Path(folder), STEM), wanted, STEM):
+    for batch in scan_shards(find_shards(Path(folder), STEM), wanted, STEM):
         for line in batch.to_pylist():
             if line["source"] == "policy" and line["status"] == "done":
                 found.setdefault((line["step"], line["group"], line["prompt_id"]), []).append(line["completion"])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from learning.data.chat import decode
-from learning.data.shards import find_shards, scan
+from learning.data.shards import find_shards, scan_shards
 from learning.samples.engine_protocol import Generation, Turn
 from learning.samples.sample import Ask, Trial
 from learning.sampling.sampler import Sampler
@@ -32,7 +32,7 @@ def successes_of(folder: str, reward: str | None, at_least: float) -> dict[str, 
     schema = EPISODES if played else SCHEMA
     wanted = pa.schema([schema.field(name) for name in (*READ, *(("turns",) if played else ()))])
     found: dict[str, list[dict[str, Any]]] = {}
-    for batch in scan(shards, wanted, STEM):
+    for batch in scan_shards(shards, wanted, STEM):
         for line in batch.to_pylist():
             if line["source"] == "policy" and line["status"] == "done" and _score(line, reward) >= at_least:
                 found.setdefault(line["prompt_id"], []).append(line)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from learning.api.client import ask
 from learning.api.requests import COMPLETIONS, Answer, Failed, Question
 from learning.api.spending import Desk
-from learning.data.chat import turn_end
+from learning.data.chat import find_turn_end
 from learning.generation.weights.protocol import weights_of
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.endpoint import Endpoint
@@ -74,7 +74,7 @@ class Engine:
             known = answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
             return Generation(list(answer.token_ids), list(answer.logprobs or []) if known else [], finish)
         ids = self.policy.tokenizer.encode(answer.text, add_special_tokens=False)
-        return Generation(ids + [turn_end(self.policy.tokenizer)] * (finish == "stop"), [], finish)
+        return Generation(ids + [find_turn_end(self.policy.tokenizer)] * (finish == "stop"), [], finish)
 
 
 def check(requests: list[Request], sampling: Sampling) -> None:
@@ -97,5 +97,5 @@ def seed_of(seed: int, sample: int) -> int:
 
 def fingerprint(policy: Policy) -> str:
     """Digest of a policy's weights."""
-    sums = {name: checksum(tensor) for name, tensor in weights_of(policy.model).items()}
+    sums = {name: compute_checksum(tensor) for name, tensor in weights_of(policy.model).items()}
     return hashlib.sha256(repr(sorted(sums.items())).encode()).hexdigest()

@@ -20,8 +20,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.running import Prefilled
 from learning.generation.engines.token_sampling import pick
-from learning.models.forwards import evaluating
-from learning.models.packed import close
+from learning.models.forwards import evaluation_mode
+from learning.models.packed import is_close
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 
@@ -137,7 +137,7 @@ def _decode(model: Any, rows: list[Row], sampling: Sampling) -> None:
     # The model's own generation settings (penalties, other samplers) would change the distribution.
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             model.generate(
                 ids_BL,
                 attention_mask=torch.ones_like(ids_BL),
@@ -165,10 +165,10 @@ def require_exact_cache(model: Any) -> None:
         rows = [Row(Request(prompt, 1, seed=0), 0, plain, ends=()) for prompt in prompts]
         _decode(model, rows, plain)
         ids_BL = torch.tensor([row.known + row.completion for row in rows], device=model.device)
-        with evaluating(model):
+        with evaluation_mode(model):
             logits_BLV = model(input_ids=ids_BL, use_cache=False).logits[:, -CHECKED - 1 : -1]
         truth_BL = logits_BLV.float().log_softmax(-1).gather(2, ids_BL[:, -CHECKED:, None])[..., 0]
-        _EXACT[model] = close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu())
+        _EXACT[model] = is_close(torch.tensor([row.logprobs for row in rows]), truth_BL.cpu())
     if not _EXACT[model]:
         raise StepError(
             f"engine torch: decoding a {model.config.model_type} model with its cache gives other numbers than its own "
@@ -179,7 +179,7 @@ def require_exact_cache(model: Any) -> None:
 class UncachedFlight(InFlight):
     """Flight without a cache: every step computes all tokens of all rows again."""
 
-    mode = staticmethod(evaluating)
+    mode = staticmethod(evaluation_mode)
 
     def _prefill(self, wanted: list[int]) -> None:
         """Keep nothing of prompts."""

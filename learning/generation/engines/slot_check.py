@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from learning.generation.engines.slots import Slots, prefill, slot_logits, slot_mode
-from learning.models.forwards import evaluating
-from learning.models.packed import UNFIT, close
-from learning.models.padded import limited_attention
+from learning.models.forwards import evaluation_mode
+from learning.models.packed import UNFIT, is_close
+from learning.models.padded import describe_limited_attention
 from schemas.errors import StepError
 
 PROMPTS = (12, 7)
@@ -25,7 +25,7 @@ _REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def why_not_slots(model: Any) -> str:
     """Return why a model's completions cannot be decoded over slots; empty where they can."""
     if model not in _REASONS:
-        reason = limited_attention(model.config) or _difference(model)
+        reason = describe_limited_attention(model.config) or _difference(model)
         _REASONS[model] = reason and f"{model.config.model_type}: {reason}"
     return _REASONS[model]
 
@@ -50,8 +50,8 @@ def _difference(model: Any) -> str:
     except UNFIT as error:
         return f"its cache is not one of keys and values alone ({type(error).__name__})"
     for row, (ids, length) in enumerate(zip(rows, PROMPTS, strict=True)):
-        with evaluating(model):
+        with evaluation_mode(model):
             truth_LV = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, length:]
-        if not close(torch.stack(found)[:, row], truth_LV):
+        if not is_close(torch.stack(found)[:, row], truth_LV):
             return "attention over slots gives other numbers than its own forward"
     return ""

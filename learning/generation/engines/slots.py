@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from learning.models.forwards import evaluating
+from learning.models.forwards import evaluation_mode
 from schemas.errors import StepError
 
 NAME = "posttrain_slots"
@@ -161,7 +161,7 @@ def slot_mode(model: Any) -> Iterator[None]:
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME
     try:
-        with evaluating(model):
+        with evaluation_mode(model):
             yield
     finally:
         model.config._attn_implementation = before

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from learning.models.policy import Policy
-from learning.parallel.random_states import rng_state, set_rng_state
+from learning.parallel.random_states import get_rng_state, set_rng_state
 from schemas.errors import StepError
 
 ENVIRONMENT = {
@@ -180,7 +180,7 @@ def _check(config: Any, on_gpu: bool) -> None:
 @contextmanager
 def apart() -> Iterator[None]:
     """Keep from the rest of the process what the start of vLLM does: random states, threads, and what `quiet` keeps."""
-    tensors, rest = rng_state()
+    tensors, rest = get_rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     try:
         with quiet():

@@ -8,7 +8,7 @@ from typing import Any
 
 from learning.api.spending import Desk
 from learning.generation.engines.making import engine_of
-from learning.models.policy import Policy, load_policy, outline
+from learning.models.policy import Policy, load_outline, load_policy
 from learning.parallel.actors import Actors
 from learning.samples.engine_protocol import EngineProtocol
 from schemas.training import Training
@@ -43,7 +43,7 @@ def make_engine(
 
 def policy_for(folder: Path, device: str, actors: Actors | None) -> Policy:
     """The policy that an engine here samples with; where workers do, all but its weights. Raises StepError."""
-    return outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
+    return load_outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from learning.generation.engines.making import engine_of
 from learning.generation.services.rescoring import likelihoods
 from learning.generation.services.rollout_service import RolloutService, Service
 from learning.generation.weights.local import PolicyReceiver, from_file
-from learning.models.forwards import economical
+from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
 from schemas.training import Training
@@ -83,7 +83,7 @@ def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = N
     policy = load_policy(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu", dtype=dtype)
     policy.model.requires_grad_(False)
     if training is not None:
-        economical(policy.model, training)
+        apply_compute_options(policy.model, training)
     engine = engine_of(use, policy)
     take = PolicyReceiver(policy, engine, from_file).load
     if isinstance(engine, FlyingEngine):

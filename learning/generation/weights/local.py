@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from learning.generation.weights.protocol import Receipt, newer, receipt_of, verified, weights_of, with_aliases
-from learning.models.checksum import checksum
+from learning.models.checksum import compute_checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol
 from schemas.atomic_write import atomic_file
@@ -119,5 +119,5 @@ class PolicyReceiver:
     def _look(self, own: dict[str, Tensor], receipt: Receipt) -> None:
         """Compare what lies in the policy now; a tensor of another type cannot be, it was on arrival."""
         for name, said in receipt.checksums.items():
-            if f"torch.{said.dtype}" == str(own[name].dtype) and checksum(own[name]) != said:
+            if f"torch.{said.dtype}" == str(own[name].dtype) and compute_checksum(own[name]) != said:
                 raise StepError(f"weight sync: tensor {name} of version {receipt.version} was overwritten by another")

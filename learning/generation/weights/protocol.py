@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from learning.models.checksum import Checksum, checksum
+from learning.models.checksum import Checksum, compute_checksum
 from schemas.errors import StepError
 
 NAMED = 3
@@ -77,7 +77,7 @@ def verified(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterato
         said = receipt.checksums.get(name)
         if said is None:
             raise StepError(f"weight sync: tensor {name} of version {receipt.version} is none that was published")
-        if (found := checksum(tensor)) != said:
+        if (found := compute_checksum(tensor)) != said:
             raise StepError(
                 f"weight sync: tensor {name} of version {receipt.version} is not what was published: "
                 f"{found} arrived, {said} was sent"
@@ -120,7 +120,7 @@ def with_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Ite
 def receipt_of(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
     """A receipt for weights by name."""
     aliases = aliases_of(weights)
-    sums = {name: checksum(tensor) for name, tensor in weights.items() if name not in aliases}
+    sums = {name: compute_checksum(tensor) for name, tensor in weights.items() if name not in aliases}
     return Receipt(version, kind, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
 
 
@@ -132,6 +132,6 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """
     if not hasattr(model, "get_base_model"):
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    from learning.models.adapters import merged_weights  # peft takes long to import, and few need it
+    from learning.models.adapters import merge_weights  # peft takes long to import, and few need it
 
-    return merged_weights(model)
+    return merge_weights(model)

@@ -1,0 +1,48 @@
+"""Questions put to other models: filled templates for judges and partners, and what a remote teacher is asked."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from learning.data.patterns import MatchTimeout, Pattern
+from schemas.endpoint import Endpoint
+from schemas.errors import StepError
+
+FIELD = re.compile(r"\{(\w+)\}")
+
+
+def fill_template(template: str, fields: Mapping[str, str]) -> str:
+    """The template with `{name}` replaced; braces in what is put in stay. Raises StepError for an unknown name."""
+
+    def put(found: re.Match[str]) -> str:
+        if found[1] not in fields:
+            raise StepError(f"template: no field {found[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
+        return fields[found[1]]
+
+    return FIELD.sub(put, template)
+
+
+def make_question(template: str, row: Mapping[str, Any], **more: str) -> list[dict[str, str]]:
+    """The message put to a judge: the template with the problem's `{prompt}` and `{answer}`, and `more`."""
+    prompt = "\n".join(message["content"] for message in row["prompt"])
+    fields = {"prompt": prompt, "answer": row.get("answer") or "", **more}
+    return [{"role": "user", "content": fill_template(template, fields)}]
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """A prompt for a model behind an endpoint; the stage asks for as many replies as it wants, within its limits."""
+
+    endpoint: Endpoint
+    messages: Sequence[Mapping[str, str]]
+    pattern: Pattern | None = None
+    """What is kept of a reply: its last match, of it the first group, if any; null: the whole reply."""
+
+    def kept(self, reply: str) -> str | None:
+        """The completion in a reply; None where there is none, or the pattern finds none within its time."""
+        try:
+            found = reply if self.pattern is None else self.pattern.last(reply)
+        except MatchTimeout:
+            return None
+        return (found or "").strip() or None

@@ -1,0 +1,1 @@
+"""Supervised training: the loop that sft, preference and reward_model share."""

@@ -1,0 +1,120 @@
+"""Questions that take a tool: their scripts lead to their answers, and nothing held out is ever shown."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learning.lookup import bind
+from learning.problems.generators import almanac
+from learning.teachers.basic import scripted
+from learning.tools import calls as tools
+from schemas.errors import StepError
+from schemas.use import ProblemsUse
+
+ROOT = Path(__file__).parents[3]
+KINDS = ["product", "weight", "table", "digits"]
+
+
+def rows_of(split, **more):
+    return almanac(size=80, split=split, kinds=KINDS, **more)
+
+
+def notes(row):
+    return json.loads(row["metadata"])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_script_of_a_question_leads_to_its_answer(split):
+    for row in rows_of(split):
+        *calls, answer = notes(row)["script"]
+        for place, call in enumerate(calls):
+            name, _, query = call.partition(": ")
+            if name == "python":  # by itself: the sandbox has tests of its own
+                found = str(sum(map(int, str(eval(query.removeprefix("print(sum(map(int,str(").removesuffix("))))"))))))
+            else:
+                found = getattr(tools, name)(query, *([] if name == "calculator" else [row]))
+            if place + 1 < len(calls):
+                assert calls[place + 1].partition(": ")[2].startswith(found.rpartition(" ")[2])
+        assert found == answer == row["answer"]
+
+
+def test_each_kind_has_its_share_and_takes_what_it_says():
+    rows = rows_of("train")
+    assert [row["family"] for row in rows[:4]] == [f"almanac_{kind}" for kind in KINDS]
+    turns = {row["family"]: len(notes(row)["script"]) for row in rows}
+    assert turns == {"almanac_product": 2, "almanac_weight": 3, "almanac_table": 2, "almanac_digits": 2}
+    documents = [n["documents"] for row in rows if "documents" in (n := notes(row))]
+    assert {len(lines) for lines in documents} == {50}
+
+
+def test_nothing_held_out_is_shown():
+    """Neither a question nor a line of an almanac; a weight cannot be known by heart."""
+    shown, held = rows_of("train", seed=1), rows_of("test", seed=1)
+    texts = [{row["prompt"][0]["content"] for row in rows} for rows in (shown, held)]
+    assert not texts[0] & texts[1]
+    lines = [{tuple(n["documents"]) for row in rows if "documents" in (n := notes(row))} for rows in (shown, held)]
+    assert not lines[0] & lines[1]
+    assert rows_of("train", seed=1) == shown
+    with pytest.raises(StepError, match="raise `worlds` or `lines`"):
+        almanac(size=1600, split="train", kinds=["weight"], lines=2, worlds=1)
+
+
+def test_the_teacher_writes_the_turn_that_is_due_and_errs_at_its_rate():
+    row = almanac(size=2, split="train", kinds=["weight"])[1]
+    first, second, answer = notes(row)["script"]
+    rng, so_far = np.random.default_rng(0), []
+    for due in (first, second, answer):
+        now = row | {"prompt": [*row["prompt"], *so_far]}
+        assert scripted(now, rng) == due
+        wrong = {scripted(now, rng, error_rate=1.0) for _ in range(20)}
+        assert due not in wrong
+        assert all(text.partition(": ")[0] == due.partition(": ")[0] for text in wrong if ": " in due)
+        so_far += [{"role": "assistant", "content": due}, {"role": "user", "content": "what a tool says"}]
+    rate = np.mean([scripted(row, rng, error_rate=0.3) != first for _ in range(2000)])
+    assert abs(rate - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 2000)
+    with pytest.raises(StepError, match="no script of more than 3 turns"):
+        scripted(row | {"prompt": [*row["prompt"], *so_far]}, rng)
+
+
+def test_an_episode_is_a_lesson_for_every_turn_with_what_tools_really_said():
+    """A question with a weight is three: the search, the product of what was found, and what came of it."""
+    of = {"use": "almanac", "size": 6, "split": "train", "kinds": ["weight", "table"]}
+    env = {"use": "tools", "tools": ["calculator", "search", "sql"]}
+    use = ProblemsUse.model_validate({"use": "turns", "of": of, "by": "scripted", "env": env})
+    rows = bind(use)()
+    problems = almanac(**{k: v for k, v in of.items() if k != "use"})
+    assert [row["id"] for row in rows] == [
+        f"{p['id']}.{k}" for p in problems for k in range(3 if p["family"] == "almanac_weight" else 2)
+    ]
+    first, second, answer = notes(problems[0])["script"]
+    found = next(line for line in notes(problems[0])["documents"] if line.startswith(first.removeprefix("search: ")))
+    spoken = [[(m["role"], m["content"]) for m in row["prompt"]][1:] for row in rows[:3]]
+    calls = [("assistant", first), ("user", found), ("assistant", second), ("user", answer)]
+    assert spoken == [calls[:0], calls[:2], calls]
+    short = use.model_copy(update={"env": {**env, "max_turns": 2}})
+    with pytest.raises(StepError, match="does not end within 2 turns"):
+        bind(short)()
+
+
+def test_an_environment_of_lessons_takes_no_stages_output(tmp_path, monkeypatch):
+    (tmp_path / "reading.py").write_text(
+        "from schemas.references import ChatRef\n\ndef shelf(query: str, *, data: ChatRef) -> str:\n    return query\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = {"use": "tools", "tools": [{"use": "reading:shelf", "data": "lessons"}]}
+    use = {"use": "turns", "of": {"use": "almanac", "size": 1, "split": "train"}, "by": "scripted", "env": env}
+    with pytest.raises(StepError, match=r"env.tools.0.data' is a stage's output"):
+        bind(ProblemsUse.model_validate(use))()
+
+
+def test_lessons_of_episodes_need_no_torch():
+    """Whose import takes seconds: neither the problems and teachers, nor the environment and its tools."""
+    code = "import sys, learning.problems.generators, learning.teachers.basic;"
+    code += "import learning.environments.tools, learning.tools.calls;"
+    code += "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

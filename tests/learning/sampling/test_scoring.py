@@ -1,0 +1,183 @@
+"""A completion that makes a reward raise costs that completion its score; a reward that always raises ends the step."""
+
+import math
+
+import pytest
+
+from learning.evaluation.sampled_answers import compute_weighted_scores
+from learning.lookup import bind
+from learning.rl.metrics import describe
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score
+from schemas.errors import StepError
+from schemas.use import RewardUse
+
+CALLS = []
+
+
+def numbers(completions):
+    """What a text says, read without care."""
+    CALLS.append(list(completions))
+    return [float(text) for text in completions]
+
+
+def beats(completions, groups):
+    """Whether a number is the largest of its group."""
+    CALLS.append(list(completions))
+    values = [float(text) for text in completions]
+    best = {g: max(v for v, of in zip(values, groups, strict=True) if of == g) for g in groups}
+    return [float(v == best[g]) for v, g in zip(values, groups, strict=True)]
+
+
+def counted(completions, state):
+    """Remembers how many texts it has read, and raises after it has noted it."""
+    state["read"] = state.get("read", 0) + len(completions)
+    return [float(text) for text in completions]
+
+
+def crowded(completions):
+    """Raises for more than one completion."""
+    if len(completions) > 1:
+        raise MemoryError("too many")
+    return [1.0]
+
+
+def odd(completions):
+    """Says all kinds of things."""
+    return [
+        {"inf": math.inf, "nan": math.nan, "none": None, "true": True, "huge": 10**400}.get(t, 0.5) for t in completions
+    ]
+
+
+def recursive(completions):
+    """Descends into brackets."""
+
+    def depth(text):
+        return 1 + depth(text[1:]) if text.startswith("[") else 0
+
+    return [float(depth(text)) for text in completions]
+
+
+def leaving(completions):
+    """Evaluates what it should not."""
+    return [float(exit() if text == "exit()" else 1) for text in completions]
+
+
+def wrong(completions):
+    """Has a slip of the pen."""
+    return [float(len(text)) / missing for text in completions]  # noqa: F821
+
+
+def picky(rows, completions):
+    """Says itself what is wrong."""
+    raise StepError("row 7: no answer")
+
+
+def bound(name, **options):
+    return bind(RewardUse.model_validate({"use": f"{__name__}:{name}", **options}), "rewards.0")
+
+
+def trials(texts):
+    rows = [{"id": str(i // 2), "prompt": [{"role": "user", "content": "?"}]} for i in range(len(texts))]
+    return [
+        Trial(row, int(row["id"]), "policy", [5], [6], [-1.0], "stop", text)
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+def scored(name, texts, states=None, shown=None):
+    made = trials(texts)
+    have = {"step": 0, "seed": 3, "states": {} if states is None else states}
+    score([bound(name)], [1.0], made, have, shown=shown)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    CALLS.clear()
+
+
+def test_completions_that_raise_cannot_be_scored_and_the_others_are(capsys):
+    made = scored("numbers", ["1", "x", "2", "3e0"])
+    assert [t.reward for t in made] == [1.0, None, 2.0, 3.0]
+    assert CALLS == [["1", "x", "2", "3e0"], ["1"], ["x"], ["2"], ["3e0"], ["1", "2", "3e0"]]
+    said = capsys.readouterr().err
+    assert "1 of 4 completions cannot be scored: ValueError: could not convert string to float: 'x', for 'x'" in said
+    assert "Traceback" in said
+
+
+def test_a_call_without_an_exception_is_one_call():
+    scored("numbers", ["1", "2"])
+    assert CALLS == [["1", "2"]]
+
+
+def test_unscorable_completions_are_counted_in_the_curve():
+    made = scored("numbers", ["1", "x", "2", "y"])
+    from learning.batch.batch_layout import forest
+
+    points = describe(made, forest([t for t in made if t.reward is not None]))
+    assert (points["unscorable"], points["reward"]) == (0.5, 1.5)
+
+
+def test_a_reward_that_sees_the_group_is_asked_about_the_others_together():
+    made = scored("beats", ["1", "2", "x", "4", "7", "5"])
+    assert [t.reward for t in made] == [0.0, 1.0, None, 1.0, 1.0, 0.0]
+    assert CALLS[-1] == ["1", "2", "4", "7", "5"]
+
+
+def test_a_memory_notes_what_was_scored_and_nothing_else():
+    states = {"rewards.0": {"read": 10}, "other": {"kept": 1}}
+    made = scored("counted", ["1", "x", "2"], states)
+    assert [t.reward for t in made] == [1.0, None, 2.0]
+    assert states == {"rewards.0": {"read": 12}, "other": {"kept": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "rewards"),
+    [
+        ("recursive", ["[[", "[" * 5000, ""], [2.0, None, 0.0]),
+        ("leaving", ["1", "exit()"], [1.0, None]),
+        ("odd", ["inf", "nan", "none", "true", "x", "huge"], [None, None, None, 1.0, 0.5, None]),
+        ("numbers", ["x"], [None]),
+    ],
+)
+def test_whatever_is_raised_and_whatever_is_no_number_is_no_score(name, texts, rewards):
+    assert [t.reward for t in scored(name, texts)] == rewards
+
+
+def test_a_reward_that_always_raises_ends_the_step_with_its_name_the_error_and_a_completion():
+    with pytest.raises(
+        StepError, match=r"test_scoring:wrong: it raises for every one of 3 completions.*NameError"
+    ) as e:
+        scored("wrong", ["a" * 500, "b", "c"])
+    assert f"for the completion '{'a' * 80}...'" in str(e.value)
+    with pytest.raises(StepError, match=r"crowded: it raises for every one of 2.*MemoryError: too many"):
+        scored("crowded", ["a", "b"])
+    with pytest.raises(StepError, match=r"^row 7: no answer$"):
+        scored("picky", ["a", "b"])
+
+
+def test_the_first_failure_alone_is_shown(capsys):
+    shown = set()
+    for _ in range(3):
+        scored("numbers", ["1", "x"], shown=shown)
+    assert capsys.readouterr().err.count("cannot be scored") == 1
+
+
+def test_samples_of_an_evaluation_are_scored_alike(capsys):
+    rows, texts, shown = [{"id": "0"}] * 3, ["4", "x", "5"], set()
+    for _ in range(2):
+        assert compute_weighted_scores([bound("numbers")], [2.0], rows, texts, shown=shown) == [8.0, None, 10.0]
+    assert capsys.readouterr().err.count("cannot be scored") == 1
+    with pytest.raises(StepError, match="it raises for every one of 3 completions"):
+        compute_weighted_scores([bound("wrong")], [1.0], rows, texts)
+
+
+def test_what_an_inner_reward_raises_is_the_outer_ones():
+    gated = bind(
+        RewardUse.model_validate(
+            {"use": "composite.gated", "of": {"use": f"{__name__}:numbers"}, "by": {"use": f"{__name__}:odd"}}
+        ),
+        "rewards.0",
+    )
+    assert compute_weighted_scores([gated], [1.0], [{"id": "0"}] * 2, ["true", "0.5"]) == [None, 0.0]
