@@ -60,7 +60,7 @@ def stored(trials, state, step):
     old, state["kept"] = state.get("kept"), trials[0].to_json()
     if old is None:
         return trials
-    replayed = type(trials[0]).from_json({**old, "group": trials[0].group, "extra_samples": "replay"})
+    replayed = type(trials[0]).from_json({**old, "group": trials[0].group, "source": "replay"})
     return [*trials, replayed]
 
 
