@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.champions.committed_recipe import committed_recipe, gate_changes, promotion_changes
-from flows.execution.audit_entries import planned
+from flows.champions.committed_recipe import list_gate_changes, list_promotion_changes, read_committed_recipe
+from flows.execution.audit_entries import read_verified_plan
 from flows.execution.states import FINISHED, StepState
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
@@ -44,25 +44,25 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
         return None
 
     def asked() -> dict[str, Any]:
-        committed = committed_recipe(plan.file, plan.profile, layout)
-        if found := promotion_changes(plan, committed, layout):
-            raise Overridden(found)
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
+        if found := list_promotion_changes(plan, committed, layout):
+            raise OverriddenGate(found)
         return {"committed": committed.evidence()} | ({"set": list(plan.overrides)} if plan.overrides else {})
 
     try:
-        (step, gate), (_, model) = _ended(wanted.gates, states), _ended(wanted.models, states)
+        (step, gate), (_, model) = _find_finished(wanted.gates, states), _find_finished(wanted.models, states)
     except GateError as error:
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
     try:
         approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
-        evidence = proven(layout, gate, model, wanted.output, approved)
-        if earlier := _before(layout, wanted, gate, model):
+        evidence = collect_evidence(layout, gate, model, wanted.output, approved)
+        if earlier := _find_earlier_promotion(layout, wanted, gate, model):
             said = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
             return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {said}; see: posttrain champions")
         verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence, asked)
-        _remember(layout, wanted, gate, model)
+        _write_note(layout, wanted, gate, model)
         return verdict
-    except Overridden as error:
+    except OverriddenGate as error:
         words = f"posttrain promote {model.key[:16]} --gate {gate.key[:16]} --name {wanted.name}"
         how = f"a person can answer for it: {words} --approve-override --why TEXT"
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}; {how}")
@@ -87,33 +87,33 @@ def promote_step(
     """
     if approve and not why.strip():
         raise PlanError("say why: --approve-override wants --why TEXT")
-    model, gate = artifact(layout, model_word), artifact(layout, gate_word)
+    model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
     output = next(iter(model.outputs))
-    judged = {given.output for given in _models_of(gate) if given.key == model.key}
+    judged = {given.output for given in _list_models(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
     said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
     approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
 
     def asked() -> dict[str, Any]:
-        found, evidence = _changes_of(layout, gate, model)
+        found, evidence = _find_changes(layout, gate, model)
         if found and not approve:
-            raise Overridden(found)
+            raise OverriddenGate(found)
         answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": found}
         return evidence | ({"override": answered} if found else {})
 
-    evidence = proven(layout, gate, model, output, approved)
+    evidence = collect_evidence(layout, gate, model, output, approved)
     try:
         return promote(layout, name, gate, model, output, evidence, asked).text
-    except Overridden as error:
-        raise Overridden(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
+    except OverriddenGate as error:
+        raise OverriddenGate(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
 
 
-def _changes_of(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
+def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
     """In what the run that made an evaluation asked something else than the committed recipe, and evidence for it."""
     try:
-        plan = planned(layout, gate.run)
-        committed = committed_recipe(plan.file, plan.profile, layout)
+        plan = read_verified_plan(layout, gate.run)
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
     except PlanError as error:
         return [str(error)], {}
     gates = tuple(step.name for step in plan.steps if step.key == gate.key)
@@ -121,10 +121,10 @@ def _changes_of(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[s
     if not gates:
         return [f"run {gate.run} did not plan {gate.step} ({gate.key[:12]})"], {}
     set_by_hand = {"set": list(plan.overrides)} if plan.overrides else {}
-    return gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
+    return list_gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
 
 
-class Overridden(GateError):
+class OverriddenGate(GateError):
     """The gate that passed is not that of the committed recipe."""
 
     def __init__(self, changes: list[str], advice: str = ""):
@@ -148,7 +148,7 @@ def promote(
     """
     check_artifact(layout, gate)
     before = champion(layout, name)
-    if (compared := _compared_with(gate, name)) is not None and compared != (before.version if before else 0):
+    if (compared := _find_compared_version(gate, name)) is not None and compared != (before.version if before else 0):
         had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
         raise PlanError(
             f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
@@ -159,23 +159,25 @@ def promote(
         said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
         return Verdict(name, False, said)
     who = f"{model.step} ({model.key[:12]}), by {gate.step}"
-    return Verdict(name, True, f"champion of {name}: {_version(before)} → version {after.version}, {who}")
+    return Verdict(name, True, f"champion of {name}: {_parse_version(before)} → version {after.version}, {who}")
 
 
-def proven(layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]) -> dict[str, Any]:
+def collect_evidence(
+    layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]
+) -> dict[str, Any]:
     """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why.
 
     `approved`: gates, by index, that a person let through, with what was said; the audit log has to know it too.
     """
     digest = model.outputs[output].digest if output in model.outputs else ""
-    names = {_name(given) for given in _models_of(gate) if (given.key, given.digest) == (model.key, digest)}
+    names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
     outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
     if not names:
         raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
     if not any(outcome.get("model") in names for outcome in outcomes):
         raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
     let_through = {i for i, outcome in enumerate(outcomes) if i in approved and not outcome.get("passed")}
-    if unknown := sorted(let_through - _approvals(layout, gate.key)):
+    if unknown := sorted(let_through - _find_approvals(layout, gate.key)):
         raise GateError(
             f"the audit log does not know the approval of gate {unknown[0]} of {gate.step}: approve it again"
         )
@@ -187,7 +189,7 @@ def proven(layout: Layout, gate: Manifest, model: Manifest, output: str, approve
     return {"gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe, "gates": texts, **by_hand}
 
 
-def _approvals(layout: Layout, key: str) -> set[int]:
+def _find_approvals(layout: Layout, key: str) -> set[int]:
     """The gates of an evaluation that a person approved last, as the audit log has it."""
     found: dict[int, str] = {}
     for entry in read_chain(layout).entries:
@@ -196,7 +198,7 @@ def _approvals(layout: Layout, key: str) -> set[int]:
     return {index for index, action in found.items() if action == "approve"}
 
 
-def artifact(layout: Layout, word: str) -> Manifest:
+def find_artifact(layout: Layout, word: str) -> Manifest:
     """The one artifact that a step, key or folder names. Raises PlanError."""
     from lineage.catalogue.index import ask
     from lineage.tracing.target import find_target
@@ -210,7 +212,7 @@ def artifact(layout: Layout, word: str) -> Manifest:
     return manifest
 
 
-def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
+def _find_finished(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
     """The first of some steps that has an artifact. Raises GateError."""
     for name in names:
         if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
@@ -219,36 +221,38 @@ def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, M
     raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
 
 
-def _models_of(gate: Manifest) -> list[Any]:
+def _list_models(gate: Manifest) -> list[Any]:
     return [given for given in gate.inputs if given.port == "model" or given.port.startswith("models.")]
 
 
-def _name(given: Any) -> str:
+def _find_name(given: Any) -> str:
     return given.port.removeprefix("models.")
 
 
-def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
+def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
     """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
-    note = _note(layout, wanted, gate, model)
+    note = _note_path(layout, wanted, gate, model)
     if note.is_file() and not is_empty(layout):
         return note.read_text()
     here = standing(layout, wanted.name)
     when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
     if when is not None and not here.is_unfinished:
-        _remember(layout, wanted, gate, model, when)
+        _write_note(layout, wanted, gate, model, when)
     return None if here.is_unfinished else when
 
 
-def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
-    write_text_atomically(_note(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds"))
+def _write_note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
+    write_text_atomically(
+        _note_path(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds")
+    )
 
 
-def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
+def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
     where = shown(registry_uri(layout))
     return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
 
 
-def _compared_with(gate: Manifest, name: str) -> int | None:
+def _find_compared_version(gate: Manifest, name: str) -> int | None:
     """Version of the champion that a gate compared with, 0 where there was none; None when it did not ask."""
     versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
     if found := next(filter(None, versions), None):
@@ -260,5 +264,5 @@ def _compared_with(gate: Manifest, name: str) -> int | None:
     return 0 if asked else None
 
 
-def _version(found: Champion | None) -> str:
+def _parse_version(found: Champion | None) -> str:
     return f"version {found.version}" if found else "none"

@@ -22,16 +22,16 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
     shown = [each.champion for each in found if each.champion]
     code = 1 if any(each.alarms for each in found) else 0
     if as_json:
-        print(json.dumps([_plain(each) for each in found], indent=1))
+        print(json.dumps([_as_json(each) for each in found], indent=1))
         return code
     table = Table("name", "version", "model", "since", "by", "who", title="Champions", title_justify="left")
     for each in shown:
         model = f"{each.key[:12]}{'' if each.folder else ', not in this checkout'}"
-        row = (each.name, each.version, model, _time(each.since), _why(each.by), each.by.who)
+        row = (each.name, each.version, model, _format_time(each.since), _format_reason(each.by), each.by.who)
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table if shown else "no champions yet: a recipe makes one with `promote:`", highlight=False)
     for each in found:
-        _alarm(each, console)
+        _print_alarms(each, console)
     return code
 
 
@@ -46,21 +46,30 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
         raise PlanError(f"`{name}` has no champion; {known}")
     code = 1 if here.alarms else 0
     if as_json:
-        said = {"champion": _plain(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
+        said = {"champion": _as_json(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
         print(json.dumps(said | {"alarms": here.alarms}, indent=1))
         return code
     table = Table("", "when", "what", "from", "to", "model", "why", "who", title_justify="left")
     table.title = f"Champions of {name}"
     for made in here.moves:
         before = "none" if made.before is None else made.before
-        row = (made.number, _time(made.when), made.action, before, made.version, made.key[:12], _why(made), made.who)
+        row = (
+            made.number,
+            _format_time(made.when),
+            made.action,
+            before,
+            made.version,
+            made.key[:12],
+            _format_reason(made),
+            made.who,
+        )
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table)
-    _alarm(here, console)
+    _print_alarms(here, console)
     return code
 
 
-def _alarm(here: Standing, console: Console) -> None:
+def _print_alarms(here: Standing, console: Console) -> None:
     """What MLflow says otherwise, and the way out."""
     for line in here.alarms:
         console.print(Text.assemble(("ALARM ", "red"), line), soft_wrap=True, highlight=False)
@@ -69,7 +78,7 @@ def _alarm(here: Standing, console: Console) -> None:
         console.print(Text(f"{said}: posttrain champions {here.name} --restore"), soft_wrap=True, highlight=False)
 
 
-def _why(by: Move) -> str:
+def _format_reason(by: Move) -> str:
     """The gate and its run, or the words of who went back."""
     said = by.evidence
     if "gate" not in said:
@@ -80,11 +89,11 @@ def _why(by: Move) -> str:
     return f"{why}; not the committed gate, approved by {let['approved_by']}: {let['why']}" if let else why
 
 
-def _time(when: str) -> str:
+def _format_time(when: str) -> str:
     return when.replace("T", " ").removesuffix("+00:00")
 
 
-def _plain(here: Standing) -> dict[str, object]:
+def _as_json(here: Standing) -> dict[str, object]:
     """A champion as JSON; without one, only the name and the alarms."""
     now: Champion | None = here.champion
     if now is None:

@@ -49,7 +49,7 @@ stages:
 """
 
 
-def recipe_list(folder: Path) -> Table:
+def make_recipe_table(folder: Path) -> Table:
     """Recipes of a folder with their first words, and when they run by themselves."""
     table = Table("recipe", "stages", "description", "runs by itself once deployed")
     for path in sorted(folder.glob("*.yaml")):
@@ -59,14 +59,14 @@ def recipe_list(folder: Path) -> Table:
             table.add_row(Text(str(path)), "", Text(error.problems[0].message, style="red"), "")
             continue
         if (stages := content.get("stages")) is not None:
-            said = due_words(_schedule_of(path)) if content.get("schedule") is not None else None
+            said = describe_due_times(_read_schedule(path)) if content.get("schedule") is not None else None
             description = content.get("description")
             words = Text(printable(str(description.plain())) if description else "")
             table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
     return table
 
 
-def _schedule_of(path: Path) -> Schedule | None:
+def _read_schedule(path: Path) -> Schedule | None:
     """None for a recipe that is not valid, too."""
     try:
         return load_recipe(path).head.schedule
@@ -74,13 +74,13 @@ def _schedule_of(path: Path) -> Schedule | None:
         return None
 
 
-def due_words(schedule: Schedule | None) -> str | None:
+def describe_due_times(schedule: Schedule | None) -> str | None:
     """When a recipe runs by itself and what it waits for; None when it does not."""
     if schedule is None:
         return None
-    from flows.deployments.schedules import schedule_words  # Prefect computes due times, and takes seconds to import
+    from flows.deployments.schedules import describe_schedule  # Prefect computes due times, and takes seconds to import
 
-    return schedule_words(schedule)
+    return describe_schedule(schedule)
 
 
 def write_starter(path: Path) -> None:

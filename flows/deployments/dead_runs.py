@@ -20,7 +20,7 @@ BEGINS = timedelta(minutes=3)
 SAID = "its process is gone: killed, or the machine went down; Retry goes on with what is finished"
 
 
-def bury(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
+def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
     """Show the dead among the flow runs of some deployments as crashed, which frees their place; returns them."""
     ids = list(deployments)
     if not ids:

@@ -11,7 +11,7 @@ from schemas.recipe.load import Recipe
 Schema = dict[str, Any]
 
 
-def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Schema:
+def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Schema:
     """The parameters of a recipe's deployment, as the OpenAPI schema that Prefect stores."""
     fields: dict[str, Schema] = {}
     if profiles:
@@ -64,7 +64,7 @@ def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Sche
     return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": known, "required": []}
 
 
-def locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
+def make_locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
     """The form of a deployment that is held to a lock: which stages and whether afresh, nothing that changes them."""
     fields = {name: whole["properties"][name] for name in ("from_stages", "to_stages", "fresh")}
     same = {"properties": {"recipe": {"const": recipe}, "locked": {"const": digest}}}

@@ -18,7 +18,7 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
-from flows.deployments.dead_runs import SAID, bury
+from flows.deployments.dead_runs import SAID, mark_crashed
 from flows.deployments.watching import Change, Watch
 from lineage.audit.log import append
 from lineage.layout import Layout
@@ -47,8 +47,8 @@ class Watcher:
     def refresh(self, client: SyncPrefectClient) -> None:
         """See which deployments there are, which of their runs died, and what their recipes watch now."""
         found = {}
-        ours = deployments(client, self.layout)
-        for run in bury(client, [deployment.id for deployment in ours]):
+        ours = list_deployments(client, self.layout)
+        for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
             self.say(f"{run.name}: {SAID}")
         for deployment in ours:
@@ -113,7 +113,7 @@ class Watcher:
             self.told[who] = said
 
 
-def deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
     """All deployments of this checkout's recipes; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
     found: list[DeploymentResponse] = []

@@ -7,49 +7,49 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.processes.locks import unused
+from flows.processes.locks import lock_if_free
 from lineage.layout import Layout
 
 LOCK = "gc.lock"
 
 
 @contextmanager
-def alive(layout: Layout, run: str) -> Iterator[None]:
+def mark_active(layout: Layout, run: str) -> Iterator[None]:
     """Be a run that is under way; waits for a clearing to end before it begins."""
     layout.make_state()
     folder = layout.run(run)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("ab") as stream:
-        with undisturbed(layout):
+        with prevent_clearing(layout):
             fcntl.flock(stream, fcntl.LOCK_SH)
         yield
 
 
-def is_alive(layout: Layout, run: str) -> bool:
+def is_active(layout: Layout, run: str) -> bool:
     """Whether a process carries the run out."""
     lock = layout.run(run) / "lock"
     if not lock.is_file():
         return False
-    with unused(lock) as free:
+    with lock_if_free(lock) as free:
         return not free
 
 
 @contextmanager
-def undisturbed(layout: Layout) -> Iterator[None]:
+def prevent_clearing(layout: Layout) -> Iterator[None]:
     """Nothing is cleared away inside; waits for a clearing to end."""
-    with _held(layout, fcntl.LOCK_SH):
+    with _hold_flock(layout, fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
-def clearing(layout: Layout) -> Iterator[None]:
+def prevent_runs(layout: Layout) -> Iterator[None]:
     """No run begins inside; waits until nothing else is undisturbed."""
-    with _held(layout, fcntl.LOCK_EX):
+    with _hold_flock(layout, fcntl.LOCK_EX):
         yield
 
 
 @contextmanager
-def _held(layout: Layout, how: int) -> Iterator[None]:
+def _hold_flock(layout: Layout, how: int) -> Iterator[None]:
     layout.make_state()
     with (layout.state / LOCK).open("ab") as stream:
         fcntl.flock(stream, how)

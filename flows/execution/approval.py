@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from flows.execution.execute import Execution
-from flows.execution.gates import GateState, judged
+from flows.execution.gates import GateState, judge_gates
 from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
 from lineage.artifacts.store import Store
@@ -27,7 +27,7 @@ LOOK = 0.2
 
 
 @dataclass(frozen=True)
-class Question:
+class ApprovalRequest:
     """A gate that somebody has to decide about."""
 
     step: Step
@@ -38,7 +38,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PersonalDecision:
     """What somebody decided."""
 
     decision: Decision
@@ -46,7 +46,7 @@ class Answer:
     reason: str
 
 
-class Waited(Protocol):
+class RunningStep(Protocol):
     """A step under way in another thread."""
 
     @property
@@ -58,19 +58,19 @@ class Waited(Protocol):
         """Return when it has ended."""
 
 
-Pause = Callable[[Question, Callable[[], bool]], Answer | None]
+AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
 """Asks people; None when its function says that this is over, or nobody answered in time."""
 
 
-class Desk:
+class ApprovalQueue:
     """Where the steps of one run wait for people, while other steps go on.
 
     `ask` is called in the threads of steps, `attend` in the flow, which alone can pause.
     """
 
-    def __init__(self, execution: Execution, pause: Pause):
+    def __init__(self, execution: Execution, pause: AskPerson):
         self.execution, self.pause = execution, pause
-        self.questions: deque[Question] = deque()
+        self.questions: deque[ApprovalRequest] = deque()
         self.unanswered: set[tuple[str, int]] = set()
         self.lock = threading.Lock()
 
@@ -84,17 +84,17 @@ class Desk:
         run.reporter.report(waiting)
         for gate in (g for g in state.gates if g.verdict == "waiting"):
             within = float(step.settings["gate"][gate.index]["approve_within"])
-            self.questions.append(Question(step, state.manifest, gate, within))
+            self.questions.append(ApprovalRequest(step, state.manifest, gate, within))
         gates = state.gates
         while not run.stop.is_set():
-            gates = judged(step, state.manifest, run.layout)
+            gates = judge_gates(step, state.manifest, run.layout)
             with self.lock:
                 if not any(g.verdict == "waiting" and (step.name, g.index) not in self.unanswered for g in gates):
                     break
             run.stop.wait(LOOK)
         return replace(state, gates=gates)
 
-    def attend(self, futures: Iterable[Waited]) -> None:
+    def attend(self, futures: Iterable[RunningStep]) -> None:
         """Wait for all steps, and put the questions of those that wait for people."""
         under_way = {future.wrapped_future: future for future in futures}
         while under_way:
@@ -104,7 +104,7 @@ class Desk:
             for ended in wait(under_way, LOOK, FIRST_COMPLETED).done:
                 under_way.pop(ended).wait()
 
-    def _put(self, question: Question) -> None:
+    def _put(self, question: ApprovalRequest) -> None:
         layout, step, index = self.execution.layout, question.step, question.gate.index
 
         def over() -> bool:
@@ -113,14 +113,16 @@ class Desk:
 
         answer = None if over() else self.pause(question, over)
         if answer is not None and not over():
-            record(layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect")
+            record_decision(
+                layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
+            )
         elif decision(layout, question.manifest.key, index) is None:
             with self.lock:
                 self.unanswered.add((step.name, index))
 
 
-def record(
-    layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: Answer, via: str
+def record_decision(
+    layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
 ) -> dict[str, Any]:
     """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
     said = manifest.details["gates"][gate.index].get("text", "")
@@ -139,7 +141,7 @@ def record(
     )
 
 
-def approve_gate(
+def decide_gates(
     layout: Layout, run: str, step_name: str, choice: Decision, reason: str, name: str | None, console: Console
 ) -> None:
     """Decide about the gates of a step that wait for a person, or have been decided otherwise before.
@@ -157,11 +159,13 @@ def approve_gate(
     if manifest is None:
         raise PlanError(f"{step_name} has not run yet; there is nothing to decide about")
     settled = "approved" if choice == "approve" else "rejected"
-    gates = [g for g in judged(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}]
+    gates = [
+        g for g in judge_gates(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}
+    ]
     if not gates:
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
-    answer = Answer(choice, name or audit_log.who(), reason.strip())
+    answer = PersonalDecision(choice, name or audit_log.who(), reason.strip())
     for gate in gates:
-        told = record(layout, run, step, manifest, gate, answer, "command line")
+        told = record_decision(layout, run, step, manifest, gate, answer, "command line")
         console.print(f"{step_name}: {gate.name} {sentence(told)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

@@ -14,7 +14,7 @@ from schemas.errors import PlanError
 from schemas.plan import Plan
 
 
-def planned(layout: Layout, run: str) -> Plan:
+def read_verified_plan(layout: Layout, run: str) -> Plan:
     """The plan of a run, as the audit log saw it and with keys that fit what its steps do.
 
     Raises PlanError when there is no such run, or its plan is another than the one it began with.
@@ -34,7 +34,7 @@ def planned(layout: Layout, run: str) -> Plan:
     return plan
 
 
-def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
+def log_run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
     return append(
         layout,
@@ -50,7 +50,7 @@ def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     )
 
 
-def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
+def log_run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
     """Note how a run and its steps ended, and digests of its events so far and of what it cost."""
     steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
     for name, state in states.items():
@@ -68,7 +68,7 @@ def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code:
     )
 
 
-def report_written(layout: Layout, run: str) -> Entry:
+def log_report_written(layout: Layout, run: str) -> Entry:
     """Note the report of a run as it was just written, and the run's events until then."""
     folder = layout.run(run)
     events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None

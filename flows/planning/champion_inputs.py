@@ -9,7 +9,7 @@ from schemas.plan import Input
 from schemas.recipe.load import Recipe
 
 
-def with_champions(
+def add_champions(
     recipe: Recipe, settings: dict[str, Any], inputs: tuple[Input, ...], layout: Layout
 ) -> tuple[dict[str, Any], tuple[Input, ...]]:
     """Settings and inputs of an evaluation with the champions that its gates ask for.
@@ -22,7 +22,7 @@ def with_champions(
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue
-        model = registered_name(recipe, gate)
+        model = champion_name(recipe, gate)
         here = standing(layout, model)
         found = here.champion
         if found is None and here.alarms:
@@ -40,6 +40,6 @@ def with_champions(
     return settings, inputs
 
 
-def registered_name(recipe: Recipe, gate: dict[str, Any]) -> str:
+def champion_name(recipe: Recipe, gate: dict[str, Any]) -> str:
     """The registered model whose champion a gate means: as it says, as the recipe promotes, else the recipe's name."""
     return str(gate["champion"] or (recipe.promotion.name if recipe.promotion else recipe.name))

@@ -6,9 +6,9 @@ A key is made of what a step does and reads, never of names: renaming a stage ru
 from collections.abc import Iterable
 from typing import Any, cast
 
-from flows.planning.champion_inputs import with_champions
+from flows.planning.champion_inputs import add_champions
 from flows.planning.closure import Closure, uses
-from flows.planning.contracts import check_contracts
+from flows.planning.contracts import verify_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -31,7 +31,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     closure = Closure(recipe.folders)
     steps: dict[str, Step] = {}
     for name in recipe.steps:
-        steps[name] = _step(recipe, name, steps, closure, layout)
+        steps[name] = _make_step(recipe, name, steps, closure, layout)
     plan = Plan(
         recipe=recipe.name,
         file=recipe.file,
@@ -42,11 +42,11 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
     )
-    check_contracts(plan, layout, recipe.folders)
+    verify_contracts(plan, layout, recipe.folders)
     return plan
 
 
-def only(plan: Plan, names: Iterable[str]) -> Plan:
+def select_stages(plan: Plan, names: Iterable[str]) -> Plan:
     """The part of a plan that some stages or steps need, themselves included. Raises PlanError for an unknown name."""
     wanted: set[str] = set()
     for name in names:
@@ -64,17 +64,17 @@ def only(plan: Plan, names: Iterable[str]) -> Plan:
     return plan.model_copy(update={"steps": tuple(s for s in plan.steps if s.name in wanted)})
 
 
-def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, layout: Layout) -> Step:
+def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, layout: Layout) -> Step:
     stage = recipe.stages[name]
     settings = recipe.settings(name)
     kind = settings["kind"]
     ports = recipe.ports(name)
-    inputs = tuple(_input(recipe, port, layout) for port in ports)
+    inputs = tuple(_make_input(recipe, port, layout) for port in ports)
     if settings.get("gate"):
-        settings, inputs = with_champions(recipe, settings, inputs, layout)
+        settings, inputs = add_champions(recipe, settings, inputs, layout)
     slots = [module for use in uses(stage) for module in closure.modules_of(use)]
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
-    identity = _identity(kind, settings, recipe.seed(name), inputs, code, steps)
+    identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,
         stage=recipe.origin(name),
@@ -95,7 +95,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     )
 
 
-def _identity(
+def _make_identity(
     kind: str,
     settings: dict[str, Any],
     seed: int,
@@ -107,9 +107,9 @@ def _identity(
     return {
         "format": IDENTITY_FORMAT,
         "kind": kind,
-        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
+        "settings": blank_references(without_operation(without_policy(settings)), {given.port for given in inputs}),
         "seed": seed,
-        "inputs": {i.port: identity_of(i, steps) for i in inputs},
+        "inputs": {i.port: identify_input(i, steps) for i in inputs},
         "code": code,
     }
 
@@ -120,11 +120,11 @@ def has_own_key(step: Step, plan: Plan) -> bool:
     if any(name not in steps for name in step.needs):
         return False
     fresh = {name: said for name, said in step.identity.items() if name == FRESH}
-    whole = _identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
+    whole = _make_identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
     return step.key == digest_of(whole)
 
 
-def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
+def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     if port.source is not None:
         digest = find_source(port.source, layout, recipe.folders).digest
         return Input(port=port.path, source=port.source, digest=digest, type=cast(ArtifactType, port.type))
@@ -132,7 +132,7 @@ def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
 
 
-def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
+def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
     """What an input adds to the key. After a loop: all iterations, and the conditions that choose among them."""
     if given.source is not None:
         return {"digest": given.digest, "type": given.type}
@@ -140,11 +140,11 @@ def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
         return {"key": steps[given.steps[0]].key, "output": given.output}
     ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
     chosen = {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
-    gates = [sorted(list(c) for c in _conditions(name, steps)) for name in given.steps]
+    gates = [sorted(list(c) for c in _find_conditions(name, steps)) for name in given.steps]
     return chosen | ({"gates": gates} if any(gates) else {})
 
 
-def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
+def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
     """Key, gate and outcome of everything that decides whether a step runs or another in its place."""
     found, seen, waiting = set(), {name}, [name]
     while waiting:
@@ -152,7 +152,7 @@ def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
         own = {(b.step, b.gate) for b in step.branch_of}
         found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
         for need in step.needs:
-            for index, gate in enumerate(_gates(steps[need])):
+            for index, gate in enumerate(_list_gates(steps[need])):
                 if gate["on_fail"] == "branch" and (need, index) not in own:
                     found.add((steps[need].key, index, "passed"))
         before = {source for given in step.inputs for source in given.steps} - seen
@@ -161,16 +161,16 @@ def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
     return found
 
 
-def _gates(step: Step) -> list[dict[str, Any]]:
+def _list_gates(step: Step) -> list[dict[str, Any]]:
     return step.settings.get("gate") or []
 
 
-def nameless(value: Any, ports: set[str], path: str = "") -> Any:
+def blank_references(value: Any, ports: set[str], path: str = "") -> Any:
     """Settings with every reference at one of `ports` (dotted paths) blanked: the inputs say what it stands for."""
     if path in ports:
         return ""
     if isinstance(value, dict):
-        return {k: nameless(v, ports, f"{path}.{k}" if path else k) for k, v in value.items()}
+        return {k: blank_references(v, ports, f"{path}.{k}" if path else k) for k, v in value.items()}
     if isinstance(value, list):
-        return [nameless(v, ports, f"{path}.{i}") for i, v in enumerate(value)]
+        return [blank_references(v, ports, f"{path}.{i}") for i, v in enumerate(value)]
     return value

@@ -20,13 +20,13 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.execution.events import Event, Reporter
 from flows.execution.execute import Execution
-from flows.execution.progress import figures_of
-from flows.planning.estimate import cost_lines, excess
-from flows.planning.gate_power import gate_lines
-from flows.planning.recipe_plan import repeated
+from flows.execution.progress import extract_figures
+from flows.planning.estimate import describe_costs, describe_excess
+from flows.planning.gate_power import describe_gate_power
+from flows.planning.recipe_plan import compare_repeated
 from flows.prefect_runs.flow_context import current_flow_run
-from flows.prefect_runs.run_page import plan_page, result_page, result_rows
-from flows.servers.up import is_up
+from flows.prefect_runs.run_page import list_result_rows, make_plan_page, make_result_page
+from flows.servers.up import read_addresses
 from lineage.layout import Layout
 from lineage.tracking.record import run_page
 from schemas.plan import Plan
@@ -41,34 +41,36 @@ def show_plan(execution: Execution) -> None:
     plan, layout = execution.plan, execution.layout
     verdicts, found = execution.outlook.verdicts, execution.outlook.estimates
     took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
-    page = plan_page(plan, execution.run, verdicts, took)
-    page = "\n\n".join([page, *cost_lines(plan, found), *excess(plan, found), *gate_lines(plan, layout)])
-    _create(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
+    page = make_plan_page(plan, execution.run, verdicts, took)
+    page = "\n\n".join(
+        [page, *describe_costs(plan, found), *describe_excess(plan, found), *describe_gate_power(plan, layout)]
+    )
+    _create_artifact(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
 
 
 def show_ended(execution: Execution) -> None:
     """Results as a page and as a table, and links to where more is told."""
     plan, states = execution.plan, {step.name: execution.states[step.name] for step in execution.plan.steps}
-    links = _links(execution.layout, execution.run)
-    page = result_page(execution.run, states, repeated(plan.steps, execution.layout), links)
-    _create(plan, "results", "markdown", page, f"How run {execution.run} ended.")
-    if rows := result_rows(states):
-        _create(plan, "table", "table", json.dumps(rows), "Held-out problems: every number with its interval.")
+    links = _find_links(execution.layout, execution.run)
+    page = make_result_page(execution.run, states, compare_repeated(plan.steps, execution.layout), links)
+    _create_artifact(plan, "results", "markdown", page, f"How run {execution.run} ended.")
+    if rows := list_result_rows(states):
+        _create_artifact(plan, "table", "table", json.dumps(rows), "Held-out problems: every number with its interval.")
     for name in ("mlflow", "report"):
         if (link := links.get(name, "")).startswith("["):
-            _create(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
+            _create_artifact(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
 
 
 def show_page(plan: Plan, name: str, page: str, description: str) -> str:
     """Any page of markdown, under a name of its own; returns its path among Prefect's pages, empty where it failed."""
-    made = _create(plan, name, "markdown", page, description)
+    made = _create_artifact(plan, name, "markdown", page, description)
     return f"/artifacts/artifact/{made}" if made else ""
 
 
-def _links(layout: Layout, run: str) -> dict[str, str]:
+def _find_links(layout: Layout, run: str) -> dict[str, str]:
     """Where a run is told: in MLflow's pages where they are served, and in files."""
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
-    served = (is_up(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
+    served = (read_addresses(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
         page = run_page(layout, run) if served.startswith("http") else None
     except Exception as error:  # MLflow's record is a projection, this is a link to it
@@ -80,10 +82,10 @@ def _links(layout: Layout, run: str) -> dict[str, str]:
     return links
 
 
-def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
+def _create_artifact(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
     flow_run = current_flow_run().id
     artifact = ArtifactCreate(
-        key=artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
+        key=make_artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
     )
     try:
         with get_client(sync_client=True) as client:
@@ -93,7 +95,7 @@ def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UU
         return None
 
 
-def artifact_key(recipe: str, name: str) -> str:
+def make_artifact_key(recipe: str, name: str) -> str:
     """A key as Prefect wants it: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{recipe}-{name}".lower()).strip("-")
 
@@ -149,7 +151,7 @@ class ProgressBars:
         while not ending:
             ending = self.over.wait(EVERY)
             with self.lock:
-                now = {step: progress_words(event) for step, event in self.heard.items() if event.get("total")}
+                now = {step: format_progress(event) for step, event in self.heard.items() if event.get("total")}
             try:
                 self._name()
                 for step, (percent, text) in now.items():
@@ -176,7 +178,7 @@ class ProgressBars:
             if known is None:
                 made = client.create_artifact(
                     ArtifactCreate(
-                        key=artifact_key(self.plan.recipe, f"progress-{step}"),
+                        key=make_artifact_key(self.plan.recipe, f"progress-{step}"),
                         type="progress",
                         data=percent,
                         description=f"{step}: {text}",
@@ -190,8 +192,8 @@ class ProgressBars:
         self.shown[step] = (known[0], percent, text)
 
 
-def progress_words(event: Mapping[str, Any]) -> tuple[float, str]:
+def format_progress(event: Mapping[str, Any]) -> tuple[float, str]:
     """Percent done, and the figures of a progress event in words."""
     at, total = event.get("at") or 0, event["total"]
-    figures = [f"{k} {v:.4g}" for k, v in figures_of(event).items()]
+    figures = [f"{k} {v:.4g}" for k, v in extract_figures(event).items()]
     return round(min(100.0, 100.0 * at / total), 1), ", ".join([f"{at} of {total}", *figures[:4]])

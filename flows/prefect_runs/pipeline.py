@@ -16,11 +16,11 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.execution.execute import Execution
-from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
-from flows.prefect_runs.approval_form import open_desk
+from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
+from flows.prefect_runs.approval_form import open_queue
 from flows.prefect_runs.artifacts import ProgressBars, show_ended, show_plan
 from flows.prefect_runs.flow_context import current_flow_run, current_task_run
-from flows.processes.stop_signals import stopped_by_signals
+from flows.processes.stop_signals import set_on_signals
 from schemas.plan import Step
 
 THREADS = 1000
@@ -47,7 +47,7 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
     )
     def pipeline(recipe: str, profile: str | None) -> State[Any]:
         try:
-            return flow_state(carry_out(execution, ended))
+            return make_flow_state(perform_in_flow(execution, ended))
         except Exception as error:
             errors.append(error)
             raise
@@ -63,17 +63,17 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
     return execution.states
 
 
-def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
+def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
     """The body of a flow run: show the plan, perform every step, call `ended`, show what came out."""
     show_plan(execution)
-    with stopped_by_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
+    with set_on_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
-            desk = open_desk(execution)
+            desk = open_queue(execution)
             futures: dict[str, Any] = {}
             for step in execution.plan.steps:
                 named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
-                    _task_of(execution, step, bars)
+                    _make_task(execution, step, bars)
                 )
                 needs = [allow_failure(futures[name]) for name in step.needs]
                 futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
@@ -84,7 +84,9 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
                     execution.perform(step)
         ended()
     show_ended(execution)
-    if exit_code(execution.states) == EXIT_CANCELLED:  # before Ray is closed, which may end this process with it
+    if (
+        compute_exit_code(execution.states) == EXIT_CANCELLED
+    ):  # before Ray is closed, which may end this process with it
         get_run_logger().warning(
             "stopped; what is finished stays. Go on: Retry here, or posttrain resume %s", execution.run
         )
@@ -92,16 +94,16 @@ def carry_out(execution: Execution, ended: Callable[[], None]) -> dict[str, Step
     return execution.states
 
 
-def _task_of(execution: Execution, step: Step, bars: ProgressBars) -> Any:
+def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:
     def perform(key: str, kind: str) -> State[Any]:
         logger = get_run_logger()
         bars.belongs(step.name, current_task_run().id)
-        return task_state(execution.perform(step, logger.info))
+        return make_task_state(execution.perform(step, logger.info))
 
     return perform
 
 
-def task_state(state: StepState) -> State[Any]:
+def make_task_state(state: StepState) -> State[Any]:
     """How Prefect shows the end of a step; all that is no success is Failed, so that those behind it say why too."""
     if state.gate:
         return Failed(name="GateFailed", message=state.gate_text)
@@ -114,7 +116,7 @@ def task_state(state: StepState) -> State[Any]:
     return Failed(name=state.state.capitalize(), message=state.reason)
 
 
-def flow_state(states: dict[str, StepState]) -> State[Any]:
+def make_flow_state(states: dict[str, StepState]) -> State[Any]:
     """How Prefect shows the end of a run."""
     counts: dict[str, int] = {}
     for state in states.values():
@@ -122,5 +124,5 @@ def flow_state(states: dict[str, StepState]) -> State[Any]:
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     if set(counts) <= {"cached", "skipped"}:
         said = f"nothing changed: {counts.get('cached', 0)} of {counts.get('cached', 0)} cached"
-    code = exit_code(states)
+    code = compute_exit_code(states)
     return Completed(message=said) if code == 0 else Failed(message=f"exit code {code}: {said}")

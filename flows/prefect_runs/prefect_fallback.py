@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import httpx
 
-from flows.execution.execute import Execution, execute
+from flows.execution.execute import Execution, execute_plan
 from flows.prefect_runs.pipeline import run_flow
 
 GONE = (
@@ -14,7 +14,7 @@ GONE = (
 )
 
 
-def shown_while_it_can_be(execution: Execution, ended: Callable[[], None]) -> None:
+def run_flow_with_fallback(execution: Execution, ended: Callable[[], None]) -> None:
     """Carry out an execution as a flow run; when the server stays away, do what is left without it.
 
     `ended` is called once.
@@ -32,5 +32,5 @@ def shown_while_it_can_be(execution: Execution, ended: Callable[[], None]) -> No
     except httpx.HTTPError as error:
         print(GONE.format(error=str(error) or type(error).__name__), file=sys.stderr)
         execution.reporter = reporter  # without the bars in Prefect's UI
-        execute(execution)
+        execute_plan(execution)
         once()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from flows.processes import log_writer
-from flows.processes.log_writer import Stream, write_all
-from flows.processes.redaction import redactor
+from flows.processes.log_writer import RedactingStream, write_all
+from flows.processes.redaction import make_redactor
 
 LOOK = 0.01
 """Seconds between looks whether a log is written to."""
@@ -25,26 +25,26 @@ PATIENCE = 10.0
 
 
 @contextlib.contextmanager
-def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
+def capture_output(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
     """Append stdout, stderr and warnings to `log`; no secret reaches the file, however it is written down.
 
     With `whole_process` also what C code and children write; otherwise only what this thread writes, because others
     report on the same terminal.
     """
-    patterns = redactor(secrets).patterns
+    patterns = make_redactor(secrets).patterns
     logging.captureWarnings(True)
     with log.open("ab", buffering=0) as file, contextlib.ExitStack() as stack:
         stack.callback(logging.captureWarnings, False)
         target: Any = file
         if whole_process:
             if patterns:
-                target = stack.enter_context(_writer(log, patterns))
-            stack.enter_context(_descriptors(target.fileno()))
+                target = stack.enter_context(_start_log_writer(log, patterns))
+            stack.enter_context(_redirect_descriptors(target.fileno()))
         elif patterns:
-            target = stack.enter_context(Hiding(file.fileno(), patterns))
-        log_stream = stack.enter_context(_text(target))
-        out = log_stream if whole_process else for_this_thread(log_stream, sys.stdout)
-        err = log_stream if whole_process else for_this_thread(log_stream, sys.stderr)
+            target = stack.enter_context(RedactedFile(file.fileno(), patterns))
+        log_stream = stack.enter_context(_open_text(target))
+        out = log_stream if whole_process else make_thread_stream(log_stream, sys.stdout)
+        err = log_stream if whole_process else make_thread_stream(log_stream, sys.stderr)
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         yield
@@ -61,11 +61,11 @@ def wait_for_writers(log: Path) -> None:
             time.sleep(LOOK)
 
 
-class Hiding(io.RawIOBase):
+class RedactedFile(io.RawIOBase):
     """A file into which no secret is written; it has no descriptor, since that would lead past it."""
 
     def __init__(self, handle: int, patterns: list[bytes]):
-        self.handle, self.stream = handle, Stream(patterns)
+        self.handle, self.stream = handle, RedactingStream(patterns)
 
     def writable(self) -> bool:
         """It is."""
@@ -85,7 +85,7 @@ class Hiding(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def _text(target: io.RawIOBase) -> Iterator[TextIO]:
+def _open_text(target: io.RawIOBase) -> Iterator[TextIO]:
     """A text stream into a file that stays open after it."""
     content = io.BufferedWriter(target)
     text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", line_buffering=True)
@@ -97,7 +97,7 @@ def _text(target: io.RawIOBase) -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def _writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
+def _start_log_writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
     """A pipe to a process that writes the log; it goes on to the end of the pipe when this process is killed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb", buffering=0) as pipe:
@@ -127,7 +127,7 @@ def _writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
                     process.stdin.flush()
 
 
-def for_this_thread(mine: TextIO, others: TextIO) -> TextIO:
+def make_thread_stream(mine: TextIO, others: TextIO) -> TextIO:
     """Return a stream that is `mine` for the calling thread, and `others` for all other threads."""
     return cast(TextIO, ThreadStream(mine, others))
 
@@ -144,7 +144,7 @@ class ThreadStream:
 
 
 @contextlib.contextmanager
-def _descriptors(target: int) -> Iterator[None]:
+def _redirect_descriptors(target: int) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

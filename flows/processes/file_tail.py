@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Tail:
+class FileTail:
     """New whole lines of a file since the last look; the file may appear late, be renamed, or be removed."""
 
     def __init__(self, path: Path, at_end: bool = False):

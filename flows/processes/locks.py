@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def hold_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold `folder/lock` exclusively; `on_wait` is called once when another process has it.
 
     The folder may be removed by the holder: who waited for the removed file looks again.
@@ -21,7 +21,7 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
 
 
 @contextmanager
-def locked_at_once(folder: Path) -> Iterator[bool]:
+def try_lock(folder: Path) -> Iterator[bool]:
     """Hold `folder/lock` where no other process has it; whether it is held."""
 
     def give_up() -> None:
@@ -74,7 +74,7 @@ def _is_current(handle: int, path: Path) -> bool:
 
 
 @contextmanager
-def unused(lock: Path) -> Iterator[bool]:
+def lock_if_free(lock: Path) -> Iterator[bool]:
     """Whether nobody holds the lock; it is held inside. A lock that is missing is not known to be free."""
     try:
         stream = lock.open("rb")

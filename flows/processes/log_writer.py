@@ -19,7 +19,7 @@ LAST = 64
 """Pieces that are still read when the step has ended; what it left running may write for ever."""
 
 
-class Stream:
+class RedactingStream:
     """Bytes that come in pieces; what may be the beginning of a secret waits for what follows."""
 
     def __init__(self, patterns: Sequence[bytes]):
@@ -70,7 +70,7 @@ def main(log: str, pipe: int) -> None:
         if not (part := control.read(1)):
             return
         line += part
-    stream = Stream([bytes.fromhex(pattern) for pattern in json.loads(line)])
+    stream = RedactingStream([bytes.fromhex(pattern) for pattern in json.loads(line)])
     handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     fcntl.flock(handle, fcntl.LOCK_SH)  # until this process has ended: see `capture.wait_for_writers`
     os.write(1, b"\n")

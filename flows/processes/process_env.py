@@ -5,12 +5,12 @@ import os
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def surroundings(num_cpus: float) -> None:
+def set_process_env(num_cpus: float) -> None:
     """Set what libraries of numbers read when they are imported."""
-    os.environ |= environment_of(num_cpus)
+    os.environ |= make_process_env(num_cpus)
 
 
-def environment_of(num_cpus: float) -> dict[str, str]:
+def make_process_env(num_cpus: float) -> dict[str, str]:
     """Variables for one thread per core, and equal results for equal inputs."""
     threads = dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
     return {**threads, "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -22,29 +22,29 @@ import psutil
 
 from schemas.errors import PosttrainError
 
-Stopped = Callable[[float], bool]
+WaitForStop = Callable[[float], bool]
 """Waits at most that many seconds; whether the work should stop."""
 SUBREAPER, DEATH_SIGNAL = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
-ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def with_family(work: Callable[[Stopped], int]) -> int:
+def run_in_process_tree(work: Callable[[WaitForStop], int]) -> int:
     """Do the work in a keeper until it ends, or Ctrl-C, SIGTERM or SIGHUP asks it to; returns its exit code."""
     _prctl(SUBREAPER, 1)
     ours, theirs = os.pipe()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ASKS_TO_STOP}  # until somebody listens
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}  # until somebody listens
     sys.stdout.flush()
     keeper = os.fork()
     if not keeper:
         os.close(theirs)
-        os._exit(_keep(work, ours))
+        os._exit(_run_keeper(work, ours))
     os.close(ours)
-    for number in ASKS_TO_STOP:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: os.kill(keeper, signal.SIGTERM))
     try:
         _, status = os.waitpid(keeper, 0)
     finally:
-        kill_family()
+        kill_descendants()
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(theirs)
@@ -57,15 +57,15 @@ def die_with_parent() -> None:
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
-def end_when_asked() -> None:
+def use_default_stop_signals() -> None:
     """Have the kernel end this process at SIGINT, SIGTERM and SIGHUP: handlers of Python wait for calls of C code.
 
     What a step has done so far stays as it does when it is killed.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in ASKS_TO_STOP:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_STOP)  # Ray blocks SIGINT
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT
 
 
 @dataclass(frozen=True)
@@ -87,17 +87,17 @@ class ProcessGroup:
                 os.setpgid(0, self.number)
 
 
-def kill_family(patience: float = 10.0) -> None:
+def kill_descendants(patience: float = 10.0) -> None:
     """Kill every descendant of this process, also those that start meanwhile."""
     limit = time.monotonic() + patience
-    while (alive := _descendants()) and time.monotonic() < limit:
+    while (alive := _list_descendants()) and time.monotonic() < limit:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(alive, timeout=0.5)
 
 
-def bury(known: Collection[int]) -> None:
+def reap_children(known: Collection[int]) -> None:
     """Take note of the end of children that were adopted; `known` are those that somebody else waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):
@@ -105,7 +105,7 @@ def bury(known: Collection[int]) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def _descendants() -> list[psutil.Process]:
+def _list_descendants() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -114,7 +114,7 @@ def _descendants() -> list[psutil.Process]:
     return found
 
 
-def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
+def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:
     """The keeper's life: in a session of its own, so that Ctrl-C reaches it through the front only."""
     asked = False
 
@@ -130,7 +130,7 @@ def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
 
     os.setsid()
     _prctl(SUBREAPER, 1)
-    for number in ASKS_TO_STOP:
+    for number in STOP_SIGNALS:
         signal.signal(number, ask)
     code = 1
     try:
@@ -141,7 +141,7 @@ def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        kill_family()
+        kill_descendants()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -25,7 +25,7 @@ class Redactor:
     """Takes the given secrets out of text, names, errors and values; without secrets it changes nothing."""
 
     def __init__(self, secrets: Iterable[str]):
-        self.forms = forms_of(frozenset(secrets))
+        self.forms = list_written_forms(frozenset(secrets))
         self.pattern = re.compile("|".join(map(re.escape, self.forms))) if self.forms else None
 
     @property
@@ -77,28 +77,28 @@ class Redactor:
 
 
 @lru_cache(maxsize=64)
-def redactor(secrets: frozenset[str]) -> Redactor:
+def make_redactor(secrets: frozenset[str]) -> Redactor:
     """The redactor of these secrets, made once."""
     return Redactor(secrets)
 
 
-def forms_of(secrets: frozenset[str]) -> tuple[str, ...]:
+def list_written_forms(secrets: frozenset[str]) -> tuple[str, ...]:
     """Every text that is to be hidden, the longest first."""
-    parts = {part for secret in secrets for part in _parts(secret) if len(part) >= SHORTEST}
-    written = {form for part in parts for form in _written(part)}
+    parts = {part for secret in secrets for part in _split_parts(secret) if len(part) >= SHORTEST}
+    written = {form for part in parts for form in _write_forms(part)}
     return tuple(sorted((form for form in written if len(form) >= SHORTEST), key=lambda form: (-len(form), form)))
 
 
-def _parts(secret: str) -> Iterator[str]:
+def _split_parts(secret: str) -> Iterator[str]:
     """The value, what is left without blanks at its ends, its lines, and what a URL carries."""
     yield secret
     yield secret.strip()
     yield from (line.strip() for line in secret.splitlines())
     if "://" in secret or "@" in secret:
-        yield from _url_parts(secret.strip())
+        yield from _split_url(secret.strip())
 
 
-def _url_parts(address: str) -> Iterator[str]:
+def _split_url(address: str) -> Iterator[str]:
     try:
         url = urlsplit(address if "://" in address else f"//{address}")
     except ValueError:  # no URL after all
@@ -112,14 +112,14 @@ def _url_parts(address: str) -> Iterator[str]:
     yield from (value for _, value in parse_qsl(url.query))
 
 
-def _written(text: str) -> set[str]:
+def _write_forms(text: str) -> set[str]:
     """A text in the ways in which it is written down, two of them upon each other included: an error inside of JSON."""
-    once = {text, *_escaped(text)}
-    twice = once | {form for each in once for form in _escaped(each)}
-    return twice | set(_encoded(text))
+    once = {text, *_escape(text)}
+    twice = once | {form for each in once for form in _escape(each)}
+    return twice | set(_encode(text))
 
 
-def _escaped(text: str) -> Iterator[str]:
+def _escape(text: str) -> Iterator[str]:
     yield repr(text)[1:-1]
     yield ascii(text)[1:-1]
     yield repr(text + "'\"")[1:-1].removesuffix("\\'\"")  # as in a text that holds both kinds of quotes
@@ -139,7 +139,7 @@ def _escaped(text: str) -> Iterator[str]:
         yield re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)
 
 
-def _encoded(text: str) -> Iterator[str]:
+def _encode(text: str) -> Iterator[str]:
     """Base64 at each of the three places at which a text can begin in it, and hexadecimal."""
     raw = text.encode(errors="surrogateescape")
     yield raw.hex()

@@ -22,12 +22,12 @@ GRACE = 15.0
 """Seconds in which a run ends by itself: a step is given five of them (`flows.steps.in_process`)."""
 TWICE = 0.5
 """Seconds after which another signal is a second request; one request may reach a process in two ways."""
-ASKS = (signal.SIGINT, signal.SIGTERM)
-TOLD = "the run did not stop when it was asked to, so its process was ended; go on with: posttrain resume\n"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MESSAGE = "the run did not stop when it was asked to, so its process was ended; go on with: posttrain resume\n"
 
 
 @contextlib.contextmanager
-def enforced_stop(grace: float = GRACE) -> Iterator[None]:
+def enforce_stop(grace: float = GRACE) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM end this process after the grace, and at once when one comes again.
 
     The process ends as if it were killed. Their handlers must be those of Python; only the main thread has them.
@@ -50,7 +50,7 @@ def enforced_stop(grace: float = GRACE) -> Iterator[None]:
         watcher.wait()
 
 
-def watch(process: int, grace: float) -> None:
+def enforce_from_outside(process: int, grace: float) -> None:
     """Read numbers of signals from the standard input; end the process when it is time. Returns when it has ended."""
     first: float | None = None
     while True:
@@ -60,19 +60,19 @@ def watch(process: int, grace: float) -> None:
             numbers = os.read(0, 4096)
             if not numbers:
                 return
-            if any(number in ASKS for number in numbers):
+            if any(number in STOP_SIGNALS for number in numbers):
                 now = time.monotonic()
                 first = now if first is None else first
                 again = now - first > TWICE
         if first is not None and (again or time.monotonic() >= first + grace):
             if os.getppid() == process:
-                sys.stderr.write(TOLD)
+                sys.stderr.write(MESSAGE)
                 os.kill(process, signal.SIGKILL)
             return
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def set_on_signals(stop: threading.Event) -> Iterator[None]:
     """Ctrl-C and SIGTERM set `stop`; only the main thread can hear them."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,4 +90,4 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), float(sys.argv[2]))
+    enforce_from_outside(int(sys.argv[1]), float(sys.argv[2]))

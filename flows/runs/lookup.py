@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from flows.execution.audit_entries import report_written
+from flows.execution.audit_entries import log_report_written
 from flows.execution.events import StepEvent
-from flows.execution.run_log import events, read_plan, read_step_events, runs
+from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -17,9 +17,9 @@ from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
 
-def chosen_run(run: str | None, layout: Layout) -> str:
+def find_run(run: str | None, layout: Layout) -> str:
     """A run by its name or the start of it, or as `latest~1`; default: the latest. Raises PlanError."""
-    names = runs(layout)
+    names = list_runs(layout)
     if not names:
         raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
     if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
@@ -31,7 +31,7 @@ def chosen_run(run: str | None, layout: Layout) -> str:
     return found[0]
 
 
-def asked_step(
+def find_step(
     words: list[str], profile: str | None, overrides: list[str], layout: Layout
 ) -> tuple[str, str, str | None, list[str]]:
     """Recipe, step, profile and overrides of a question; without a recipe those of the latest run are meant.
@@ -42,20 +42,20 @@ def asked_step(
         return words[0], words[1], profile, overrides
     if len(words) > 2:
         raise PlanError(f"one recipe and one step, these are {len(words)} words: {' '.join(words)}")
-    plan = read_plan(layout, chosen_run(None, layout))
+    plan = read_plan(layout, find_run(None, layout))
     file = next((f for f in (Path(plan.file), layout.root / plan.file) if f.is_file()), None)
     if file is None:
         raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
     return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
 
 
-def status_table(run: str | None, layout: Layout) -> Table:
+def make_status_table(run: str | None, layout: Layout) -> Table:
     """State, time and key of every step of a run."""
-    name = chosen_run(run, layout)
+    name = find_run(run, layout)
     plan = read_plan(layout, name)
     steps = read_step_events(layout, name)
     state = "planned"
-    for event in events(layout, name):
+    for event in read_events(layout, name):
         if event["type"] == "run":
             under_way = "under way, or killed (then: posttrain resume)"
             ended = event.get("exit_code")
@@ -73,9 +73,9 @@ def status_table(run: str | None, layout: Layout) -> Table:
     return table
 
 
-def step_log(step: str, run: str | None, layout: Layout) -> str:
+def read_step_log(step: str, run: str | None, layout: Layout) -> str:
     """What a step wrote, finished or not; raises PlanError when it has not started."""
-    plan = read_plan(layout, chosen_run(run, layout))
+    plan = read_plan(layout, find_run(run, layout))
     names = [s.name for s in plan.steps]
     if step not in names:
         raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
@@ -90,7 +90,7 @@ def rebuild_report(run: str | None, layout: Layout) -> Path:
     """Write the report of a run again from its plan, its events and the manifests."""
     from lineage.reports.report import write_report
 
-    name = chosen_run(run, layout)
+    name = find_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)
     states = read_step_events(layout, name)
     manifests: dict[str, Manifest] = {}
@@ -99,5 +99,5 @@ def rebuild_report(run: str | None, layout: Layout) -> Path:
         if manifest is not None and step.name in states and states[step.name]["state"] in FINISHED:
             manifests[step.name] = manifest
     report = write_report(plan, {step: dict(event) for step, event in states.items()}, manifests, layout, name)
-    report_written(layout, name)
+    log_report_written(layout, name)
     return report

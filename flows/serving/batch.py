@@ -17,7 +17,7 @@ from learning.generation.engines.token_sampling import pick
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptRequest:
     """What every sample of a request has in common."""
 
     prompt_ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class Token:
 class Sample:
     """One completion under way."""
 
-    ask: Ask
+    ask: PromptRequest
     number: int
     """Which of the request's samples: its random stream."""
     owner: Any
@@ -78,7 +78,7 @@ class Batch:
         """Samples that can be admitted now."""
         return self.max_slots - len(self.samples)
 
-    def admit(self, ask: Ask, samples: list[Sample]) -> None:
+    def admit(self, ask: PromptRequest, samples: list[Sample]) -> None:
         """Begin some samples of one request, at most `room`: its prompt is computed once."""
         rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
         known = ask.prompt_ids[:-1]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.champions.promotion import artifact
+from flows.champions.promotion import find_artifact
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit.moves import Move
@@ -89,7 +89,7 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
 
 def _made(word: str, layout: Layout) -> Chosen:
     """A model that a step made."""
-    manifest = artifact(layout, word)
+    manifest = find_artifact(layout, word)
     output = next((name for name, output in manifest.outputs.items() if output.type in POLICY_TYPES), None)
     if output is None:
         kinds = ", ".join(output.type for output in manifest.outputs.values())

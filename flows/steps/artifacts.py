@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterable
 
-from flows.processes.locks import locked_at_once
+from flows.processes.locks import try_lock
 from lineage.artifacts.completeness import Condition
 from lineage.artifacts.signature import signed_by
 from lineage.artifacts.store import Store
@@ -12,13 +12,13 @@ from lineage.layout import Layout
 from schemas.manifest import Manifest
 from schemas.plan import Step
 
-Restored = dict[str, list[str]]
+RestoredFiles = dict[str, list[str]]
 """Names of steps, each with the files of its artifact that were put back."""
 MOST_DAMAGES = 20
 """Damages of one artifact that an entry names."""
 
 
-def restore_damaged(steps: Iterable[Step], layout: Layout) -> Restored:
+def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
     """Put back what is damaged of the steps' artifacts where DVC's cache has all of it.
 
     An artifact that another process is at work on is left to that process.
@@ -28,7 +28,7 @@ def restore_damaged(steps: Iterable[Step], layout: Layout) -> Restored:
         if not store.is_restorable(store.examine(step.kind, step.key)):
             continue
         work = layout.work(step.key)
-        with locked_at_once(work) as held:
+        with try_lock(work) as held:
             found = store.examine(step.kind, step.key)
             if held and store.is_restorable(found):
                 restored[step.name] = _restore(store, found)
@@ -46,7 +46,7 @@ def find_or_restore(store: Store, step: Step) -> Manifest | None:
         _restore(store, found)
         found = store.examine(step.kind, step.key)
     if found.damages:
-        artifact_damaged(store.layout, step.kind, step.key, [str(damage) for damage in found.damages])
+        log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in found.damages])
     return found.manifest if found.is_whole else None
 
 
@@ -54,11 +54,11 @@ def _restore(store: Store, found: Condition) -> list[str]:
     assert found.manifest is not None
     store.restore(found.manifest)
     files = [damage.path for damage in found.damages]
-    artifact_restored(store.layout, found.manifest, files)
+    log_restored(store.layout, found.manifest, files)
     return files
 
 
-def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
+def log_published(layout: Layout, manifest: Manifest) -> Entry:
     """Note what a step made, and which key signed it."""
     return append(
         layout,
@@ -72,11 +72,11 @@ def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
     )
 
 
-def artifact_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
+def log_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
     """Note which files of an artifact were damaged and came back from DVC's cache."""
     return append(layout, "artifact restored", step=manifest.step, kind=manifest.kind, key=manifest.key, files=files)
 
 
-def artifact_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
+def log_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
     """Note what is wrong with an artifact that is going to be made again."""
     return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))

@@ -23,31 +23,31 @@ LOOK = 0.01
 Bundle = dict[str, float]
 
 
-def bundle(asked: Role | Resources) -> Bundle:
+def make_bundle(asked: Role | Resources) -> Bundle:
     """What one process holds, in Ray's words."""
     wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(bytes_of(asked.memory))}
     return {name: amount for name, amount in wanted.items() if amount}
 
 
-def requests(resources: Resources) -> list[Bundle]:
+def list_bundles(resources: Resources) -> list[Bundle]:
     """Every bundle of a step, in order; a process that only waits has none."""
-    return [wanted for name in ORDER for wanted in _of(resources, name)]
+    return [wanted for name in ORDER for wanted in _list_role_bundles(resources, name)]
 
 
-def bundles(resources: Resources, role: str) -> list[int]:
+def find_bundle_indices(resources: Resources, role: str) -> list[int]:
     """Index of the bundle of each worker of a role (or of the step's own process, `own`); empty where it has none."""
-    before = sum(len(_of(resources, name)) for name in ORDER[: ORDER.index(role)])
-    return list(range(before, before + len(_of(resources, role))))
+    before = sum(len(_list_role_bundles(resources, name)) for name in ORDER[: ORDER.index(role)])
+    return list(range(before, before + len(_list_role_bundles(resources, role))))
 
 
-def _of(resources: Resources, name: str) -> list[Bundle]:
+def _list_role_bundles(resources: Resources, name: str) -> list[Bundle]:
     if name == OWN:
-        return [own] if (own := bundle(resources)) else []
+        return [own] if (own := make_bundle(resources)) else []
     role = getattr(resources, name)
-    return [bundle(role)] * role.workers if role is not None else []
+    return [make_bundle(role)] * role.workers if role is not None else []
 
 
-def misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
+def find_misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
     """The first bundle that finds no place on empty nodes when the largest are placed first; None when all do."""
     left = [dict(node) for node in nodes]
     for one in sorted(wanted, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0), b.get("memory", 0)), reverse=True):
@@ -66,8 +66,8 @@ class Placement:
         from ray.util import placement_group
 
         self.ray = ray
-        self.group = placement_group(requests(resources), strategy="PACK")
-        self.own = bundles(resources, OWN)
+        self.group = placement_group(list_bundles(resources), strategy="PACK")
+        self.own = find_bundle_indices(resources, OWN)
 
     def strategy(self) -> Any:
         """How the step's own process is scheduled into it."""
@@ -91,7 +91,7 @@ class Placement:
         return any(mark in name for name in [*self.ray.cluster_resources(), *self.ray.available_resources()])
 
 
-def gone(process_group: int) -> bool:
+def is_group_gone(process_group: int) -> bool:
     """Whether no process of a group of this machine is left."""
     try:
         os.killpg(process_group, 0)

@@ -23,9 +23,9 @@ from typing import Any, TextIO
 import psutil
 
 from flows.planning.closure import HOUSE
-from flows.processes.cleanup import ELSEWHERE
-from flows.steps.ray_placement import Bundle, Placement, gone, misfit, requests, wait_until
-from flows.steps.ray_worker_main import pid_file, work
+from flows.processes.cleanup import RAY_FOLDER_PREFIX
+from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
+from flows.steps.ray_worker_main import pid_file, run_worker
 from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -82,13 +82,13 @@ class RayWorkers:
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self._start(layout)
-        self.work = ray.remote(max_calls=1, max_retries=0)(work)
+        self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
 
     def _start(self, layout: Layout) -> None:
         """Start a cluster on this machine; Ray gives itself 30 seconds, so on a busy machine it is tried again."""
         for left in reversed(range(TRIES)):
             before = set(psutil.Process().children())
-            self.temporary = _temporary(layout)
+            self.temporary = _make_session_folder(layout)
             self.session = (self.temporary / "lock").open("w")
             fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
             try:
@@ -118,7 +118,7 @@ class RayWorkers:
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         refuse_impossible(steps, nodes)
 
-    def submit(self, spec: StepSpec) -> "Submitted":
+    def submit(self, spec: StepSpec) -> "SubmittedStep":
         """Queue a step until a node has its resources. Raise StepError if Ray has died."""
         self.stands()
         step = spec.step
@@ -130,7 +130,7 @@ class RayWorkers:
             placement = Placement(self.ray, step.resources)
             options["scheduling_strategy"] = placement.strategy()
         reference = self.work.options(**options).remote(replace(spec, own_process=True))
-        return Submitted(self.ray, reference, pid_file(spec), self.stands, placement)
+        return SubmittedStep(self.ray, reference, pid_file(spec), self.stands, placement)
 
     def stands(self) -> None:
         """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
@@ -153,7 +153,7 @@ class RayWorkers:
             self.session.close()
 
 
-class Submitted:
+class SubmittedStep:
     """A step on Ray; one with roles has not ended before its placement group is free."""
 
     def __init__(
@@ -213,7 +213,7 @@ class Submitted:
             self.stands()
             placement.free()
             if self.process_group is not None:
-                left = partial(gone, self.process_group)
+                left = partial(is_group_gone, self.process_group)
                 with contextlib.suppress(StepError):  # Ray would tell the terminal of one that is killed as it leaves
                     wait_until(left, "", LEAVING)
                 self._end()
@@ -238,13 +238,13 @@ def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
     """Raises PlanError naming every step whose processes no nodes can ever take."""
     wrong = []
     for step in steps:
-        wanted = requests(step.resources)
-        lone = next((one for one in wanted if misfit([one], nodes) is not None), None)
+        wanted = list_bundles(step.resources)
+        lone = next((one for one in wanted if find_misfit([one], nodes) is not None), None)
         if lone is not None:
-            wrong.append(f"{step.name}: no node has {_said(lone)} (resources)")
-        elif misfit(wanted, nodes) is not None:
+            wrong.append(f"{step.name}: no node has {_format_amounts(lone)} (resources)")
+        elif find_misfit(wanted, nodes) is not None:
             whole = {name: sum(one.get(name, 0) for one in wanted) for name in NAMES}
-            wrong.append(f"{step.name}: its {len(wanted)} processes need {_said(whole)} at once (resources)")
+            wrong.append(f"{step.name}: its {len(wanted)} processes need {_format_amounts(whole)} at once (resources)")
     if wrong:
         most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
         has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
@@ -252,20 +252,20 @@ def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
         raise PlanError("\n".join([*wrong, f"{count} has {has}; lower `resources` or use a larger cluster"]))
 
 
-def _said(amounts: Bundle) -> str:
+def _format_amounts(amounts: Bundle) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount)
 
 
-def _temporary(layout: Layout) -> Path:
+def _make_session_folder(layout: Layout) -> Path:
     """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
     inside = layout.state / "ray"
     inside.mkdir(parents=True, exist_ok=True)
     if len(str(inside)) + 9 <= LONGEST_TEMPORARY:
         return Path(tempfile.mkdtemp(prefix="r", dir=inside))
-    return Path(tempfile.mkdtemp(prefix=ELSEWHERE))
+    return Path(tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX))
 
 
-def cluster_skew() -> list[str]:
+def find_cluster_problems() -> list[str]:
     """How Ray or Python here differ from those of the cluster at RAY_ADDRESS; nothing where that is not set."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
