@@ -1,7 +1,7 @@
-"""Whether a plan asks of a champion what the committed recipe asks: its `promote`, its gate, and what the gate judges.
+"""Compare a plan with the committed recipe: its `promote`, its gate, and what the gate judges.
 
-What `--set`, a form of a deployment, an edited file or an edited plan changed there is found in one way: the plan is
-compared with the recipe as Git has it, with the same profile. Outside Git it is compared with the file as it lies.
+One comparison finds what `--set`, a deployment's form, an edited file or an edited plan changed: the plan against the
+recipe as Git has it, with the same profile. Outside Git it is compared with the file as it is.
 """
 
 import os
@@ -27,7 +27,7 @@ MAX_FILES = 100
 
 @dataclass(frozen=True)
 class Committed:
-    """The recipe that a promotion asks."""
+    """The recipe that a promotion is checked against."""
 
     recipe: Recipe
     version: str
@@ -36,12 +36,12 @@ class Committed:
     """Its files that differ from that commit."""
 
     def evidence(self) -> dict[str, object]:
-        """What a promotion keeps of it."""
+        """Return what a promotion records of it."""
         return {"version": self.version, "digest": digest_of(self.recipe.resolved), "edited": list(self.edited)}
 
 
 def read_committed_recipe(file: str, profile: str | None, layout: Layout) -> Committed:
-    """The recipe of a file as it was committed. Raises PlanError when it is not, or is no valid recipe there."""
+    """Return the recipe of a file as committed. Raise PlanError if it is not committed or not valid there."""
     path = next((p for p in (Path(file), layout.root / file) if p.is_file()), None)
     if path is None:
         raise PlanError(f"{file} is not there any more, so what it asks of a champion cannot be known")
@@ -58,7 +58,7 @@ def read_committed_recipe(file: str, profile: str | None, layout: Layout) -> Com
 
 
 def list_promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> list[str]:
-    """In what `promote`, its gate and what that judges differ from the committed recipe, one line each."""
+    """Return the differences of `promote`, its gate and what that judges from the committed recipe."""
     if plan.promotion is None:
         return []
     asked = plan.promotion.model_dump(mode="json")
@@ -70,7 +70,7 @@ def list_promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> 
 
 
 def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> None:
-    """Say before a run that it will promote nothing, for what it asks is not what the committed recipe asks."""
+    """Warn before a run that it will promote nothing, because it differs from the committed recipe."""
     if plan.promotion is None:
         return
     try:
@@ -84,15 +84,15 @@ def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> 
 def list_gate_changes(
     plan: Plan, committed: Committed, layout: Layout, gates: tuple[str, ...], models: tuple[str, ...]
 ) -> list[str]:
-    """In what evaluations, and what they judge `models` by, differ from the committed recipe, one line each."""
+    """Return the differences of evaluations, and of what they judge `models` by, from the committed recipe."""
     names = sorted(find_deciding_steps(plan, gates, models))
     return [line for name in names for line in _list_step_changes(plan.step(name), committed.recipe, layout)]
 
 
 def find_deciding_steps(plan: Plan, gates: tuple[str, ...], models: tuple[str, ...]) -> set[str]:
-    """The steps that decide what a gate says: the evaluations, their problems, judges and rivals, and what made those.
+    """Return the steps that decide a gate: evaluations, their problems, judges and rivals, and their ancestors.
 
-    What made only the models that are promoted is not among them, for that is what is judged.
+    Ancestors of only the promoted models are left out, for those are what is judged.
     """
     steps = {step.name: step for step in plan.steps}
     judged = _find_ancestors(steps, set(models) & set(steps))
@@ -109,7 +109,7 @@ def _is_model(port: str) -> bool:
 
 
 def _find_ancestors(steps: dict[str, Step], names: set[str]) -> set[str]:
-    """Some steps and everything that they are made from."""
+    """Return some steps and everything that they are made from."""
     found, waiting = set(), [name for name in names if name in steps]
     while waiting:
         name = waiting.pop()
@@ -133,7 +133,7 @@ def _list_step_changes(step: Step, recipe: Recipe, layout: Layout) -> Iterator[s
 
 
 def _read_from_commit(path: Path, profile: str | None, repository: Path) -> Committed:
-    """A recipe at HEAD; its files are laid elsewhere only when one of them was edited."""
+    """Return a recipe at HEAD; its files are copied to a temporary folder only if one was edited."""
     start = path.relative_to(repository).as_posix()
     version = _ask_git(repository, "log", "-1", "--format=%H", "HEAD", "--", start)
     texts: dict[str, bytes] = {}
@@ -159,7 +159,7 @@ def _read_from_commit(path: Path, profile: str | None, repository: Path) -> Comm
 
 
 def _list_parents(copy: Path, name: str) -> Iterator[str]:
-    """What a recipe extends, relative to the repository."""
+    """Yield what a recipe extends, relative to the repository."""
     listed = read_source(copy, name).get("extends")
     for item in (listed.value if listed.is_list else [listed]) if listed is not None else ():
         place = os.path.normpath(PurePosixPath(name).parent / str(item.value))
@@ -173,12 +173,12 @@ def _is_unchanged(path: Path, text: bytes) -> bool:
 
 
 def _find_repository(folder: Path) -> Path | None:
-    """The repository around a folder; None outside Git. Git itself need not work: then nothing counts as committed."""
+    """Return the repository around a folder, None outside Git; without a working Git nothing counts as committed."""
     return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
 
 
 def _ask_git(folder: Path, *words: str) -> bytes | None:
-    """What Git says, not minding variables that would lead it to another repository; None when it says no."""
+    """Return what Git prints, ignoring variables that point to another repository; None if it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", *words], cwd=folder, env=environment, capture_output=True, timeout=60, check=True)

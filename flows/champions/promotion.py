@@ -1,4 +1,4 @@
-"""Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
+"""Promote a model that an evaluation has proven through its gate; otherwise say why not."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from schemas.plan import Plan, Promotion
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the champion moved, and what is said of it."""
+    """Whether the champion moved, and the message about it."""
 
     name: str
     moved: bool
@@ -35,9 +35,9 @@ class Verdict:
 
 
 def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> Verdict | None:
-    """Do what the recipe's `promote` says after a run; never raises, for the run stands. None without `promote`.
+    """Apply the recipe's `promote` after a run; never raise, for the run stands. Return None without `promote`.
 
-    One evaluation promotes a model once: a run that finds everything there does not undo a rollback.
+    One evaluation promotes a model once: a run that finds all artifacts does not undo a rollback.
     """
     wanted = plan.promotion
     if wanted is None:
@@ -80,10 +80,10 @@ def promote_step(
     who: str | None = None,
     why: str = "",
 ) -> str:
-    """Promote a model that was made earlier by an evaluation that was made earlier; returns what was done.
+    """Promote an existing model by an existing evaluation; return the message.
 
-    `approve`: a person answers for a gate that is not that of the committed recipe, by name and with a reason. Raises
-    GateError when the evaluation does not prove the model, PlanError when one of them is not to be found.
+    `approve`: a person answers for a gate that differs from the committed recipe, by name and reason. Raise GateError
+    if the evaluation does not prove the model, PlanError if one of them is not found.
     """
     if approve and not why.strip():
         raise PlanError("say why: --approve-override wants --why TEXT")
@@ -110,7 +110,7 @@ def promote_step(
 
 
 def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
-    """In what the run that made an evaluation asked something else than the committed recipe, and evidence for it."""
+    """Return how the run that made an evaluation differs from the committed recipe, and evidence for it."""
     try:
         plan = read_verified_plan(layout, gate.run)
         committed = read_committed_recipe(plan.file, plan.profile, layout)
@@ -142,9 +142,9 @@ def promote(
     evidence: dict[str, Any],
     asked: Callable[[], dict[str, Any]],
 ) -> Verdict:
-    """Make a model champion on the strength of an evaluation; `asked` says what the committed recipe adds to it.
+    """Make a model champion by an evaluation; `asked` returns what the committed recipe adds to the evidence.
 
-    Raises PlanError when either is damaged or the champion moved, GateError when `asked` does.
+    Raise PlanError if either is damaged or the champion moved meanwhile, GateError if `asked` does.
     """
     check_artifact(layout, gate)
     before = champion(layout, name)
@@ -165,9 +165,9 @@ def promote(
 def collect_evidence(
     layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]
 ) -> dict[str, Any]:
-    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why.
+    """Return the evidence of an evaluation for a model. Raise GateError with the reason if there is none.
 
-    `approved`: gates, by index, that a person let through, with what was said; the audit log has to know it too.
+    `approved`: gates, by index, that a person let through, with their words; the audit log must record it too.
     """
     digest = model.outputs[output].digest if output in model.outputs else ""
     names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
@@ -190,7 +190,7 @@ def collect_evidence(
 
 
 def _find_approvals(layout: Layout, key: str) -> set[int]:
-    """The gates of an evaluation that a person approved last, as the audit log has it."""
+    """Return the gates of an evaluation whose last decision in the audit log is an approval."""
     found: dict[int, str] = {}
     for entry in read_chain(layout).entries:
         if entry["action"] in ("approve", "reject") and entry["facts"].get("key") == key:
@@ -199,7 +199,7 @@ def _find_approvals(layout: Layout, key: str) -> set[int]:
 
 
 def find_artifact(layout: Layout, word: str) -> Manifest:
-    """The one artifact that a step, key or folder names. Raises PlanError."""
+    """Return the one artifact that a step, key or folder names. Raise PlanError otherwise."""
     from lineage.catalogue.index import ask
     from lineage.tracing.target import find_target
 
@@ -213,7 +213,7 @@ def find_artifact(layout: Layout, word: str) -> Manifest:
 
 
 def _find_finished(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
-    """The first of some steps that has an artifact. Raises GateError."""
+    """Return the first of some steps that has an artifact. Raise GateError without one."""
     for name in names:
         if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
             return name, manifest
@@ -230,7 +230,7 @@ def _find_name(given: Any) -> str:
 
 
 def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
-    """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
+    """Return when an evaluation promoted a model, None if it did not; a note answers before MLflow does."""
     note = _note_path(layout, wanted, gate, model)
     if note.is_file() and not is_empty(layout):
         return note.read_text()
@@ -253,7 +253,7 @@ def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifes
 
 
 def _find_compared_version(gate: Manifest, name: str) -> int | None:
-    """Version of the champion that a gate compared with, 0 where there was none; None when it did not ask."""
+    """Return the champion's version that a gate compared with, 0 without a champion; None if it did not compare."""
     versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
     if found := next(filter(None, versions), None):
         return int(found[1])

@@ -1,4 +1,4 @@
-"""Who is champion and how that came about, for a terminal or as JSON."""
+"""Champions and their history, for a terminal or as JSON."""
 
 import json
 
@@ -14,9 +14,9 @@ from schemas.suggestions import suggest
 
 
 def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
-    """Print all champions, and what MLflow says otherwise; returns the exit code, 1 with an alarm.
+    """Print all champions and what MLflow says otherwise; return the exit code, 1 with an alarm.
 
-    Raises PlanError when the audit log does not hold or MLflow cannot be asked.
+    Raise PlanError if the audit log does not verify or MLflow does not answer.
     """
     found = standings(layout)
     shown = [each.champion for each in found if each.champion]
@@ -36,9 +36,9 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
 
 
 def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> int:
-    """Print every move of a champion, latest last, and what MLflow says otherwise; returns the exit code.
+    """Print every move of a champion, latest last, and what MLflow says otherwise; return the exit code.
 
-    Raises PlanError where there was none.
+    Raise PlanError if there was none.
     """
     here = standing(layout, name)
     if not here.moves and not here.alarms:
@@ -70,7 +70,7 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
 
 
 def _print_alarms(here: Standing, console: Console) -> None:
-    """What MLflow says otherwise, and the way out."""
+    """Print what MLflow says otherwise, and what to do."""
     for line in here.alarms:
         console.print(Text.assemble(("ALARM ", "red"), line), soft_wrap=True, highlight=False)
     if here.alarms:
@@ -79,7 +79,7 @@ def _print_alarms(here: Standing, console: Console) -> None:
 
 
 def _format_reason(by: Move) -> str:
-    """The gate and its run, or the words of who went back."""
+    """Return the gate and its run, or the reason of a rollback."""
     said = by.evidence
     if "gate" not in said:
         return str(said.get("why", ""))
@@ -94,7 +94,7 @@ def _format_time(when: str) -> str:
 
 
 def _as_json(here: Standing) -> dict[str, object]:
-    """A champion as JSON; without one, only the name and the alarms."""
+    """Return a champion as JSON; without one, only the name and the alarms."""
     now: Champion | None = here.champion
     if now is None:
         return {"name": here.name, "version": None, "alarms": here.alarms}

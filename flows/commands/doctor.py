@@ -1,4 +1,4 @@
-"""`posttrain doctor`: what this machine has, and what is missing for what."""
+"""`posttrain doctor`: check this machine, and list what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -34,7 +34,7 @@ OPTIONAL = {
 
 
 def check_machine_parts() -> Iterator[tuple[bool, str]]:
-    """Pairs of (is it well, what was found)."""
+    """Yield pairs of (whether it is well, message)."""
     for name in REQUIRED:
         try:
             yield True, f"{name} {importlib.metadata.version(name)}"
@@ -53,7 +53,7 @@ def check_machine_parts() -> Iterator[tuple[bool, str]]:
 
 
 def report_machine(console: Console) -> int:
-    """Print the findings; the exit code is 1 when something required is missing."""
+    """Print the checks; return 1 if something required is missing."""
     well = True
     for good, text in check_machine_parts():
         console.print(("[green]ok[/]   " if good else "[red]no[/]   ") + text, highlight=False)

@@ -1,4 +1,4 @@
-"""Recipes before a run: the list of them, and a small one to start from."""
+"""List recipes, and write one to start from."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ stages:
 
 
 def make_recipe_table(folder: Path) -> Table:
-    """Recipes of a folder with their first words, and when they run by themselves."""
+    """Return a table of the recipes in a folder, with their descriptions and schedules."""
     table = Table("recipe", "stages", "description", "runs by itself once deployed")
     for path in sorted(folder.glob("*.yaml")):
         try:
@@ -67,7 +67,7 @@ def make_recipe_table(folder: Path) -> Table:
 
 
 def _read_schedule(path: Path) -> Schedule | None:
-    """None for a recipe that is not valid, too."""
+    """Return the schedule of a recipe; None also if the recipe is not valid."""
     try:
         return load_recipe(path).head.schedule
     except RecipeError:
@@ -75,7 +75,7 @@ def _read_schedule(path: Path) -> Schedule | None:
 
 
 def describe_due_times(schedule: Schedule | None) -> str | None:
-    """When a recipe runs by itself and what it waits for; None when it does not."""
+    """Return when a recipe runs on its own and what it waits for; None if it does not."""
     if schedule is None:
         return None
     from flows.deployments.schedules import describe_schedule  # Prefect computes due times, and takes seconds to import
@@ -84,7 +84,7 @@ def describe_due_times(schedule: Schedule | None) -> str | None:
 
 
 def write_starter(path: Path) -> None:
-    """Write a small recipe; raises PlanError when the file is there already or its name cannot name a recipe."""
+    """Write a small recipe. Raise PlanError if the file exists or its name cannot name a recipe."""
     stem = path.stem.replace(" ", "_")
     try:
         with path.open("x") as stream:

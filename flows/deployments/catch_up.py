@@ -1,8 +1,7 @@
-"""Whether a scheduled flow run may do its work: what became of due times that were missed, or met a run under way.
+"""Decide whether a scheduled flow run may do its work, for due times that were missed or met an active run.
 
-Prefect starts late runs all the same, as many as it had scheduled ahead (three, or an hour's), and none for the due
-times after those. So each run of a schedule asks here first, and what a policy says of the others is done by the one
-that asks first.
+Prefect starts late runs anyway, as many as it had scheduled ahead (three, or an hour's), and none for the due times
+after those. So each scheduled run asks here first, and the first that asks applies the policy to the others.
 """
 
 import time
@@ -55,13 +54,13 @@ class Occasion:
 
     @property
     def is_missed(self) -> bool:
-        """Whether nothing was there to start it when it was due."""
+        """Return whether nothing tried to start it when it was due."""
         half = (self.following - self.due) / 2 if self.following else GRACE
         return self.tried - self.due > min(GRACE, half)
 
 
 def find_skip_reason(occasion: Occasion, schedule: Schedule) -> str | None:
-    """Why a flow run must not do its work; None when it may."""
+    """Return why a flow run must not do its work; None if it may."""
     if occasion.is_missed:
         policy = schedule.catch_up
         if policy == "skip" or (policy == "latest" and occasion.later):
@@ -72,18 +71,18 @@ def find_skip_reason(occasion: Occasion, schedule: Schedule) -> str | None:
 
 
 def list_unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
-    """Due times between the first of `known` and now that are not among them: nobody had scheduled them."""
+    """Return due times between the first of `known` and now that have no flow run."""
     there = sorted(known)
     gone = list_due_times(schedule, there[0], until=now) if there else []
     return [due for due in gone if all(abs(due - other) > timedelta(seconds=0.5) for other in there)]
 
 
 def settle_due_times(schedule: Schedule | None) -> str | None:
-    """Called first in a deployed flow run: why it must end at once, None when it may do its work.
+    """Return why a deployed flow run must end at once, None if it may work; called first in it.
 
-    It also does what the policies ask for: runs that were missed as well and must not run are ended, due times that
-    nobody had scheduled get a flow run (`catch_up: all`), and a run under way makes way (`overlap: cancel`). Flow
-    runs started by hand, by a change or by a retry are never skipped. Raises StepError when a run does not make way.
+    It also applies the policies: missed runs that must not run are ended, due times without a flow run get one
+    (`catch_up: all`), and an active run is cancelled (`overlap: cancel`). Flow runs started by hand, by a change or by
+    a retry are never skipped. Raise StepError if a cancelled run does not end.
     """
     with _find_siblings(schedule) as siblings:
         if siblings is None or siblings.run.run_count > 1:
@@ -95,9 +94,9 @@ def settle_due_times(schedule: Schedule | None) -> str | None:
 
 
 def line_up_waiting(schedule: Schedule | None) -> None:
-    """Called last in a deployed flow run: of those that wait for its place, the one that was due first is next.
+    """Let the waiting flow run that was due first take this one's place; called last in a deployed flow run.
 
-    Prefect would let them try in turns, and the place would go to whichever tries first.
+    Prefect would let them try in turns, and the first to try would take the place.
     """
     with suppress(Exception), _find_siblings(schedule) as siblings:  # a matter of order only: the run has ended
         if siblings is not None:
@@ -115,12 +114,12 @@ def _find_siblings(schedule: Schedule | None) -> Iterator["Siblings | None"]:
 
 
 def is_due(run: FlowRun) -> bool:
-    """Whether a flow run stands for a due time."""
+    """Return whether a flow run stands for a due time."""
     return bool(run.auto_scheduled) or MADE_UP in run.tags
 
 
 class Siblings:
-    """The flow runs of one deployment, seen from one of them."""
+    """The flow runs of one deployment, from the view of one of them."""
 
     def __init__(self, client: SyncPrefectClient, run: FlowRun, schedule: Schedule):
         self.client, self.run, self.schedule = client, run, schedule
@@ -133,7 +132,7 @@ class Siblings:
             self.reason = self.verdict(run)
 
     def verdict(self, run: FlowRun) -> str | None:
-        """Why one of them must not do its work."""
+        """Return why one of them must not do its work; None if it may."""
         due = _due_time(run)
         kept = [_due_time(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
         following = list_due_times(self.schedule, due, count=1)
@@ -147,7 +146,7 @@ class Siblings:
         return find_skip_reason(occasion, self.schedule)
 
     def settle(self) -> None:
-        """End what was missed as well and must not run; give a flow run to due times that nobody had scheduled."""
+        """End missed flow runs that must not run; create flow runs for due times that have none."""
         for other in self._waiting():
             if is_due(other) and (reason := self.verdict(other)):
                 self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
@@ -166,7 +165,7 @@ class Siblings:
             )
 
     def line_up(self) -> None:
-        """Those that wait try again one after the other, in the order in which they were due."""
+        """Schedule waiting flow runs one after the other, in the order of their due times."""
         if self.schedule.overlap == "cancel":
             return
         for place, other in enumerate(sorted(self._waiting(), key=_due_time)):
@@ -175,7 +174,7 @@ class Siblings:
             self.client.set_flow_run_state(other.id, state, force=True)
 
     def make_way(self) -> None:
-        """Cancel what runs and wait until it has ended."""
+        """Cancel active runs and wait until they have ended."""
         running = self._under_way()
         for other in running:
             message = f"cancelled for {self.run.name} (overlap: cancel)"
@@ -187,12 +186,12 @@ class Siblings:
             time.sleep(0.5)
 
     def _waiting(self) -> list[FlowRun]:
-        """Flow runs that should have started, and have not."""
+        """Return flow runs that should have started and have not."""
         found = self._runs(expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}})
         return [run for run in found if run.id != self.run.id and run.state_name in WAITING]
 
     def _under_way(self) -> list[FlowRun]:
-        """Runs that started before this one; those that will find that they must not run are left alone."""
+        """Return active runs that started before this one, without those that will skip themselves."""
         wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
         found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
         return [r for r in found if not (is_due(r) and self.verdict(r))]
@@ -204,7 +203,7 @@ class Siblings:
         return self.now
 
     def _meets(self, run: FlowRun, due: datetime) -> str | None:
-        """Another run that had begun before `due` and not ended then; those that only looked do not count."""
+        """Return another run that began before `due` and had not ended then; runs that skipped do not count."""
         for other in self._runs(start_time={"before_": due}):
             looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
             began = other.state_type != StateType.SCHEDULED and not looked
@@ -213,7 +212,7 @@ class Siblings:
         return None
 
     def _runs(self, **wanted: Any) -> list[FlowRun]:
-        """The 200 latest of the deployment's flow runs."""
+        """Return the 200 latest flow runs of the deployment."""
         return self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(wanted),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),

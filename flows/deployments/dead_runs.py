@@ -1,6 +1,6 @@
-"""Flow runs whose process is gone without a word: killed together with the worker, or the machine went down.
+"""Find flow runs whose process died without reporting: killed with the worker, or by a machine that went down.
 
-Prefect goes on showing them as running, and the place that they hold keeps others waiting.
+Prefect keeps showing them as running, and their place keeps others waiting.
 """
 
 import socket
@@ -21,7 +21,7 @@ SAID = "its process is gone: killed, or the machine went down; Retry goes on wit
 
 
 def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
-    """Show the dead among the flow runs of some deployments as crashed, which frees their place; returns them."""
+    """Mark dead flow runs of some deployments as crashed, which frees their place; return them."""
     ids = list(deployments)
     if not ids:
         return []
@@ -38,7 +38,7 @@ def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list
 
 
 def is_dead(run: FlowRun, now: datetime) -> bool:
-    """Whether a flow run that should be going on has no process; one on another machine is never known to be dead."""
+    """Return whether a flow run that should be active has no process; on another machine that is never known."""
     host, _, number = (run.infrastructure_pid or "").rpartition(":")
     since = run.state.timestamp if run.state else run.created or now
     if not number.isdigit():

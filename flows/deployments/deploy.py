@@ -1,4 +1,4 @@
-"""`posttrain deploy`: one deployment of Prefect per recipe, which anybody can start from a form in its UI."""
+"""`posttrain deploy`: one Prefect deployment per recipe, with a form to start it from the UI."""
 
 import os
 import sys
@@ -26,11 +26,11 @@ from schemas.errors import PlanError
 def deploy_recipes(
     recipes: list[Path], layout: Layout, *, every: bool, prune: bool, prefect_yaml: bool, locked: bool = False
 ) -> int:
-    """Deploy recipes, say what became of each, and return the exit code: 3 when one of them is not valid.
+    """Deploy recipes, print one line for each, and return the exit code: 3 if one is not valid.
 
-    `locked`: each is held to its lock from now on; without, what held it before does not any more.
+    `locked` holds each to its lock from now on; without it an earlier hold ends.
 
-    Raises PlanError when no server answers, or nothing was named.
+    Raise PlanError if no server answers, or nothing was named.
     """
     if not recipes and not every:
         raise PlanError("which recipes? Name some, or all of them: posttrain deploy --all")
@@ -48,7 +48,7 @@ def deploy_recipes(
 
 
 def find_server(layout: Layout) -> str:
-    """The API of the server to deploy to: PREFECT_API_URL, or that of `posttrain up`. Raises PlanError."""
+    """Return the API of the server to deploy to: PREFECT_API_URL, or that of `posttrain up`. Raise PlanError."""
     given = os.environ.get("PREFECT_API_URL")
     url = given or (read_addresses(layout) or {}).get("prefect")
     if url is None:
@@ -60,9 +60,9 @@ def find_server(layout: Layout) -> str:
 
 
 def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterator[str]:
-    """Create or update the deployments, one after the other; yields a line for each.
+    """Create or update the deployments in turn; yield a line for each.
 
-    With `prune`, those of this checkout whose recipe is gone are removed; without, they are told.
+    With `prune`, those of this checkout whose recipe is gone are removed; without it they are listed.
     """
     os.environ.update(make_prefect_environment(layout) | {"PREFECT_API_URL": find_server(layout)})
     from flows.deployments.prefect_deployments import ensure_pool, find_vanished, put_deployment
@@ -75,12 +75,12 @@ def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) ->
 
 
 def _log_deployed(one: Deployable, layout: Layout) -> None:
-    """Say in the audit log what was deployed, and which lock holds it."""
+    """Record what was deployed in the audit log, and which lock holds it."""
     append(layout, "deployed", recipe=one.recipe.name, file=one.file, locked=one.held.digest if one.held else None)
 
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
-    """Write `prefect.yaml` beside the code, for `prefect deploy --all` on a server of one's own; returns its path."""
+    """Write `prefect.yaml` into the checkout, for `prefect deploy --all` on another server; return its path."""
     from flows.deployments.schedules import make_yaml
 
     deployments = [

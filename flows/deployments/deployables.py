@@ -1,4 +1,4 @@
-"""What a recipe's deployment says in Prefect's UI: its name, description, tags and form."""
+"""What a recipe's deployment shows in Prefect's UI: name, description, tags and form."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})
 
 @dataclass(frozen=True)
 class Deployable:
-    """A recipe with what its deployment says."""
+    """A recipe with the content of its deployment."""
 
     recipe: Recipe
     file: str
@@ -36,17 +36,17 @@ class Deployable:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What the deployment gives to every run."""
+        """Return the parameters of every run of the deployment."""
         return {"recipe": self.file} | ({"locked": self.held.digest} if self.held else {})
 
     @property
     def tags(self) -> list[str]:
-        """The recipe's own, and ours."""
+        """Return the recipe's own tags, and ours."""
         return list(dict.fromkeys([*self.recipe.head.tags, TAG]))
 
 
 def list_recipe_files(layout: Layout) -> list[Path]:
-    """All recipes of a checkout: the YAML files below `recipes/` that have stages, or that extend one that has."""
+    """Return all recipes of a checkout: YAML files below `recipes/` with `stages` or `extends`."""
     found = []
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
         try:
@@ -62,7 +62,7 @@ def list_recipe_files(layout: Layout) -> list[Path]:
 def make_deployables(
     paths: Iterable[Path], layout: Layout, *, locked: bool = False
 ) -> tuple[list[Deployable], list[PosttrainError]]:
-    """What can be deployed, and everything wrong with the other recipes; two of one name are both refused."""
+    """Return what can be deployed, and all errors of the other recipes; two of one name are both refused."""
     good: dict[str, Deployable] = {}
     wrong: list[PosttrainError] = []
     for path in paths:
@@ -87,9 +87,9 @@ def _refuse_same_name(path: Path, made: Deployable, other: Deployable) -> Recipe
 
 
 def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
-    """A recipe with its form; raises RecipeError, also for a profile that does not validate.
+    """Return a recipe with its form. Raise RecipeError, also for a profile that does not validate.
 
-    `locked`: held to its lock. Raises PlanError when there is none, or the recipe has drifted from it.
+    `locked`: held to its lock. Raise PlanError if there is none, or the recipe has drifted from it.
     """
     recipe = load_recipe(path)
     profiles = list(recipe.head.profiles)
@@ -109,7 +109,7 @@ def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Depl
 
 
 def describe_recipe(recipe: Recipe, text: str) -> str:
-    """The recipe's description and, where its header names one, a link to its paper or page (markdown)."""
+    """Return the recipe's description and, if its header names one, a link to its paper or page (markdown)."""
     header = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _find_links(line))
     return "\n\n".join(filter(None, [recipe.head.description, *links]))
@@ -124,7 +124,7 @@ def _find_links(line: str) -> Iterator[str]:
 
 
 def make_environment(layout: Layout) -> dict[str, str]:
-    """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
+    """Return the variables of every flow run: where the checkout lies, and that nothing need be installed."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),
         "PYTHONPATH": str(HOUSE),

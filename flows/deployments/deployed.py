@@ -1,4 +1,4 @@
-"""What a worker of Prefect executes for every deployment: plan the recipe, run it, go on where a retry finds it."""
+"""The flow that a Prefect worker executes for every deployment: plan the recipe, run it, resume it on a retry."""
 
 import io
 import logging
@@ -75,14 +75,14 @@ def recipe_run(
 
 
 def _drop_engine_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback that Prefect's engine logs for every flow that returns Failed: the state says why it is."""
+    """Drop the traceback that Prefect logs for every flow that returns Failed: the state has the reason."""
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
 def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
-    """Work in another thread, so that this one can hear Prefect's signal to end; then the event is set, and obeyed.
+    """Work in another thread, so that this one can receive Prefect's signal to end; then set the event.
 
-    Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
+    Prefect reports a cancellation only while its own handler is installed: ours, and Ray's, would replace it.
     """
     stop, begun, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -104,7 +104,7 @@ def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[An
 
 
 def _wait_for_event(event: threading.Event, seconds: float) -> bool:
-    """Wait for an event, at most that long; another signal in between changes nothing: who cancels may say it twice."""
+    """Wait for an event, at most that long; a second signal in between changes nothing."""
     try:
         return event.wait(seconds)
     except TerminationSignal:
@@ -130,7 +130,7 @@ def _run_recipe(
 
 
 def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
-    """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
+    """Return the run of this flow run with its plan: the one that was begun before a retry, else a new one."""
     shown, logger = current_flow_run(), get_run_logger()
     if run := find_run_of(layout, str(shown.id), shown.name):
         plan = read_verified_plan(layout, run)

@@ -1,4 +1,4 @@
-"""Which run a flow run of a deployment carries out: a retry in Prefect's UI goes on with the same one."""
+"""Link runs to flow runs: a retry in Prefect's UI continues the same run."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ FILE = "prefect.json"
 
 
 def find_run_of(layout: Layout, flow_run: str, name: str) -> str | None:
-    """The run that a flow run began before; its name is most often that of the run."""
+    """Return the run that a flow run began before; most often it has the flow run's name."""
     for run in (name, *list_runs(layout)):
         if read_flow_run(layout, run).get("flow_run") == flow_run:
             return run
@@ -20,12 +20,12 @@ def find_run_of(layout: Layout, flow_run: str, name: str) -> str | None:
 
 
 def write_flow_run(layout: Layout, run: str, **facts: Any) -> None:
-    """Keep, in one write, which flow run a run belongs to."""
+    """Write, atomically, which flow run a run belongs to."""
     write_text_atomically(layout.run(run) / FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def read_flow_run(layout: Layout, run: str) -> dict[str, Any]:
-    """What was kept of a run's flow run; empty where it has none."""
+    """Return what was written of a run's flow run; empty without one."""
     try:
         return json.loads((layout.run(run) / FILE).read_text())
     except (OSError, ValueError):

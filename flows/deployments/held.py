@@ -1,4 +1,4 @@
-"""Deployments that run only the version of a recipe that they were deployed with: the one that its lock pins."""
+"""Deployments held to a lock: they run only the version of a recipe that they were deployed with."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class HeldLock:
-    """What a deployment is held to."""
+    """The lock that a deployment is held to."""
 
     digest: str
     """sha256 of the lock's file."""
@@ -25,17 +25,17 @@ class HeldLock:
 
 
 def read_current_lock(recipe: Path, layout: Layout) -> HeldLock:
-    """The lock of a recipe that has not drifted from it. Raises RecipeError or PlanError."""
+    """Return the lock of a recipe that has not drifted from it. Raise RecipeError or PlanError."""
     held = _read_lock(recipe)
     plan_recipe(recipe, layout, profile=held.profile, locked=True)
     return held
 
 
 def apply_lock(layout: Layout, recipe: str, locked: str | None, options: Options) -> Options:
-    """The options of a run of a deployment: as they are, or held to the lock that it was deployed with.
+    """Return the options of a deployment's run: unchanged, or held to the lock that it was deployed with.
 
-    The audit log says which that is, and where it says nothing, as on another machine, the deployment's own parameter.
-    Raises PlanError when the lock is another one, or a run wants what a lock does not allow.
+    The audit log names the lock; where it does not, as on another machine, the deployment's own parameter does. Raise
+    PlanError if the lock is another one, or a run asks for what a lock does not allow.
     """
     digest = _find_deployed_lock(layout, recipe) or locked
     if not digest:
@@ -56,7 +56,7 @@ def _read_lock(recipe: Path) -> HeldLock:
 
 
 def _find_deployed_lock(layout: Layout, recipe: str) -> str | None:
-    """The lock with which a recipe was deployed last, as the log has it; None without one."""
+    """Return the lock that a recipe was last deployed with, from the audit log; None without one."""
     said = [entry["facts"] for entry in read_chain(layout).entries if entry["action"] == "deployed"]
     meant = (layout.root / recipe).resolve()  # however the path is written
     here = (facts for facts in reversed(said) if (layout.root / str(facts.get("file"))).resolve() == meant)

@@ -1,4 +1,4 @@
-"""Deployments as Prefect's server keeps them."""
+"""Deployments on Prefect's server."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ PAGE = 100
 
 
 def ensure_pool(name: str) -> None:
-    """Make the work pool where there is none; one of another type is left as it is."""
+    """Create the work pool if there is none; one of another type is left as it is."""
     template = ProcessWorker.get_default_base_job_template()
     with get_client(sync_client=True) as client:
         try:
@@ -33,7 +33,7 @@ def ensure_pool(name: str) -> None:
 
 
 def put_deployment(one: Deployable, layout: Layout) -> str:
-    """Create or update a deployment; returns a line that says which."""
+    """Create or update a deployment; return a line that says which."""
     limits = make_concurrency(one.recipe)
     with get_client(sync_client=True) as client:
         flow = client.create_flow_from_name(one.recipe.name)
@@ -61,7 +61,7 @@ def put_deployment(one: Deployable, layout: Layout) -> str:
 
 
 def find_vanished(layout: Layout, prune: bool) -> Iterator[str]:
-    """Deployments of this checkout whose recipe file is gone: removed with `prune`, else told."""
+    """Yield deployments of this checkout whose recipe is gone: removed with `prune`, else listed."""
     with get_client(sync_client=True) as client:
         for found in _list_own(client):
             file = str(found.parameters.get("recipe", ""))

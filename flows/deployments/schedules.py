@@ -1,7 +1,4 @@
-"""The schedule of a recipe as Prefect's schedules, and its next due times in words.
-
-Due times are always computed by Prefect's own classes, so what is shown is what Prefect will do.
-"""
+"""The schedule of a recipe as Prefect schedules, and its next due times as text."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -22,7 +19,7 @@ SLUG = "recipe"
 
 
 def make_prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
-    """The schedules of a recipe's deployment: one, or none when the recipe only waits for changes."""
+    """Return the schedules of a recipe's deployment: one, or none if it only waits for changes."""
     schedule = recipe.head.schedule
     times = make_times(schedule) if schedule else None
     if schedule is None or times is None:
@@ -33,10 +30,10 @@ def make_prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
 
 
 def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
-    """How the deployment's limit of one run at a time treats a second; None where runs may meet (`overlap: cancel`).
+    """Return how the deployment's limit of one run treats a second; None where runs may overlap.
 
-    The second always waits. Whether it then runs is decided when it starts (`flows.deployments.catch_up`): were it
-    cancelled at once, as Prefect can do, the runs made up for after a downtime would cancel one another.
+    The second always waits. Whether it then runs is decided when it starts (`flows.deployments.catch_up`): if Prefect
+    cancelled it at once, catch-up runs after a downtime would cancel one another.
     """
     schedule = recipe.head.schedule
     if schedule is None or schedule.overlap == "cancel":
@@ -45,7 +42,7 @@ def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
 
 
 def make_yaml(recipe: Recipe) -> dict[str, Any]:
-    """The same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
+    """Return the same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
     schedule, limits = recipe.head.schedule, make_concurrency(recipe)
     said: dict[str, Any] = {}
     for made in make_prefect_schedules(recipe):
@@ -58,7 +55,7 @@ def make_yaml(recipe: Recipe) -> dict[str, Any]:
 
 
 def make_times(schedule: Schedule) -> Times | None:
-    """The due times of a schedule as Prefect computes them; None when it has none."""
+    """Return the due times of a schedule as Prefect computes them; None without a schedule."""
     if schedule.cron:
         return prefects.CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     if schedule.rrule:
@@ -72,7 +69,7 @@ def make_times(schedule: Schedule) -> Times | None:
 def list_due_times(
     schedule: Schedule, after: datetime, *, until: datetime | None = None, count: int = 1000
 ) -> list[datetime]:
-    """Due times later than `after`, at most `until`, in order; never more than 1,000 (Prefect's limit)."""
+    """Return due times later than `after`, at most `until`, in order; at most 1,000 (Prefect's limit)."""
     times: Any = make_times(schedule)
     if times is None:
         return []
@@ -82,7 +79,7 @@ def list_due_times(
 
 
 def describe_schedule(schedule: Schedule, now: datetime | None = None) -> str:
-    """When a recipe will run by itself: `0 6 * * 1: next Mon 23 Nov 2026 06:00 CET, then ...; when dvc:x changes`."""
+    """Return when a recipe runs next: `0 6 * * 1: next Mon 23 Nov 2026 06:00 CET, then ...; when dvc:x changes`."""
     parts = []
     if schedule.is_timed:
         zone = ZoneInfo(schedule.timezone)

@@ -1,7 +1,4 @@
-"""Starts deployed recipes when what they watch changes, and finds their runs that died.
-
-`python -m flows.deployments.watcher`; `posttrain up` keeps it running.
-"""
+"""Start deployed recipes when their watched sources change, and mark their dead flow runs."""
 
 import contextlib
 import signal
@@ -36,7 +33,7 @@ TAG = "on-change"
 
 
 class Watcher:
-    """Watches the sources of every recipe of a checkout that is deployed on one server."""
+    """Watches the sources of every deployed recipe of a checkout on one server."""
 
     def __init__(self, layout: Layout, say: Callable[[str], None]):
         self.layout, self.say = layout, say
@@ -45,7 +42,7 @@ class Watcher:
         """What is wrong at the moment, by whom; said once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
-        """See which deployments there are, which of their runs died, and what their recipes watch now."""
+        """Read the deployments and what their recipes watch now; mark flow runs that died."""
         found = {}
         ours = list_deployments(client, self.layout)
         for run in mark_crashed(client, [deployment.id for deployment in ours]):
@@ -63,7 +60,7 @@ class Watcher:
         self.watches = found
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Look at every source once and start the recipes of what changed."""
+        """Check every source once and start the recipes of what changed."""
         for deployment, watch in self.watches.items():
             with self.forgiving(watch.file.stem):
                 watch.look(partial(self._start, client, deployment))
@@ -102,7 +99,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def forgiving(self, who: str) -> Iterator[None]:
-        """Say what is wrong, once, and go on: a server that is down is asked again, and a change is seen later."""
+        """Print an error once and go on: a server that is down is asked again, and a change is seen later."""
         try:
             yield
             self.told.pop(who, None)
@@ -114,7 +111,7 @@ class Watcher:
 
 
 def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
-    """All deployments of this checkout's recipes; a server may have those of others too."""
+    """Return the deployments of this checkout; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
     found: list[DeploymentResponse] = []
     while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(found)):
@@ -125,7 +122,7 @@ def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[Deployme
 
 
 def main() -> None:
-    """Watch until SIGTERM or Ctrl-C; a server that does not answer is asked again."""
+    """Watch until SIGTERM or Ctrl-C; retry if the server does not answer."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,8 +1,4 @@
-"""What one recipe waits for: notices changes, has each told exactly once, and remembers across kills.
-
-A change is told under a key that follows from what was remembered before it. Killed between telling and remembering,
-the next look finds the same change, tells it under the same key, and whoever hears it knows that it was heard.
-"""
+"""Watch the sources of one recipe: find changes, report each exactly once, and remember them across kills."""
 
 import json
 import secrets
@@ -20,7 +16,7 @@ Look = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Change:
-    """Something that became another thing."""
+    """A source whose content changed."""
 
     source: str
     before: str | None
@@ -33,7 +29,7 @@ class Change:
 
 @dataclass
 class Watch:
-    """The sources of one recipe and what is remembered of them in `file`."""
+    """The sources of one recipe, and what `file` remembers of them."""
 
     file: Path
     sources: Sequence[str]
@@ -47,9 +43,9 @@ class Watch:
     """Glance at which the content was read, and told where it had changed."""
 
     def look(self, tell: Callable[[list[Change], str], None]) -> list[Change]:
-        """Look once; calls `tell` with what changed since it was last told, and a key that is the same for the same.
+        """Check once; call `tell` with what changed since the last report, and a key that identifies the change.
 
-        What `tell` raises is passed on, and the change is told at the next look.
+        What `tell` raises is passed on, and the change is reported at the next check.
         """
         found, glances = self._contents()
         known = self._remembered()
@@ -69,7 +65,7 @@ class Watch:
         return changes
 
     def _contents(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
-        """Content of the sources that may have changed and are at rest, and their glances."""
+        """Return the content of changed sources that are at rest, and their stamps."""
         found, glances = {}, {}
         for source in self.sources:
             now = self.glance(source)
@@ -92,5 +88,5 @@ class Watch:
 
 
 def shorten_digest(digest: str | None) -> str:
-    """A digest as people read it."""
+    """Return a digest shortened for people."""
     return "nothing" if digest is None else digest if len(digest) < 32 else digest[:12]

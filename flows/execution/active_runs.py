@@ -1,6 +1,6 @@
-"""Which runs are under way, so that what they use is not cleared away; the kernel gives locks back, however one ends.
+"""Active runs, whose artifacts must not be cleared; the kernel releases their locks when they end, however they end.
 
-A run holds `runs/<run>/lock` shared for as long as it goes on, and takes it while nothing is being cleared.
+A run holds `runs/<run>/lock` shared while it goes on, and takes it while nothing is being cleared.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ LOCK = "gc.lock"
 
 @contextmanager
 def mark_active(layout: Layout, run: str) -> Iterator[None]:
-    """Be a run that is under way; waits for a clearing to end before it begins."""
+    """Mark a run as active inside; wait for a running clearing to end first."""
     layout.make_state()
     folder = layout.run(run)
     folder.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def mark_active(layout: Layout, run: str) -> Iterator[None]:
 
 
 def is_active(layout: Layout, run: str) -> bool:
-    """Whether a process carries the run out."""
+    """Return whether a process executes the run."""
     lock = layout.run(run) / "lock"
     if not lock.is_file():
         return False
@@ -36,14 +36,14 @@ def is_active(layout: Layout, run: str) -> bool:
 
 @contextmanager
 def prevent_clearing(layout: Layout) -> Iterator[None]:
-    """Nothing is cleared away inside; waits for a clearing to end."""
+    """Prevent clearing inside; wait for a running clearing to end first."""
     with _hold_flock(layout, fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
 def prevent_runs(layout: Layout) -> Iterator[None]:
-    """No run begins inside; waits until nothing else is undisturbed."""
+    """Prevent runs from beginning inside; wait until nothing prevents clearing."""
     with _hold_flock(layout, fcntl.LOCK_EX):
         yield
 

@@ -1,4 +1,4 @@
-"""Gates that wait for a person: inside a run that Prefect shows, and for `posttrain approve`."""
+"""Gates that wait for a person's approval: inside a run that Prefect shows, and for `posttrain approve`."""
 
 import threading
 from collections import deque
@@ -28,7 +28,7 @@ LOOK = 0.2
 
 @dataclass(frozen=True)
 class ApprovalRequest:
-    """A gate that somebody has to decide about."""
+    """A gate that a person has to decide about."""
 
     step: Step
     manifest: Manifest
@@ -39,7 +39,7 @@ class ApprovalRequest:
 
 @dataclass(frozen=True)
 class PersonalDecision:
-    """What somebody decided."""
+    """What a person decided."""
 
     decision: Decision
     name: str
@@ -47,7 +47,7 @@ class PersonalDecision:
 
 
 class RunningStep(Protocol):
-    """A step under way in another thread."""
+    """A running step in another thread."""
 
     @property
     def wrapped_future(self) -> Future[Any]:
@@ -55,7 +55,7 @@ class RunningStep(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when it has ended."""
+        """Return when the step has ended."""
 
 
 AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
@@ -63,7 +63,7 @@ AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | N
 
 
 class ApprovalQueue:
-    """Where the steps of one run wait for people, while other steps go on.
+    """Where the steps of one run wait for people while other steps go on.
 
     `ask` is called in the threads of steps, `attend` in the flow, which alone can pause.
     """
@@ -75,7 +75,7 @@ class ApprovalQueue:
         self.lock = threading.Lock()
 
     def ask(self, step: Step, state: StepState) -> StepState:
-        """Wait until every gate of a finished evaluation is decided, given up, or the run is stopped."""
+        """Wait until every gate of a finished evaluation is decided or unanswered in time, or the run is stopped."""
         assert state.manifest is not None
         run = self.execution
         how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
@@ -95,7 +95,7 @@ class ApprovalQueue:
         return replace(state, gates=gates)
 
     def attend(self, futures: Iterable[RunningStep]) -> None:
-        """Wait for all steps, and put the questions of those that wait for people."""
+        """Wait for all steps, and ask about those that wait for people."""
         under_way = {future.wrapped_future: future for future in futures}
         while under_way:
             if self.questions:
@@ -124,7 +124,7 @@ class ApprovalQueue:
 def record_decision(
     layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
 ) -> dict[str, Any]:
-    """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
+    """Record a decision about a gate in the audit log and next to the evaluation's key."""
     said = manifest.details["gates"][gate.index].get("text", "")
     return decide(
         layout,
@@ -144,9 +144,9 @@ def record_decision(
 def decide_gates(
     layout: Layout, run: str, step_name: str, choice: Decision, reason: str, name: str | None, console: Console
 ) -> None:
-    """Decide about the gates of a step that wait for a person, or have been decided otherwise before.
+    """Decide about the gates of a step that wait for a person or were decided otherwise before.
 
-    Raises PlanError when there is no such step, it has not run, or no gate of it asks a person.
+    Raise PlanError if the step is unknown or has not run, or if no gate of it asks a person.
     """
     plan = read_plan(layout, run)
     names = [s.name for s in plan.steps]

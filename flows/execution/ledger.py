@@ -1,4 +1,4 @@
-"""What a run has spent while it goes on, and whether that passes its budget."""
+"""The ledger of a running run: what it has spent, and whether that exceeds its budget."""
 
 import threading
 import time
@@ -123,12 +123,12 @@ class Ledger:
 
 
 def open_ledger(run: str, outlook: Forecast) -> Ledger:
-    """The ledger of a run that begins or goes on; what it will cost is foreseen once, before its first step."""
+    """Return the ledger of a run that begins or resumes; its cost is predicted once, before its first step."""
     return Ledger(outlook.plan, outlook.layout, run, predict_costs(outlook.estimates))
 
 
 def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
-    """What a run spent beside what was foreseen, and the limits it passed; nothing for a run that spent nothing."""
+    """Yield what a run spent next to the prediction, and the limits it exceeded; nothing if it spent nothing."""
     noted = read_spending(layout, run)
     if noted is None:
         return
@@ -142,7 +142,7 @@ def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
 
 
 def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:
-    """The plan with another budget, from `core_seconds=600` and the like. Raises PlanError."""
+    """Return the plan with budget keys changed, as `core_seconds=600`. Raise PlanError if a change is not valid."""
     if not changes:
         return plan
     values: dict[str, Any] = plan.budget.model_dump() if plan.budget else {}

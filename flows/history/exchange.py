@@ -1,4 +1,4 @@
-"""`posttrain push` and `pull`: what they did, said and noted; nothing is cleared away meanwhile."""
+"""`posttrain push` and `pull`: print and record what they moved; nothing is cleared meanwhile."""
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +11,7 @@ from lineage.layout import Layout
 
 
 def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> None:
-    """Send a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
+    """Send a target with everything it was made from, or all artifacts. Raise UnknownTarget, PlanError, StepError."""
     with prevent_clearing(layout):
         moved = sharing.push(layout, remote, target)
     _print_moved(console, "sent", moved)
@@ -20,7 +20,7 @@ def push(layout: Layout, remote: str | None, target: str | None, console: Consol
 
 
 def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
-    """Fetch a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
+    """Fetch a target with everything it was made from, or all artifacts. Raise UnknownTarget, PlanError, StepError."""
     with prevent_clearing(layout):
         moved = sharing.pull(layout, remote, target, trust=trust)
     _print_moved(console, "fetched", moved)

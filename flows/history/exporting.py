@@ -1,4 +1,4 @@
-"""Lineage in the formats of others: as text, or given to a server."""
+"""Lineage in standard formats: as text, or sent to a server."""
 
 import os
 
@@ -7,7 +7,7 @@ from schemas.errors import PlanError
 
 
 def export_text(what: str, target: str, layout: Layout) -> str:
-    """OpenLineage events (one per line), PROV-JSON, PROV-N or CycloneDX JSON. Raises UnknownTarget or PlanError."""
+    """Return OpenLineage (one event per line), PROV-JSON, PROV-N or CycloneDX. Raise UnknownTarget or PlanError."""
     if what == "openlineage":
         from lineage.exports.openlineage_events import as_json_lines, lineage_events
 
@@ -22,7 +22,7 @@ def export_text(what: str, target: str, layout: Layout) -> str:
 
 
 def send_events(what: str, target: str, layout: Layout) -> str:
-    """Give the events of a target to the server of OPENLINEAGE_URL; returns a line that says so. Raises PlanError."""
+    """Send the events of a target to the server at OPENLINEAGE_URL; return a message. Raise PlanError."""
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:
         raise PlanError("--send gives openlineage events to the server that OPENLINEAGE_URL names; set it")
@@ -32,7 +32,7 @@ def send_events(what: str, target: str, layout: Layout) -> str:
 
 
 def send_run(layout: Layout, run: str) -> None:
-    """Tell the server of OPENLINEAGE_URL, if there is one, what a run did. Raises PlanError when it does not listen."""
+    """Send a run's events to the server at OPENLINEAGE_URL, if it is set. Raise PlanError if it does not answer."""
     if url := os.environ.get("OPENLINEAGE_URL"):
         from lineage.exports.openlineage_events import lineage_events, send
 

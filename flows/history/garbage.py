@@ -1,4 +1,4 @@
-"""`posttrain gc`: what a checkout need not keep, said first and removed on request; safe beside runs under way."""
+"""`posttrain gc`: list what a checkout need not keep, and remove it on request; safe next to active runs."""
 
 import shutil
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ from schemas.errors import PlanError
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep besides what is promoted or pinned, and the ancestors of everything kept."""
+    """What to keep besides promoted and pinned artifacts and their ancestors."""
 
     last: int
     """What the latest runs used."""
@@ -42,7 +42,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Clearance:
-    """What stays and why, and what need not."""
+    """What stays and why, and what can go."""
 
     kept: list[tuple[Record, str]]
     garbage: Garbage
@@ -51,10 +51,10 @@ class Clearance:
 
 
 def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
-    """Say what could be removed and what the disk would get back; remove it when told so.
+    """Print what can be removed and how many bytes that frees; remove it with `yes`.
 
-    Raises PlanError when the metric or a run is unknown, when the audit log or a manifest of what stays does not hold,
-    or the registry cannot be asked.
+    Raise PlanError if the metric or a run is unknown, if the audit log or a manifest to keep does not verify, or the
+    registry does not answer.
     """
     with prevent_runs(layout) if yes else nullcontext():
         found = find_garbage(layout, policy)
@@ -68,7 +68,7 @@ def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bo
 
 
 def find_garbage(layout: Layout, policy: Policy) -> Clearance:
-    """What stays under a policy and what need not. Raises PlanError."""
+    """Return what stays under a policy and what can go. Raise PlanError."""
     log = check_log(layout)
     if log.problems:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
@@ -94,7 +94,7 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
 
 
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
-    """Pin what a word means, or unpin it; without one, list the pins. Raises UnknownTarget."""
+    """Pin or unpin what a word names; without a word, list the pins. Raise UnknownTarget."""
     if target is None:
         for key, said in keepsakes(layout).items():
             console.print(Text(f"{key[:16]}  {said['word']}, since {said['since']}"))
@@ -112,7 +112,7 @@ def _is_used(work: Path) -> bool:
 
 
 def _remove_garbage(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
-    """Remove; noted before it begins, so that what is gone can always be explained."""
+    """Remove garbage; the audit log records it first, so that what is gone can always be explained."""
     garbage = found.garbage
     audit_log.append(
         layout,
@@ -174,7 +174,7 @@ def _print_clearance(found: Clearance, size: int, console: Console, yes: bool) -
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes as people read it."""
+    """Return a number of bytes as text."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

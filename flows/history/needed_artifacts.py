@@ -1,4 +1,4 @@
-"""Which artifacts runs need: the latest ones that did something, those under way, and those that can be resumed."""
+"""Find artifacts that runs need: the latest runs that did something, active ones, and resumable ones."""
 
 from collections.abc import Iterator
 
@@ -20,10 +20,10 @@ FAILED = 1
 
 
 def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str, ...]) -> Reasons:
-    """Key to why a run needs the artifact, or the work that was begun on it.
+    """Return, by key, why a run needs the artifact or the work that was begun on it.
 
-    A run that found everything there does not count among the latest. A run in `given_up` (`all`: every one) keeps
-    nothing for being resumed. Raises PlanError when there is no such run.
+    Runs that only found artifacts do not count among the latest. A run in `given_up` (`all`: every one) keeps nothing
+    for being resumed. Raise PlanError if there is no such run.
     """
     names = sorted({*list_runs(layout), *log.runs}, reverse=True)
     for run in given_up:
@@ -47,7 +47,7 @@ def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str,
 
 
 def is_resumable(layout: Layout, log: AuditCheck, run: str) -> bool:
-    """Whether `posttrain resume` has something to do: the run was killed, stopped, failed, or waits for a decision."""
+    """Return whether `posttrain resume` has something to do: the run was killed, stopped, failed or awaits approval."""
     said = log.runs.get(run, {})
     started, ended = said.get("run started"), said.get("run ended")
     if ended is None or (started is not None and started["number"] > ended["number"]):
@@ -62,7 +62,7 @@ def is_resumable(layout: Layout, log: AuditCheck, run: str) -> bool:
 
 
 def _list_verdicts(layout: Layout, run: str) -> Iterator[str]:
-    """How the gates of a run stand now, with what was decided since."""
+    """Yield the verdicts of a run's gates, with the decisions made since."""
     plan, store = _read_plan(layout, run), Store(layout)
     for step in plan.steps if plan else ():
         if (manifest := store.with_key(step.key)) is not None:
@@ -70,7 +70,7 @@ def _list_verdicts(layout: Layout, run: str) -> Iterator[str]:
 
 
 def list_keys(layout: Layout, log: AuditCheck, run: str) -> Iterator[str]:
-    """Keys of the steps of a run: by its plan, and by the log where the plan is gone or is another."""
+    """Yield the keys of a run's steps: from its plan, and from the audit log where the plan is gone or changed."""
     plan = _read_plan(layout, run)
     yield from (step.key for step in plan.steps) if plan else ()
     for entry in log.runs.get(run, {}).values():

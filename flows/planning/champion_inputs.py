@@ -1,4 +1,4 @@
-"""`against: champion`: the model that MLflow's alias names becomes an input of the evaluation, pinned."""
+"""`against: champion`: the champion that a gate compares with becomes an input of the evaluation."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from schemas.recipe.load import Recipe
 def add_champions(
     recipe: Recipe, settings: dict[str, Any], inputs: tuple[Input, ...], layout: Layout
 ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-    """Settings and inputs of an evaluation with the champions that its gates ask for.
+    """Return settings and inputs of an evaluation with the champions that its gates name.
 
-    Where there is none yet they stay as they are, and the gate says so. Raises PlanError when the audit log does not
-    hold, MLflow cannot be asked or names a champion that no known move made, or the champion is not in this checkout.
+    Without a champion they stay as they are, and the gate says so. Raise PlanError if the audit log does not verify,
+    MLflow does not answer or names a champion that no recorded move made, or the champion is not in this checkout.
     """
     from lineage.registry.champions import standing
 
@@ -41,5 +41,5 @@ def add_champions(
 
 
 def champion_name(recipe: Recipe, gate: dict[str, Any]) -> str:
-    """The registered model whose champion a gate means: as it says, as the recipe promotes, else the recipe's name."""
+    """Return the registered model that a gate names, else the one the recipe promotes, else the recipe's name."""
     return str(gate["champion"] or (recipe.promotion.name if recipe.promotion else recipe.name))

@@ -1,7 +1,7 @@
-"""Packages that do not fit each other, found in what they say themselves: their metadata, no list of ours.
+"""Find installed packages that do not fit each other, from their own metadata.
 
 A training stack fails in odd places when versions have drifted apart: an operator is missing, a cluster does not
-answer, a model loads with other defaults. This looks before anything runs.
+answer, a model loads with other defaults. This check runs before anything else.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ MISSING = f"vllm is not installed: pip install '{OURS}[vllm]' on a machine with 
 
 
 def find_version(name: str) -> str | None:
-    """Version of an installed distribution."""
+    """Return the version of an installed distribution, None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -33,9 +33,9 @@ def find_version(name: str) -> str | None:
 
 
 def find_misfits(roots: Iterable[str] = (OURS, *WHEELS)) -> list[str]:
-    """What does not fit, in words: every requirement of everything that the roots lead to and that is installed.
+    """Return every requirement that is not met, of all installed distributions that the roots lead to.
 
-    A distribution that nobody installed is not looked for: extras are for those who want them.
+    A distribution that is not installed is skipped: extras are optional.
     """
     found: dict[str, None] = {}
     waiting, seen = deque((name, frozenset[str]()) for name in roots), set()
@@ -54,7 +54,7 @@ def find_misfits(roots: Iterable[str] = (OURS, *WHEELS)) -> list[str]:
 
 
 def _list_requirements(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
-    """What a distribution requires here; of ours, what every extra does as well."""
+    """Yield the requirements of a distribution on this machine; for ours, those of every extra as well."""
     for text in importlib.metadata.requires(name) or []:
         try:
             requirement = Requirement(text)
@@ -81,7 +81,7 @@ def _compare_requirement(name: str, version: str, requirement: Requirement, inst
 
 
 def _is_pinned(requirement: Requirement) -> bool:
-    """Whether exactly one version will do, of whatever build: the mark of compiled code that links to it."""
+    """Return whether exactly one version fits, of any build: the mark of compiled code that links to it."""
     return any(one.operator == "==" and "+" not in one.version for one in requirement.specifier)
 
 
@@ -92,7 +92,7 @@ def _find_duplicate_wheels() -> Iterator[str]:
 
 
 def find_engine_problems(steps: Iterable[Step]) -> list[str]:
-    """Why steps that sample with vLLM cannot run with what is installed here."""
+    """Return why steps that sample with vLLM cannot run with what is installed here."""
     if not any(VLLM_MODULE in step.code for step in steps):
         return []
     if not any(find_version(name) for name in WHEELS):
@@ -101,7 +101,7 @@ def find_engine_problems(steps: Iterable[Step]) -> list[str]:
 
 
 def verify_engines(steps: Iterable[Step]) -> None:
-    """Raise PlanError for what `engine_problems` finds."""
+    """Raise PlanError for what `find_engine_problems` returns."""
     if problems := find_engine_problems(steps):
         more = "\n".join(f"  {text}" for text in problems[1:])
         raise PlanError(problems[0] + (f"\n{more}" if more else "") + "\nsee: posttrain doctor")

@@ -1,6 +1,6 @@
-"""From a recipe to a plan: steps in an order in which they can run, each with its key. Pure but for reading sources.
+"""Compile a recipe into a plan: steps in an order in which they can run, each with its key.
 
-A key is made of what a step does and reads, never of names: renaming a stage runs nothing again.
+A key is made of what a step does and reads, never of names: renaming a stage reruns nothing.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ FRESH = "fresh"
 
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
-    """The plan of a recipe. Raises PlanError when a source is missing or the models of a step do not fit together."""
+    """Return the plan of a recipe. Raise PlanError if a source is missing or the models of a step do not fit."""
     closure = Closure(recipe.folders)
     steps: dict[str, Step] = {}
     for name in recipe.steps:
@@ -47,7 +47,7 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
 
 
 def select_stages(plan: Plan, names: Iterable[str]) -> Plan:
-    """The part of a plan that some stages or steps need, themselves included. Raises PlanError for an unknown name."""
+    """Return the part of a plan that some stages or steps need, themselves included. Raise PlanError for others."""
     wanted: set[str] = set()
     for name in names:
         found = [s.name for s in plan.steps if name in (s.name, s.stage)]
@@ -103,7 +103,7 @@ def _make_identity(
     code: dict[str, str],
     steps: dict[str, Step],
 ) -> dict[str, Any]:
-    """What the key of a step is the hash of."""
+    """Return what the key of a step is the hash of."""
     return {
         "format": IDENTITY_FORMAT,
         "kind": kind,
@@ -115,7 +115,7 @@ def _make_identity(
 
 
 def has_own_key(step: Step, plan: Plan) -> bool:
-    """Whether the key of a planned step is that of what it does and reads; a plan in a file may have been edited."""
+    """Return whether the key of a planned step matches what it does and reads; a plan file may have been edited."""
     steps = {other.name: other for other in plan.steps}
     if any(name not in steps for name in step.needs):
         return False
@@ -133,7 +133,7 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
 
 
 def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
-    """What an input adds to the key. After a loop: all iterations, and the conditions that choose among them."""
+    """Return what an input adds to the key; after a loop, all iterations and the conditions that choose among them."""
     if given.source is not None:
         return {"digest": given.digest, "type": given.type}
     if len(given.steps) == 1:
@@ -145,7 +145,7 @@ def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
 
 
 def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
-    """Key, gate and outcome of everything that decides whether a step runs or another in its place."""
+    """Return key, gate and outcome of everything that decides whether a step runs, or another in its place."""
     found, seen, waiting = set(), {name}, [name]
     while waiting:
         step = steps[waiting.pop()]
@@ -166,7 +166,7 @@ def _list_gates(step: Step) -> list[dict[str, Any]]:
 
 
 def blank_references(value: Any, ports: set[str], path: str = "") -> Any:
-    """Settings with every reference at one of `ports` (dotted paths) blanked: the inputs say what it stands for."""
+    """Return settings with the references at `ports` (dotted paths) blanked: the key has the inputs instead."""
     if path in ports:
         return ""
     if isinstance(value, dict):

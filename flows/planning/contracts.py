@@ -1,7 +1,7 @@
 """The contract between stages at plan time: models that meet in one step must share tokenizer and template.
 
-A published model says its fingerprints. One that is still to be made inherits them from the model that it starts from,
-down to an `init` stage, whose tokenizer settings stand for the fingerprints until it has run.
+A published model has fingerprints. One that is not made yet inherits them from the model that it starts from, down to a
+stage that defines its model, whose tokenizer settings stand for the fingerprints until it has run.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ CARRIERS = frozenset({*MODEL_TYPES, "trajectories"})
 
 @dataclass(frozen=True)
 class KnownContract:
-    """What is known of a model's contract: fingerprints once it exists, the settings behind them before."""
+    """What is known of a model's contract: its fingerprints if it exists, else the tokenizer settings behind them."""
 
     contract: Contract | None = None
     tokenizer: dict[str, Any] | None = None
 
 
 def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
-    """Raises PlanError naming both fingerprints and steps when models that meet in a step do not fit together."""
+    """Raise PlanError with both fingerprints and steps if models that meet in a step do not fit together."""
     store = Store(layout)
     bonds: dict[str, KnownContract] = {}
     for step in plan.steps:

@@ -1,4 +1,4 @@
-"""Why two keys differ: the first field that does, in words."""
+"""Differences between two step identities, as text."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,12 +7,12 @@ ABSENT = "nothing"
 
 
 def find_first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first thing in which two identities differ: settings, then seed, inputs and code."""
+    """Return the first difference of two identities: settings, then seed, inputs and code."""
     return next(list_differences(old, new), "nothing differs")
 
 
 def list_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
+    """Yield all differences of two identities, as `learning_rate: 0.001 → 0.002`."""
     for path, before, after in list_changes(old.get("settings", {}), new.get("settings", {})):
         yield f"{path}: {format_value(before)} → {format_value(after)}"
     for field in ("kind", "seed", "format"):
@@ -26,7 +26,7 @@ def list_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def list_code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[str]:
-    """Modules that changed, are used now, or no more, as `code: learning/losses.py changed`."""
+    """Yield modules that changed, are new or are no longer used, as `code: learning/losses.py changed`."""
     for module in now:
         if module not in before:
             yield f"code: {_module_path(module)} is used now"
@@ -36,7 +36,7 @@ def list_code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[s
 
 
 def list_changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(dotted path, before, after) of everything in which two values differ; what is on one side only is ABSENT."""
+    """Yield (dotted path, before, after) of every difference of two values; ABSENT stands for a missing side."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in (*new, *(k for k in old if k not in new)):
             yield from list_changes(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
@@ -48,7 +48,7 @@ def list_changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any,
 
 
 def format_value(value: Any) -> str:
-    """A value in at most 60 characters."""
+    """Return a value in at most 60 characters."""
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

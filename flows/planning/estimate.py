@@ -1,4 +1,4 @@
-"""What a plan will cost, by what the nearest earlier artifacts cost; what nobody knows is said to be unknown."""
+"""Estimate the cost of a plan from the nearest earlier artifacts; what has no like is unknown."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SIMILAR = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost, or for a HIT what it cost when it was made: so much is saved."""
+    """The expected cost of a step; for a HIT, what it cost when it was made, and so what is saved."""
 
     cost: Cost | None
     """None: nothing like it ran before."""
@@ -30,24 +30,24 @@ class Estimate:
 
 
 class Forecast:
-    """What a run is going to do and to cost, as it stands before its first step; looked up once."""
+    """What a run will do and cost, as it stands before the first step; computed once."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.plan, self.layout = plan, layout
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
-        """Step to whether it is there, and why not."""
+        """Return HIT or MISS and the reason, by step."""
         return explain_plan(self.plan, self.layout)
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """Step to its estimate."""
+        """Return the estimates by step."""
         return estimate_steps(self.plan, self.layout, self.verdicts)
 
 
 def estimate_steps(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
-    """Step to its estimate."""
+    """Return the estimates by step."""
     return ask(layout, lambda index: {s.name: _estimate_step(s, plan, index, verdicts[s.name][0]) for s in plan.steps})
 
 
@@ -75,24 +75,24 @@ def _describe_basis(record: Record, distance: int, step: Step) -> str:
 
 
 def compute_cost(record: Record, step: Step) -> Cost:
-    """What an artifact cost, with the resources that the step asks for now."""
+    """Return the cost of an artifact with the resources that the step requests now."""
     paid = float(record.get("paid") or 0.0), int(record.get("paid_tokens") or 0)
     return cost_of_holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
 
 
 def cost_of_holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
-    """What it costs that a step holds its resources for so long, with the tokens it told and what servers charged."""
+    """Return the cost of holding a step's resources, with its tokens and what servers charged."""
     held = step.resources
     return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
 
 
 def predict_costs(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
-    """Step to the predicted cost, of the steps that will run."""
+    """Return the predicted cost of each step that will run; None where it is unknown."""
     return {name: estimate.cost for name, estimate in found.items() if not estimate.is_hit}
 
 
 def describe_costs(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
-    """What will be spent and what is saved, in sentences for a plan."""
+    """Yield what the plan will spend and what it saves, as sentences."""
     prices = plan.budget.prices if plan.budget else Prices()
     costs = predict_costs(found)
     unknown = [name for name, cost in costs.items() if cost is None]
@@ -106,7 +106,7 @@ def describe_costs(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
 
 
 def describe_excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
-    """Every limit of the budget that the plan is predicted to pass."""
+    """Yield every limit of the budget that the plan is predicted to exceed."""
     if plan.budget is None:
         return
     for line in list_exceeded_limits(plan.budget, total(predict_costs(found).values())):
@@ -114,7 +114,7 @@ def describe_excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
 
 
 def list_exceeded_limits(budget: Budget, cost: Cost) -> list[str]:
-    """The limits of a budget that a cost passes, as `120 core-seconds of 100`."""
+    """Return the limits of a budget that a cost exceeds, as `120 core-seconds, the limit is 100`."""
     money = cost.money(budget.prices)
     facts = (
         ("core-seconds", cost.core_seconds, budget.core_seconds),
@@ -130,7 +130,7 @@ def list_exceeded_limits(budget: Budget, cost: Cost) -> list[str]:
 
 
 def format_cost(cost: Cost, prices: Prices) -> str:
-    """A cost in words, with money only where there are prices."""
+    """Return a cost as text, with money only where there are prices."""
     parts = [f"{_format_number(cost.core_seconds)} core-seconds"]
     parts += [f"{_format_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
     parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []

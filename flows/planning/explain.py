@@ -1,4 +1,4 @@
-"""HIT or MISS for each step of a plan, with the first thing that differs from when the step last ran."""
+"""HIT or MISS for each step of a plan, with the first difference from when the step last ran."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 
 
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
-    """Step name to (HIT, which run made it) or (MISS, why)."""
+    """Return, by step, (HIT, the run that made it) or (MISS, the reason)."""
     store = Store(layout)
     before = latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}

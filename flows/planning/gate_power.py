@@ -1,4 +1,4 @@
-"""Before a run: the smallest difference that each gate of a plan can see, and which steps gates decide about."""
+"""Before a run: the smallest difference that each gate of a plan can detect, and which steps gates decide about."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +20,9 @@ WORST = 1.0
 
 
 def describe_gate_power(plan: Plan, layout: Layout) -> list[str]:
-    """One line per difference that a gate tests: what it can see, from the latest evaluation of the step, or at worst.
+    """Return one line per tested difference: what the gate detects, from the latest evaluation or at worst.
 
-    A difference of this size is seen in 80 % of evaluations.
+    A difference of this size is detected in 80 % of evaluations.
     """
     asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
     if not asked:
@@ -59,7 +59,7 @@ def _describe_detectable(step: Step, gate: Gate, asked: Question, last: Manifest
 
 
 def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
-    """Problems, spread and noise floor of the same test, else of any comparison of the metric, in an evaluation."""
+    """Return problems, spread and noise floor of the same test, else of a comparison of the metric; None without."""
     for told in last.details.get("gates", []):
         for test in told.get("tests", []):
             if test["name"] == asked.name and told.get("model") == (gate.model or told.get("model")):
@@ -75,7 +75,7 @@ def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int
 
 
 def _count_problems(step: Step, name: str) -> int | None:
-    """Problems that the tasks of a step make, of the family after a metric's name; None when they do not say."""
+    """Return the problems that a step's tasks make, of the metric's family; None where the settings do not tell."""
     found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
     family = found[1] if found else None
     tasks: list[dict[str, Any]] = step.settings["tasks"]
@@ -90,7 +90,7 @@ def _count_problems(step: Step, name: str) -> int | None:
 
 
 def _is_share(step: Step, name: str) -> bool:
-    """Whether a metric is one of ours, which lie between 0 and 1."""
+    """Return whether a metric is built in, and so lies between 0 and 1."""
     found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
     return found is not None and all(
         ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == found[0]
@@ -103,7 +103,7 @@ def _metric_name(use: dict[str, Any]) -> str:
 
 
 def describe_condition(step: Step, plan: Plan) -> str:
-    """Whether a step runs only when a gate fails, or not then; empty when no gate branches around it."""
+    """Return whether a step runs only if a gate fails, or only if it passes; empty if no gate decides."""
     if step.branch_of:
         return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
     there = {s.name: s for s in plan.steps}

@@ -1,8 +1,8 @@
-"""`recipe.lock`: everything a recipe's results depend on, written down, and the drift from it.
+"""`recipe.lock`: everything a recipe's results depend on, and the drift from it.
 
-The lock lies beside the recipe and holds sources from outside by commit or digest, judges and teachers, the settings
-of every step, the code in use by module, Python and every package that is needed. Two locks of one state are equal
-byte for byte: no time, no machine, no order of chance. `models` is for readers: settings and sources hold the same.
+The lock lies next to the recipe. It holds outside sources by commit or digest, judges and teachers, the settings of
+every step, the code in use, Python and every needed package. Two locks of one state are byte for byte equal: they hold
+no time, no machine and no random order. `models` is for readers: settings and sources hold the same.
 """
 
 import platform
@@ -35,20 +35,20 @@ OWN = ("model", "models")
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Says everything where it belongs, however often."""
+    """A YAML dumper that repeats values instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Never an anchor."""
+        """Never use an anchor."""
         return True
 
 
 def lock_path(recipe: Path | str) -> Path:
-    """Where the lock of a recipe lies: beside it, `recipe.lock` of `recipe.yaml`."""
+    """Return where the lock of a recipe lies: `recipe.lock` next to `recipe.yaml`."""
     return Path(recipe).with_suffix(".lock")
 
 
 def make_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
-    """What the plan's results depend on, at this moment. Raises PlanError for a source that is gone."""
+    """Return what the plan's results depend on now. Raise PlanError if a source is gone."""
     plan = remove_floating(plan)
     sources = {i.source: i.digest or "" for step in plan.steps for i in step.inputs if i.source is not None}
     code = {module: digest for step in plan.steps for module, digest in step.code.items()}
@@ -72,7 +72,7 @@ def make_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str
 
 
 def remove_floating(plan: Plan) -> Plan:
-    """The plan as a lock sees it: without the champions of gates that say `floating`, and the keys that follow."""
+    """Return the plan as a lock sees it: without champions of `floating` gates and the keys that follow from them."""
     made: dict[str, Step] = {}
     for step in plan.steps:
         if any(gate.get("floating") for gate in _list_gates(step)):
@@ -84,7 +84,7 @@ def remove_floating(plan: Plan) -> Plan:
 
 
 def _remove_floating_champions(step: Step) -> Step:
-    """An evaluation whose floating gates compare with the champion by that word, whichever it is, or with none yet."""
+    """Return an evaluation whose floating gates compare with `champion` by that name, whichever it is."""
     gates, against = _list_gates(step), step.settings["against"]
     pinned = {gate["against"] for gate in gates if not gate["floating"]}
     words = {gate["against"] for gate in gates if gate["floating"]} - pinned
@@ -101,7 +101,7 @@ def _list_gates(step: Step) -> list[dict[str, Any]]:
 
 
 def _list_helpers(step: Step) -> Iterator[tuple[str, Any]]:
-    """Judges, teachers and engines elsewhere, by dotted path: what has a say in a step besides its own model."""
+    """Yield judges, teachers and remote engines by dotted path: models other than the step's own."""
     for given in step.inputs:
         if given.type in MODEL_TYPES and given.port.partition(".")[0] not in OWN:
             yield f"{step.name}.{given.port}", given.source or given.steps[0]
@@ -118,7 +118,7 @@ def lock_recipe(
     overrides: Sequence[str] = (),
     warn: Callable[[str], None] = lambda text: None,
 ) -> Iterator[str]:
-    """Lock a recipe; says what was pinned, and what changed since the last lock. Raises RecipeError or PlanError."""
+    """Write a recipe's lock; yield what it pins and what changed since the last. Raise RecipeError or PlanError."""
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
@@ -144,7 +144,7 @@ def _write_lock(file: Path, recipe: str, lock: dict[str, Any]) -> None:
 
 
 def verify_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
-    """Raises PlanError that names everything in which a whole plan differs from its recipe's lock."""
+    """Raise PlanError with every difference of a plan from its recipe's lock."""
     file = lock_path(plan.file)
     wrong = list(list_drift(read_lock(file), make_lock(plan, layout, folders)))
     if wrong:
@@ -154,7 +154,7 @@ def verify_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
 
 
 def read_lock(file: Path) -> dict[str, Any]:
-    """A lock. Raises PlanError when there is none, it is of another version, cut off or no lock at all."""
+    """Return a lock. Raise PlanError if it is missing, cut off, of another version or not a lock."""
     again = f"write it again: posttrain lock {file.with_suffix('.yaml')}"
     try:
         lock = yaml.safe_load(file.read_text())
@@ -181,7 +181,7 @@ def _is_step(said: Any) -> bool:
 
 
 def list_drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Everything in which the present differs from a lock, each thing once, as `package numpy: 2.1 → 2.2`."""
+    """Return every difference from a lock once, as `package numpy: 2.1 → 2.2`."""
     found = list(_list_fields(lock, now))
     keys = [name for name, step in now["steps"].items() if lock["steps"].get(name, {}).get("key") != step["key"]]
     if keys and not found:  # a lock that was edited, or an identity of another format

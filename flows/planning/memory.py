@@ -1,4 +1,4 @@
-"""What a plan needs in memory, step by step and role by role, beside what it asked for and what a GPU has."""
+"""Predict the memory of a plan by step and role, next to what was requested and what a GPU has."""
 
 import json
 import re
@@ -29,7 +29,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step: its places, or why they are not known; a step without models has neither."""
+    """The places of one step, or why they are unknown; a step without models has neither."""
 
     step: str
     places: tuple[Place, ...] = ()
@@ -39,7 +39,7 @@ class StepMemory:
 def show_memory(
     plan: Plan, layout: Layout, console: Console, *, gpu: str | None, prompt: int | None, as_json: bool
 ) -> None:
-    """Print the table, or JSON. Raises PlanError when `gpu` is no size."""
+    """Print the memory table, or JSON. Raise PlanError if `gpu` is not a size."""
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
         raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
     limit = bytes_of(gpu) or None
@@ -53,7 +53,7 @@ def show_memory(
 def estimate_memory(
     plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None
 ) -> list[StepMemory]:
-    """What every step needs; `gpu` is the memory of one GPU in bytes, `prompt` the tokens of the longest prompt."""
+    """Return the memory of every step; `gpu`: bytes of one GPU, `prompt`: tokens of the longest prompt."""
     models = PlanModels(plan, layout)
     return [_estimate_step(step, models, gpu, prompt) for step in plan.steps]
 
@@ -72,7 +72,7 @@ def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int 
 
 
 def list_warnings(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Iterator[str]:
-    """What does not fit: a place beside the `memory` it reserves, and beside a GPU where it has one."""
+    """Yield places that exceed the `memory` they reserve, or the memory of a GPU."""
     for need in found:
         resources = plan.step(need.step).resources
         for place in need.places:
@@ -87,7 +87,7 @@ def list_warnings(plan: Plan, found: list[StepMemory], gpu: int | None = None) -
 
 
 def advise(place: Place) -> str:
-    """What makes the largest part of a place smaller."""
+    """Return how to make the largest part of a place smaller."""
     part = max(place.peak.parts, key=lambda name: place.peak.parts[name])
     return {
         "weights": "spread it over more workers (train: {strategy: fsdp2}), or use dtype: bfloat16",
@@ -102,7 +102,7 @@ def advise(place: Place) -> str:
 
 
 def make_memory_table(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Table:
-    """One row per place, the parts of its worst moment, and what was reserved."""
+    """Return a table with one row per place: the parts of its peak, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
     caption = "\n".join([caption, *list_warnings(plan, found, gpu)])
     table = Table(
@@ -136,7 +136,7 @@ def make_memory_table(plan: Plan, found: list[StepMemory], gpu: int | None = Non
 
 
 def format_size(number: int) -> str:
-    """Bytes for people."""
+    """Return bytes as text."""
     if not number:
         return "-"
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
@@ -146,7 +146,7 @@ def format_size(number: int) -> str:
 
 
 def memory_as_json(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
-    """The same for programs, in bytes."""
+    """Return the same for programs, in bytes."""
     return {
         "recipe": plan.recipe,
         "steps": [_step_as_json(need) for need in found],

@@ -1,6 +1,6 @@
-"""Which model comes into each port of a plan, as far as it is known before anything has run.
+"""Find the model at each port of a plan, as far as it is known before anything has run.
 
-A model that is there is known by its `config.json`, one that is still to be made by the `init` stage at its beginning.
+An existing model is known by its `config.json`, a future one by the stage at its beginning that defines it.
 """
 
 import json
@@ -22,7 +22,7 @@ from schemas.use import TokenizerUse
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model: its shape, the longest sequence it holds, whether its head is that of a language model."""
+    """A model: its shape, its longest sequence, and whether its head is that of a language model."""
 
     shape: Shape
     max_length: int
@@ -30,7 +30,7 @@ class KnownModel:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Return the number of all parameters."""
         return self.shape.parameters if self.language else self.shape.body_parameters + self.shape.width
 
 
@@ -45,7 +45,7 @@ class PlanModels:
             self.made[step.name] = self._outputs(step)
 
     def ports(self, step: Step) -> dict[str, KnownModel | str]:
-        """Port to its model, or to why it is not known."""
+        """Return, by port, its model, or why it is unknown."""
         return {given.port: self._received(given) for given in step.inputs if given.type in MODEL_TYPES}
 
     def _outputs(self, step: Step) -> dict[str, KnownModel | str]:
@@ -73,7 +73,7 @@ def _with_head(model: KnownModel | str, kind: str) -> KnownModel | str:
 
 
 def _read_model(folder: Path) -> KnownModel | str:
-    """The model in a folder; what an adapter belongs to lies in `base/`."""
+    """Return the model in a folder; the base of an adapter lies in `base/`."""
     base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
     if not (base / "config.json").is_file():
         return f"{folder.name} has no config.json"
@@ -93,7 +93,7 @@ def _read_model(folder: Path) -> KnownModel | str:
 
 
 def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with what it leaves to its model type filled in; raises StepError for one that it refuses."""
+    """Return a configuration completed by the defaults of its model type. Raise StepError if the type refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
@@ -106,7 +106,7 @@ def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _define_model(settings: dict[str, Any]) -> KnownModel | str:
-    """The model that an init stage will make; its vocabulary is that of its tokenizer."""
+    """Return the model that a stage's settings define; its vocabulary is that of its tokenizer."""
     from learning.lookup import bind  # torch comes with it
 
     try:

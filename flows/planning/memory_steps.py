@@ -1,6 +1,7 @@
-"""The places of a step of each kind, with what they hold: one function per kind, named as the kind.
+"""Predict the places of a step and what they hold: one function per kind, named as the kind.
 
-Where a length depends on data that is still to be made, the longest that the settings allow is taken.
+Where a length depends on data that is still to be made, the longest that the settings allow counts. These functions lie
+here and not in the tasks, so that a change of a prediction does not change the key of a step.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,7 @@ UTILIZATION = 0.5
 
 @dataclass(frozen=True)
 class Job:
-    """A step: its settings, what it may have, the models at its ports; limits in bytes and tokens, if given."""
+    """A step to predict: its settings, its resources, the models at its ports; limits in bytes and tokens, if given."""
 
     settings: Mapping[str, Any]
     resources: Resources
@@ -45,7 +46,7 @@ class Job:
     prompt: int | None = None
 
     def model(self, port: str = "model") -> KnownModel:
-        """The model at a port. Raises StepError when it is not known."""
+        """Return the model at a port. Raise StepError if it is unknown."""
         found = self.models.get(port, f"nothing comes in at `{port}`")
         if isinstance(found, str):
             raise StepError(found)
@@ -53,37 +54,37 @@ class Job:
 
     @property
     def where(self) -> Resources | Any:
-        """What holds the trained model: the group, or the step's own process."""
+        """Return the resources that hold the trained model: those of the group, or of the step's own process."""
         return self.resources.train or self.resources
 
     @property
     def workers(self) -> int:
-        """Processes that train."""
+        """Return the number of processes that train."""
         return self.resources.train.workers if self.resources.train else 1
 
     @property
     def role(self) -> str:
-        """What they are called."""
+        """Return the role of these processes."""
         return "train" if self.resources.train else "step"
 
     @property
     def size(self) -> int:
-        """Bytes of a weight."""
+        """Return the bytes of a weight."""
         return BYTES[self.settings.get("dtype", "float32")]
 
     @property
     def precision(self) -> Precision:
-        """Of a training pass."""
+        """Return the precision of a training pass."""
         rank = self.settings["lora_r"] if self.settings.get("use_peft") else 0
         mixed = bool(self.settings.get("bf16"))
         return Precision(self.size, on_cpu=not self.where.num_gpus, rank=rank, mixed=mixed)
 
     def forward(self, known: KnownModel, tokens: Pass) -> Forward:
-        """A training pass of a model."""
+        """Return a training pass of a model."""
         return Forward(known.shape, tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
 
     def trained(self, known: KnownModel, parameters: int | None = None) -> Trained:
-        """A model under training, spread as `resources` say."""
+        """Return a model under training, spread as `resources` say."""
         total = parameters or known.parameters
         chosen = total
         if self.settings.get("use_peft"):
@@ -93,17 +94,17 @@ class Job:
         return Trained(known.shape, total, chosen, self.size, shards, copies=strategy == "ddp")
 
     def limit(self, known: KnownModel) -> int:
-        """Tokens of the longest row."""
+        """Return the tokens of the longest row."""
         return min(self.settings.get("max_length") or known.max_length, known.max_length)
 
     def prompts(self, known: KnownModel) -> int:
-        """Tokens of the longest prompt."""
+        """Return the tokens of the longest prompt."""
         room = max(1, known.max_length - self.settings["max_completion_length"])
         return min(self.prompt or room, room)
 
 
 def sft(job: Job) -> list[Place]:
-    """Rows of the longest length, as many as a pass takes."""
+    """Return the places for rows of the longest length, as many as a pass takes."""
     known, rows = job.model(), job.settings["per_device_train_batch_size"]
     limit = job.limit(known)
     lengths = {limit, min(limit, ROW[1])} if job.settings["packing"] else {limit}
@@ -117,14 +118,14 @@ def sft(job: Job) -> list[Place]:
 
 
 def reward_model(job: Job) -> list[Place]:
-    """Pairs of the longest length, a prompt of half of it."""
+    """Return the places for pairs of the longest length, half of it prompt."""
     known = job.model()
     parameters = known.shape.body_parameters + known.shape.width
     return [Place(job.role, _pairs(job, known, TOKENS, parameters, needed=False), job.workers)]
 
 
 def preference(job: Job) -> list[Place]:
-    """The same with logits; references are asked one after the other before the training begins."""
+    """Return the places for such pairs with logits; references are asked in turn before the training begins."""
     known = job.model()
     phases = _pairs(job, known, job.settings["max_tokens_per_micro_batch"], known.parameters, needed=True)
     asked = [f"lp_{name}" for name in ("reference", "previous") if name in job.models]
@@ -149,7 +150,7 @@ def _pairs(job: Job, known: KnownModel, budget: int, parameters: int, needed: bo
 
 
 def rl(job: Job) -> list[Place]:
-    """Sampling and updates take turns in the trainer's places, unless `rollout` has places of its own."""
+    """Return the places of sampling and updates, in turns in the trainer's places unless `rollout` has its own."""
     known, settings = job.model(), job.settings
     trained, apart = job.trained(known), job.resources
     tokens, passes = _groups(job, known)
@@ -192,7 +193,7 @@ def _groups(job: Job, known: KnownModel) -> tuple[Pass, int]:
 
 
 def _references(job: Job) -> list[KnownModel]:
-    """The reference policies that some part of the algorithm asks for and that are models of their own."""
+    """Return the reference policies that the algorithm asks for and that are models of their own."""
     stage = Rl.model_validate(job.settings)
     asked: set[str] = set()
     for use in uses(stage):
@@ -210,7 +211,7 @@ def _references(job: Job) -> list[KnownModel]:
 
 
 def _networks(job: Job, known: KnownModel) -> int:
-    """Critic and auxiliaries: weights, gradients and moments of each, which learn one after the other."""
+    """Return the bytes of critic and auxiliaries: weights, gradients and moments of each; they learn in turn."""
     blocks = [job.settings["critic"]] if job.settings.get("critic") else []
     blocks += list(job.settings.get("auxiliaries", {}).values())
     learnt = [block for block in blocks if block.get("target") is not None or "head" not in block]
@@ -220,7 +221,7 @@ def _networks(job: Job, known: KnownModel) -> int:
 
 
 def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False) -> dict[str, int]:
-    """What the engine holds beside the weights of the policy; a `flight` gives its results away as they end."""
+    """Return what the engine holds besides the policy's weights; a `flight` returns each result as it ends."""
     engine, answer = job.settings["engine"], job.settings["max_completion_length"]
     samples, prompt = max(1, samples), job.prompts(known)
     if engine["use"] == "vllm":
@@ -235,7 +236,7 @@ def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False)
 
 
 def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
-    """A copy of the weights and the paged cache; on a GPU vLLM takes its whole share at its start."""
+    """Return a copy of the weights and the paged cache; on a GPU vLLM takes its whole share at the start."""
     engine, spread = job.settings["engine"], job.settings["engine"].get("tensor_parallel_size", 1)
     dtype = engine.get("dtype", "auto")
     size = job.size if dtype == "auto" else BYTES[dtype]
@@ -253,7 +254,7 @@ def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
 
 
 def evaluate(job: Job) -> list[Place]:
-    """One model after the other, in float32; workers of `rollout` hold each of them in turn."""
+    """Return the places of one model after the other, in float32; workers of `rollout` hold each in turn."""
     samples, limit = UNDER_WAY, job.settings.get("limit")
     if limit:
         samples = min(samples, limit * job.settings["num_generations"])
@@ -262,12 +263,12 @@ def evaluate(job: Job) -> list[Place]:
 
 
 def synthesize(job: Job) -> list[Place]:
-    """A model that samples; a programmatic teacher holds nothing."""
+    """Return the places of a model that samples; a programmatic teacher holds nothing."""
     return _sampled(job, {"sampling": job.model()}, UNDER_WAY) if "model" in job.models else []
 
 
 def practice(job: Job) -> list[Place]:
-    """The model that practises, as it samples; nothing of it is trained."""
+    """Return the places of the model that practises; it samples and is not trained."""
     return _sampled(job, {"sampling": job.model()}, min(UNDER_WAY, job.settings["generation_batch_size"]))
 
 
@@ -282,13 +283,13 @@ def _sampled(job: Job, models: Mapping[str, KnownModel], samples: int) -> list[P
 
 
 def init(job: Job) -> list[Place]:
-    """A model in float32."""
+    """Return the place of a model in float32."""
     known = job.model("made")
     return [Place("step", (Phase("made", {"weights": known.parameters * BYTES["float32"]}),))]
 
 
 def merge(job: Job) -> list[Place]:
-    """The largest tensor of every model and of the result, in float32."""
+    """Return the place of the largest tensor of every model and of the result, in float32."""
     models = [job.model(port) for port in job.models]
     largest = [max(m.shape.vocabulary * m.shape.width, max(a * b for a, b in m.shape.linears)) for m in models]
     held = (sum(largest) + 2 * max(largest)) * BYTES["float32"]

@@ -1,4 +1,4 @@
-"""For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
+"""The plan as a table, and why a step would run."""
 
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +15,7 @@ from schemas.suggestions import suggest
 
 
 def make_plan_table(plan: Plan, layout: Layout) -> Table:
-    """One row per step: HIT or MISS and why, what it reads, what it needs, the time it will take or that it saves."""
+    """Return a table with one row per step: HIT or MISS and why, what it reads and needs, its time."""
     from flows.planning.gate_power import describe_condition, describe_gate_power
 
     outlook = Forecast(plan, layout)
@@ -48,7 +48,7 @@ def _format_time(estimate: Estimate) -> str:
 
 
 def describe_promotion(plan: Plan) -> list[str]:
-    """What becomes champion, and when, in a line; none without `promote`."""
+    """Return one line that says what becomes champion and when; none without `promote`."""
     wanted = plan.promotion
     if wanted is None:
         return []
@@ -57,7 +57,7 @@ def describe_promotion(plan: Plan) -> list[str]:
 
 
 def explain_step(plan: Plan, name: str, layout: Layout) -> str:
-    """Everything that differs between a step and when it last ran; raises PlanError for a step that is not there."""
+    """Return all differences of a step from when it last ran. Raise PlanError if there is no such step."""
     names = [step.name for step in plan.steps]
     if name not in names:
         raise PlanError(f"no step `{name}` in {plan.recipe}; {suggest(name, names, 'steps')}")

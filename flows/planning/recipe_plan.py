@@ -28,7 +28,7 @@ def plan_recipe(
     locked: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Plan:
-    """Compile a recipe, or the part of it that `selected` returns; call `warn` with what does not prevent a run.
+    """Compile a recipe, or the part of it that `select_part` returns; call `warn` with what does not prevent a run.
 
     `locked` holds the recipe to its lock (`flows.planning.locking`). Raise RecipeError or PlanError.
     """
@@ -46,10 +46,10 @@ def plan_recipe(
 def select_part(
     plan: Plan, layout: Layout, *, to: Sequence[str] = (), start: Sequence[str] = (), fresh: bool = False
 ) -> Plan:
-    """The part of a plan that leads `to` some stages, beginning at the stages `start`.
+    """Return the part of a plan that leads `to` some stages, beginning at the stages `start`.
 
-    With `start`, everything before must be there. `fresh` gives keys of their own to the steps that are there already:
-    they are done again, and what was there stays. Raises PlanError.
+    With `start`, everything before must exist. `fresh` gives new keys to steps whose artifacts exist: they run again,
+    and the earlier artifacts stay. Raise PlanError if a stage is unknown or missing.
     """
     part = select_stages(plan, to)
     again = {step.name for step in part.steps}
@@ -76,7 +76,7 @@ def _find_steps(plan: Plan, names: Iterable[str]) -> set[str]:
 
 
 def _add_dependents(plan: Plan, names: set[str]) -> set[str]:
-    """The named steps and everything that needs them."""
+    """Return the named steps and everything that needs them."""
     reached = set(names)
     for step in plan.steps:
         if reached.intersection(step.needs):
@@ -94,7 +94,7 @@ def _verify_finished(before: list[Step], start: Sequence[str], layout: Layout) -
 
 
 def _make_fresh(plan: Plan, names: set[str]) -> Plan:
-    """The plan with keys of their own for some steps, and for all that read them."""
+    """Return the plan with new keys for some steps and for all that read them."""
     token, made = secrets.token_hex(8), {}
     for step in plan.steps:
         identity = step.identity | {"inputs": {i.port: identify_input(i, made) for i in step.inputs}}
@@ -105,7 +105,7 @@ def _make_fresh(plan: Plan, names: set[str]) -> Plan:
 
 
 def compare_repeated(steps: Iterable[Step], layout: Layout) -> dict[str, str]:
-    """For each finished step that was done again: whether it came to the same content as the earlier artifact."""
+    """Return, by finished step that ran again, whether it made the same content as the earlier artifact."""
     store, said = Store(layout), {}
     for step in steps:
         now = store.find(step.kind, step.key)

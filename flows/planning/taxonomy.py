@@ -1,9 +1,4 @@
-"""Where recipes stand in a survey's tree of ways to optimise an agent, told from their compiled stages alone.
-
-The tree is that of "A Survey on the Optimization of Large Language Model-based Agents" (2025, arXiv:2503.12434) as far
-as text without tools goes: parameters are tuned, reinforced or both, or left alone; what is tuned comes from written,
-sampled or explored trajectories, by whole weights or adapters, with some reward and some optimiser.
-"""
+"""Place recipes in a survey's tree of ways to optimise an agent, from their compiled stages alone."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +24,9 @@ Leaf = tuple[str, str]
 
 
 def taxonomy_report(context: Context, *, folder: str = "papers") -> dict[str, int]:
-    """Write report.json and report.md on the recipes in a folder of the input `recipes`: leaves, and who covers them.
+    """Write report.json and report.md on the recipes in a folder of the input `recipes`: which leaves each covers.
 
-    A recipe that does not compile covers nothing and is named. Raises StepError when there are no recipes.
+    A recipe that does not compile covers nothing and is named. Raise StepError if there are no recipes.
     """
     files = sorted((context.input("recipes") / folder).glob("*.yaml"))
     if not files:
@@ -53,14 +48,14 @@ def taxonomy_report(context: Context, *, folder: str = "papers") -> dict[str, in
 
 
 def tabulate(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
-    """Every leaf of the tree with the recipes that stand there, and the names of those where none does."""
+    """Return every leaf of the tree with its recipes, and the names of the leaves without any."""
     leaves = [(aspect, leaf) for aspect, names in TREE.items() for leaf in names]
     table = {leaf: [name for name, stands in found.items() if leaf in stands] for leaf in leaves}
     return table, [" / ".join(leaf) for leaf, names in table.items() if not names]
 
 
 def classify(plan: Plan) -> list[Leaf]:
-    """The leaves where a recipe stands, in the order of the tree."""
+    """Return the leaves of a recipe, in the order of the tree."""
     found = {leaf for step in plan.steps for leaf in (*_classify_training(step), *_classify_frozen(step))} | set(
         _classify_branches(plan)
     )
@@ -68,7 +63,7 @@ def classify(plan: Plan) -> list[Leaf]:
 
 
 def _classify_training(step: Step) -> Iterator[Leaf]:
-    """What one step says of trajectories, technique, reward and optimiser."""
+    """Yield the leaves of one step: trajectories, technique, reward and optimiser."""
     said, ports = step.settings, [given.port for given in step.inputs]
     if step.kind == "synthesize" and said["emit"] != "prompts":
         yield "trajectories", "written" if said["teacher"] else "sampled"
@@ -86,7 +81,7 @@ def _classify_training(step: Step) -> Iterator[Leaf]:
 
 
 def _classify_frozen(step: Step) -> Iterator[Leaf]:
-    """What is done with models that stay as they are, beside asking them."""
+    """Yield the leaves of steps that use models without training them."""
     if step.kind == "evaluate" and step.settings["program"]:
         yield "branch", "parameter-free"
         yield "parameter-free", "retrieval" if any(i.port.startswith("program.") for i in step.inputs) else "program"
@@ -95,7 +90,7 @@ def _classify_frozen(step: Step) -> Iterator[Leaf]:
 
 
 def _classify_branches(plan: Plan) -> Iterator[Leaf]:
-    """The branch of every model that is evaluated, but not of those that others of them were made from."""
+    """Yield the branch of every evaluated model that no other evaluated model was made from."""
     inputs = [given for step in plan.steps if step.kind == "evaluate" for given in step.inputs]
     evaluated = {name for given in inputs if given.type in ("policy", "adapter") for name in given.steps}
     made = {name: _find_ancestors(name, plan) for name in sorted(evaluated)}
@@ -108,14 +103,14 @@ def _classify_branches(plan: Plan) -> Iterator[Leaf]:
 
 
 def _find_ancestors(name: str, plan: Plan) -> set[str]:
-    """Steps that a step's weights went through before it."""
+    """Return the steps that a step's weights went through before it."""
     starts = [i for i in plan.step(name).inputs if i.type in ("policy", "adapter") and _is_start(i.port)]
     before = {step for given in starts for step in given.steps}
     return before.union(*(_find_ancestors(step, plan) for step in before))
 
 
 def _is_start(port: str) -> bool:
-    """Whether a port is where weights come from: not a reference, a judge, or a model that is sampled from."""
+    """Return whether weights start from a port: not a reference, a judge, or a model that is sampled from."""
     return port == "model" or port.startswith(("models.", "slices.", "base_model"))
 
 

@@ -1,4 +1,4 @@
-"""The question to a person in Prefect's pages: the flow run pauses, a typed form asks, a page holds the evidence."""
+"""The approval of a gate in Prefect's UI: the flow run pauses with a typed form and a page of evidence."""
 
 import os
 import time
@@ -36,7 +36,7 @@ class Approval(RunInput):
 
 
 def open_queue(execution: Execution) -> ApprovalQueue:
-    """A desk for a flow run; people are asked only where somebody can look: on a server that outlives the run."""
+    """Return the queue of a flow run; people are asked only on a server that outlives the run."""
 
     def pause(question: ApprovalRequest, over: Callable[[], bool]) -> PersonalDecision | None:
         return ask_in_prefect(execution, question, over)
@@ -48,7 +48,7 @@ def open_queue(execution: Execution) -> ApprovalQueue:
 
 
 def is_watched(layout: Layout) -> bool:
-    """Whether the Prefect server is one of `posttrain up` or of the user's own, not one that ends with its runs."""
+    """Return whether the Prefect server outlives this run: that of `posttrain up`, or the user's own."""
     url = os.environ.get("PREFECT_API_URL", "")
     if (read_addresses(layout) or {}).get("prefect") == url:
         return True
@@ -62,9 +62,9 @@ def is_watched(layout: Layout) -> bool:
 def ask_in_prefect(
     execution: Execution, question: ApprovalRequest, over: Callable[[], bool]
 ) -> PersonalDecision | None:
-    """Pause the flow run with a form until it is filled in; None when `over`, or nobody answers in time.
+    """Pause the flow run with a form until it is filled in; return None when `over` or unanswered in time.
 
-    Prefect's own `pause_flow_run` hears neither Ctrl-C nor `posttrain approve` while it waits.
+    Prefect's own `pause_flow_run` reacts neither to Ctrl-C nor to `posttrain approve` while it waits.
     """
     flow_run, logger = current_flow_run().id, get_run_logger()
     name = f"evidence-{question.step.name}-{question.gate.index}"

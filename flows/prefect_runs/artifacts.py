@@ -1,6 +1,6 @@
-"""Artifacts of a flow run: the plan, progress of long steps, results, links. Shown beside the run, never in its way.
+"""Artifacts of a flow run in Prefect: the plan, progress of long steps, results, links.
 
-An artifact that cannot be written is told in the log; the run goes on.
+An artifact that cannot be written is logged; the run goes on.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ log = logging.getLogger("prefect.flow_runs.posttrain")
 
 
 def show_plan(execution: Execution) -> None:
-    """The plan as it stands before the first step."""
+    """Show the plan as it is before the first step."""
     plan, layout = execution.plan, execution.layout
     verdicts, found = execution.outlook.verdicts, execution.outlook.estimates
     took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
@@ -49,7 +49,7 @@ def show_plan(execution: Execution) -> None:
 
 
 def show_ended(execution: Execution) -> None:
-    """Results as a page and as a table, and links to where more is told."""
+    """Show results as a page and as a table, with links to MLflow and files."""
     plan, states = execution.plan, {step.name: execution.states[step.name] for step in execution.plan.steps}
     links = _find_links(execution.layout, execution.run)
     page = make_result_page(execution.run, states, compare_repeated(plan.steps, execution.layout), links)
@@ -62,13 +62,13 @@ def show_ended(execution: Execution) -> None:
 
 
 def show_page(plan: Plan, name: str, page: str, description: str) -> str:
-    """Any page of markdown, under a name of its own; returns its path among Prefect's pages, empty where it failed."""
+    """Show a page of markdown under its own name; return its path in Prefect's UI, empty if that failed."""
     made = _create_artifact(plan, name, "markdown", page, description)
     return f"/artifacts/artifact/{made}" if made else ""
 
 
 def _find_links(layout: Layout, run: str) -> dict[str, str]:
-    """Where a run is told: in MLflow's pages where they are served, and in files."""
+    """Return links to a run's pages in MLflow where they are served, and to its files."""
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
     served = (read_addresses(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
@@ -96,14 +96,14 @@ def _create_artifact(plan: Plan, name: str, kind: str, data: str, description: s
 
 
 def make_artifact_key(recipe: str, name: str) -> str:
-    """A key as Prefect wants it: lower case, digits and dashes."""
+    """Return a key as Prefect requires it: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{recipe}-{name}".lower()).strip("-")
 
 
 class ProgressBars:
-    """Hears the events of a run, passes them on, and shows progress of running steps as artifacts, now and then.
+    """A reporter that passes events on and shows progress of running steps as artifacts every few seconds.
 
-    Prefect is asked by a thread of its own: a server that is slow or gone does not hold up a step.
+    A separate thread talks to Prefect: a slow or dead server does not hold up a step.
     """
 
     def __init__(self, inner: Reporter, plan: Plan, flow_run: UUID):
@@ -116,23 +116,23 @@ class ProgressBars:
         self.thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
     def __enter__(self) -> "ProgressBars":
-        """Begin to show."""
+        """Start the thread."""
         self.thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Show how far every step came, and end."""
+        """Show the final progress of every step, and end."""
         self.over.set()
         self.thread.join(10)
 
     def belongs(self, step: str, task_run: UUID) -> None:
-        """Say which task run shows a step."""
+        """Set the task run that shows a step."""
         with self.lock:
             self.tasks[step] = task_run
             self.nameless.pop(step, None)
 
     def waits(self, step: str, task_run: UUID) -> None:
-        """Say which task run stands for a step that may have to wait: Prefect names it only when it begins."""
+        """Set the task run of a step that may have to wait: Prefect names it only when it begins."""
         with self.lock:
             self.nameless[step] = task_run
 
@@ -193,7 +193,7 @@ class ProgressBars:
 
 
 def format_progress(event: Mapping[str, Any]) -> tuple[float, str]:
-    """Percent done, and the figures of a progress event in words."""
+    """Return percent done, and the figures of a progress event as text."""
     at, total = event.get("at") or 0, event["total"]
     figures = [f"{k} {v:.4g}" for k, v in extract_figures(event).items()]
     return round(min(100.0, 100.0 * at / total), 1), ", ".join([f"{at} of {total}", *figures[:4]])

@@ -1,4 +1,4 @@
-"""What a person who decides about a gate is shown: its tests, the table, samples side by side, lineage, cost."""
+"""The page for a person who decides about a gate: tests, table, samples side by side, lineage, cost."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LONG = 240
 
 
 def summarise_request(question: ApprovalRequest, link: str) -> str:
-    """The question in a few lines, above the form."""
+    """Return the request in a few lines, shown above the form."""
     return (
         f"**{question.step.name}**: a gate on `{question.gate.name}` did not pass.\n\n{question.gate.text}\n\n"
         f"[The evidence: tests, samples, lineage, cost]({link})"
@@ -24,7 +24,7 @@ def summarise_request(question: ApprovalRequest, link: str) -> str:
 
 
 def make_evidence_page(execution: Execution, question: ApprovalRequest) -> str:
-    """Everything as markdown."""
+    """Return the whole page as markdown."""
     manifest, plan = question.manifest, execution.plan
     made = _find_ancestors(plan, question.step, Store(execution.layout))
     table = Store(execution.layout).output_folder(manifest.kind, manifest.key, "report") / "table.md"
@@ -44,7 +44,7 @@ def make_evidence_page(execution: Execution, question: ApprovalRequest) -> str:
 
 
 def make_gate_table(gates: list[dict[str, Any]]) -> str:
-    """One row per gate."""
+    """Return a table with one row per gate."""
     rows = [
         [str(i), str(g.get("metric", "")), "passed" if g.get("passed") else "**failed**", str(g.get("text", ""))]
         for i, g in enumerate(gates)
@@ -53,7 +53,7 @@ def make_gate_table(gates: list[dict[str, Any]]) -> str:
 
 
 def make_sample_table(samples: list[dict[str, Any]]) -> str:
-    """What every model said to the same problems, and whether it was right."""
+    """Return a table of every model's completions for the same problems, with their scores."""
     models = list(samples[0]["completions"])
     rows = [
         [
@@ -71,7 +71,7 @@ def _format_score(score: float | None) -> str:
 
 
 def _find_ancestors(plan: Plan, step: Step, store: Store) -> dict[str, Manifest]:
-    """Everything that an evaluation was made from, in the order of the plan."""
+    """Return everything that an evaluation was made from, in the order of the plan."""
     wanted = {name for given in step.inputs for name in given.steps}
     for before in reversed(plan.steps):
         if before.name in wanted:

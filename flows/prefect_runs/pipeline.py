@@ -1,7 +1,7 @@
-"""A run as Prefect shows it: one task run per step, named after its stage, and artifacts with the plan and the results.
+"""A run as a Prefect flow: one task run per step, named after its stage, and artifacts with the plan and the results.
 
-Prefect shows and orders; whether a step runs, where, and how often it is tried is the execution's business. The same
-body serves a run from the command line, which opens a flow run for itself, and one that a deployment started.
+Prefect shows and orders; whether, where and how often a step runs is decided by the execution. The same body serves a
+run from the command line, which opens its own flow run, and one that a deployment started.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def make_task_runner() -> TaskRunner[Any]:
 
 
 def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
-    """Carry out an execution in a flow run of its own, named after the run; returns the states of all steps."""
+    """Perform an execution in a flow run of its own, named after the run; return the states of all steps."""
     plan = execution.plan
 
     errors: list[Exception] = []
@@ -64,7 +64,7 @@ def run_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepS
 
 
 def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str, StepState]:
-    """The body of a flow run: show the plan, perform every step, call `ended`, show what came out."""
+    """Perform an execution inside the current flow run: show the plan, run the steps, call `ended`, show results."""
     show_plan(execution)
     with set_on_signals(execution.stop):  # Prefect would crash the flow and leave its steps running
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
@@ -104,7 +104,7 @@ def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:
 
 
 def make_task_state(state: StepState) -> State[Any]:
-    """How Prefect shows the end of a step; all that is no success is Failed, so that those behind it say why too."""
+    """Return how Prefect shows the end of a step; everything that is no success is Failed, so dependants say why."""
     if state.gate:
         return Failed(name="GateFailed", message=state.gate_text)
     if state.waits:
@@ -117,7 +117,7 @@ def make_task_state(state: StepState) -> State[Any]:
 
 
 def make_flow_state(states: dict[str, StepState]) -> State[Any]:
-    """How Prefect shows the end of a run."""
+    """Return how Prefect shows the end of a run."""
     counts: dict[str, int] = {}
     for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1

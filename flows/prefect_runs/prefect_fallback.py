@@ -1,4 +1,4 @@
-"""A run goes on when Prefect's server is gone for good: Prefect shows a run, it does not make it."""
+"""Continue a run when Prefect's server is gone for good: Prefect shows a run, it does not execute it."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ GONE = (
 
 
 def run_flow_with_fallback(execution: Execution, ended: Callable[[], None]) -> None:
-    """Carry out an execution as a flow run; when the server stays away, do what is left without it.
+    """Perform an execution as a flow run; if the server stays away, finish it without Prefect.
 
     `ended` is called once.
     """

@@ -1,6 +1,6 @@
-"""What Prefect's pages say about a run, as markdown and rows of tables.
+"""Prefect's pages about a run, as markdown and rows of tables.
 
-`flows.prefect_runs.artifacts` puts them there.
+`flows.prefect_runs.artifacts` uploads them.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MARKS = {"HIT": "✓", "MISS": "→"}
 
 
 def make_plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: Mapping[str, float]) -> str:
-    """What a run is going to do: HIT or MISS of each step, why, and how long it took when it last ran (seconds)."""
+    """Return a page with the plan: HIT or MISS of each step, why, and the seconds it last took."""
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [
         f"## Plan of {plan.recipe}",
@@ -35,7 +35,7 @@ def make_plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: 
 
 
 def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, float]) -> str:
-    """What the steps that will run cost when they last ran, and for which of them that is not known."""
+    """Return how long the missing steps took when they last ran, and for which steps that is unknown."""
     missing = [name for name, (verdict, _) in verdicts.items() if verdict == "MISS"]
     if not missing:
         return "Nothing is to be done."
@@ -48,7 +48,7 @@ def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, f
 
 
 def list_result_rows(states: Mapping[str, StepState]) -> list[dict[str, Any]]:
-    """One row per number of an evaluation, with its interval."""
+    """Return one row per number of an evaluation, with its interval."""
     rows: list[dict[str, Any]] = []
     for name, state in states.items():
         for row in read_scores(state.manifest):
@@ -61,7 +61,7 @@ def list_result_rows(states: Mapping[str, StepState]) -> list[dict[str, Any]]:
 def make_result_page(
     run: str, states: Mapping[str, StepState], again: Mapping[str, str], links: Mapping[str, str]
 ) -> str:
-    """How a run ended: every step, its gates, its main numbers, and where more is told."""
+    """Return a page with the end of a run: every step, its gates, its main metrics, and links."""
     lines = [f"## Results of run {run}", f"**{describe_outcome(states)}**"]
     if again:
         lines.append("\n".join(f"- Done again: {name} came to {said}" for name, said in again.items()))
@@ -83,7 +83,7 @@ def make_result_page(
 
 
 def make_yield_tables(states: Mapping[str, StepState]) -> list[str]:
-    """What became of everything that stages tried to write, family by family."""
+    """Return a table per stage of what became of its samples, family by family."""
     found = []
     for name, state in states.items():
         table = read_yields(state.manifest)
@@ -98,7 +98,7 @@ def make_yield_tables(states: Mapping[str, StepState]) -> list[str]:
 
 
 def describe_outcome(states: Mapping[str, StepState]) -> str:
-    """The end of a run in a sentence."""
+    """Return the end of a run as a sentence."""
     counts: dict[str, int] = {}
     for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1

@@ -1,4 +1,4 @@
-"""What a step prints, logs and warns goes to its log."""
+"""Capture what a step prints, logs and warns in its log."""
 
 import contextlib
 import fcntl
@@ -26,10 +26,10 @@ PATIENCE = 10.0
 
 @contextlib.contextmanager
 def capture_output(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Append stdout, stderr and warnings to `log`; no secret reaches the file, however it is written down.
+    """Append stdout, stderr and warnings to `log`, without secrets in any of their written forms.
 
-    With `whole_process` also what C code and children write; otherwise only what this thread writes, because others
-    report on the same terminal.
+    With `whole_process` also what C code and children write; otherwise only what this thread writes, since other
+    threads report on the same terminal.
     """
     patterns = make_redactor(secrets).patterns
     logging.captureWarnings(True)
@@ -51,7 +51,7 @@ def capture_output(log: Path, whole_process: bool, secrets: frozenset[str] = fro
 
 
 def wait_for_writers(log: Path) -> None:
-    """Return when no process writes to a log any more, at the latest after PATIENCE seconds."""
+    """Wait until no process writes to a log, at most PATIENCE seconds."""
     limit = time.monotonic() + PATIENCE
     with log.open("rb") as file:
         while time.monotonic() < limit:
@@ -62,23 +62,23 @@ def wait_for_writers(log: Path) -> None:
 
 
 class RedactedFile(io.RawIOBase):
-    """A file into which no secret is written; it has no descriptor, since that would lead past it."""
+    """A file that writes no secret; it has no descriptor, since writing to that would bypass it."""
 
     def __init__(self, handle: int, patterns: list[bytes]):
         self.handle, self.stream = handle, RedactingStream(patterns)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, content: Any) -> int:
-        """Write bytes without the secrets; returns how many were taken."""
+        """Write bytes without the secrets; return how many were taken."""
         taken = bytes(content)
         write_all(self.handle, self.stream.feed(taken))
         return len(taken)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what was held back."""
         if not self.closed:
             write_all(self.handle, self.stream.end())
         super().close()
@@ -86,7 +86,7 @@ class RedactedFile(io.RawIOBase):
 
 @contextlib.contextmanager
 def _open_text(target: io.RawIOBase) -> Iterator[TextIO]:
-    """A text stream into a file that stays open after it."""
+    """Yield a text stream into a file, and leave the file open."""
     content = io.BufferedWriter(target)
     text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", line_buffering=True)
     try:
@@ -98,7 +98,7 @@ def _open_text(target: io.RawIOBase) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _start_log_writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
-    """A pipe to a process that writes the log; it goes on to the end of the pipe when this process is killed."""
+    """Yield a pipe to a process that writes the log; it drains the pipe even if this process is killed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb", buffering=0) as pipe:
         try:

@@ -1,6 +1,6 @@
-"""What killed runs leave: swept by the next run. Checkpoints and logs of unfinished steps stay.
+"""Remove what killed runs left behind; checkpoints and logs of unfinished steps stay.
 
-Whether somebody still uses a folder is told by a lock in it, which the kernel takes back when its holder dies.
+A lock in each folder tells whether it is in use: the kernel releases it when its holder dies.
 """
 
 import shutil
@@ -18,7 +18,7 @@ UNFINISHED = ("tmp-*", "damaged-*")
 
 
 def clean_up(layout: Layout) -> None:
-    """Remove what nobody holds: unpublished artifacts, sessions of Ray, the address of a dead server."""
+    """Remove unpublished artifacts, Ray sessions and the address of a dead server that no process holds."""
     for work in (layout.state / "work").glob("*"):
         left = [folder for pattern in UNFINISHED for folder in work.glob(pattern)]
         with lock_if_free(work / "lock") as free:
@@ -34,7 +34,7 @@ def clean_up(layout: Layout) -> None:
 
 
 def _remove_server_address(home: Path) -> None:
-    """Remove the address of a server that was killed; whoever is about to start one waits for the lock on `users`."""
+    """Remove the address of a killed server; a process that is about to start one waits for the lock on `users`."""
     with lock_if_free(home / "users") as nobody, lock_if_free(home / "host.lock") as dead:
         if nobody and dead:
             (home / "server.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One process at a time does a step; the kernel gives the lock back when its holder dies, however it dies."""
+"""File locks; the kernel releases them when their holder dies."""
 
 import fcntl
 import os
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def hold_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold `folder/lock` exclusively; `on_wait` is called once when another process has it.
+    """Hold `folder/lock` exclusively; call `on_wait` once if another process has it.
 
-    The folder may be removed by the holder: who waited for the removed file looks again.
+    The holder may remove the folder: a process that waited for the removed file tries again.
     """
     handle = _acquire(folder, on_wait)
     try:
@@ -22,7 +22,7 @@ def hold_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Itera
 
 @contextmanager
 def try_lock(folder: Path) -> Iterator[bool]:
-    """Hold `folder/lock` where no other process has it; whether it is held."""
+    """Hold `folder/lock` if no other process has it; yield whether it is held."""
 
     def give_up() -> None:
         raise BlockingIOError
@@ -75,7 +75,7 @@ def _is_current(handle: int, path: Path) -> bool:
 
 @contextmanager
 def lock_if_free(lock: Path) -> Iterator[bool]:
-    """Whether nobody holds the lock; it is held inside. A lock that is missing is not known to be free."""
+    """Hold a lock file if it is free; yield whether it is held. A missing file yields False."""
     try:
         stream = lock.open("rb")
     except OSError:

@@ -1,7 +1,7 @@
-"""The process that writes the log of a step with secrets: what arrives by a pipe reaches the disk without them.
+"""The process that writes the log of a step with secrets: it copies a pipe to the file without them.
 
-It is a process of its own, because code that holds the interpreter's lock may fill the pipe, and because what a step
-wrote before it was killed is to be kept. It is started as a script, so it imports nothing of ours.
+It is a process of its own, because code that holds the interpreter's lock may fill the pipe, and because what a killed
+step wrote before must be kept. It is started as a script, so it imports no module of this project.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ LAST = 64
 
 
 class RedactingStream:
-    """Bytes that come in pieces; what may be the beginning of a secret waits for what follows."""
+    """Removes secrets from bytes that arrive in pieces; a possible beginning of a secret is held back."""
 
     def __init__(self, patterns: Sequence[bytes]):
         self.patterns = sorted(set(patterns), key=len, reverse=True)
@@ -30,7 +30,7 @@ class RedactingStream:
         self.waiting = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece; returns what may be written now."""
+        """Take a piece; return what may be written now."""
         content, said, at = self.waiting + data, [], 0
         held = self._held(content, at)
         while (secret := self.found.search(content, at)) and secret.start() < held:
@@ -42,12 +42,12 @@ class RedactingStream:
         return b"".join([*said, content[at:held]])
 
     def end(self) -> bytes:
-        """No piece follows: what waits."""
+        """Return what was held back, at the end of the stream."""
         rest, self.waiting = self.waiting, b""
         return self.found.sub(STARS, rest)
 
     def _held(self, content: bytes, start: int) -> int:
-        """Where the longest end of the content begins that a secret may begin with."""
+        """Return where the longest possible beginning of a secret starts at the end of the content."""
         for at in range(max(start, len(content) - self.longest + 1), len(content)):
             if content[at] in self.firsts:
                 rest = content[at:]
@@ -57,13 +57,13 @@ class RedactingStream:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write bytes to a file, all of them."""
+    """Write all bytes to a file descriptor."""
     while content:
         content = content[os.write(handle, content) :]
 
 
 def main(log: str, pipe: int) -> None:
-    """Copy the pipe to the log until the standard input says anything more; its first line is the patterns."""
+    """Copy the pipe to the log until standard input has a second line; its first line holds the patterns."""
     control = os.fdopen(0, "rb", buffering=0)
     line = bytearray()
     while not line.endswith(b"\n"):

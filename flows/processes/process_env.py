@@ -1,4 +1,4 @@
-"""What a process of a step sets before it imports anything that computes."""
+"""The environment of a step's process, set before it imports anything that computes."""
 
 import os
 
@@ -6,11 +6,11 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 
 
 def set_process_env(num_cpus: float) -> None:
-    """Set what libraries of numbers read when they are imported."""
+    """Set the variables that numeric libraries read when they are imported."""
     os.environ |= make_process_env(num_cpus)
 
 
 def make_process_env(num_cpus: float) -> dict[str, str]:
-    """Variables for one thread per core, and equal results for equal inputs."""
+    """Return variables for one thread per core and for deterministic kernels."""
     threads = dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
     return {**threads, "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -1,8 +1,8 @@
-"""Work whose whole family of processes ends with it, however it ends.
+"""Run work so that all its processes end with it, however it ends.
 
-Two processes watch each other: the front, which the terminal knows, and the keeper, which does the work and whose
-descendants are its family. When the front is gone the keeper's pipe ends and it stops; when the keeper is gone the
-front, to whom Linux hands its orphans, kills them.
+Two processes watch each other: the front, which the terminal knows, and the keeper, which does the work in a session
+of its own. If the front dies the keeper's pipe closes and it stops; if the keeper dies the front, which adopts its
+orphans, kills them.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_in_process_tree(work: Callable[[WaitForStop], int]) -> int:
-    """Do the work in a keeper until it ends, or Ctrl-C, SIGTERM or SIGHUP asks it to; returns its exit code."""
+    """Do the work in a keeper until it ends or Ctrl-C, SIGTERM or SIGHUP stops it; return its exit code."""
     _prctl(SUBREAPER, 1)
     ours, theirs = os.pipe()
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}  # until somebody listens
@@ -53,14 +53,14 @@ def run_in_process_tree(work: Callable[[WaitForStop], int]) -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent's thread ends; for `preexec_fn`."""
+    """Make the kernel kill this process when its parent's thread ends; for `preexec_fn`."""
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
 def use_default_stop_signals() -> None:
-    """Have the kernel end this process at SIGINT, SIGTERM and SIGHUP: handlers of Python wait for calls of C code.
+    """Make the kernel end this process at SIGINT, SIGTERM and SIGHUP: Python's handlers wait for C code.
 
-    What a step has done so far stays as it does when it is killed.
+    What a step has done so far is kept, as when it is killed.
     """
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
@@ -88,7 +88,7 @@ class ProcessGroup:
 
 
 def kill_descendants(patience: float = 10.0) -> None:
-    """Kill every descendant of this process, also those that start meanwhile."""
+    """Kill every descendant of this process, including those that start meanwhile."""
     limit = time.monotonic() + patience
     while (alive := _list_descendants()) and time.monotonic() < limit:
         for process in alive:
@@ -98,7 +98,7 @@ def kill_descendants(patience: float = 10.0) -> None:
 
 
 def reap_children(known: Collection[int]) -> None:
-    """Take note of the end of children that were adopted; `known` are those that somebody else waits for."""
+    """Reap adopted children that have ended; `known` are those that other code waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):
             if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
@@ -115,7 +115,7 @@ def _list_descendants() -> list[psutil.Process]:
 
 
 def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:
-    """The keeper's life: in a session of its own, so that Ctrl-C reaches it through the front only."""
+    """Run the work as the keeper: in its own session, so that Ctrl-C reaches it through the front only."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:

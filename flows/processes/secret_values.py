@@ -1,4 +1,4 @@
-"""`${env:NAME}` in settings: a reference in recipes, plans, keys and manifests, a value only while a step runs."""
+"""`${env:NAME}` in settings: a reference in recipes, plans, keys and manifests; a value only while a step runs."""
 
 import os
 import re
@@ -11,7 +11,7 @@ REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def resolve_references(value: Any) -> Any:
-    """Settings with every reference replaced by the variable's value. Raises StepError for one that is not set."""
+    """Return settings with every reference replaced by its variable. Raise StepError if one is not set."""
     if isinstance(value, dict):
         return {k: resolve_references(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -20,7 +20,7 @@ def resolve_references(value: Any) -> Any:
 
 
 def find_secrets(settings: Any) -> frozenset[str]:
-    """The values that references in the settings stand for, where they are set and long enough to be hidden."""
+    """Return the values behind the references in settings that are set and long enough to redact."""
     if isinstance(settings, dict | list):
         inner = settings.values() if isinstance(settings, dict) else settings
         return frozenset().union(*map(find_secrets, inner))
@@ -29,7 +29,7 @@ def find_secrets(settings: Any) -> frozenset[str]:
 
 
 def redact(value: Any, secrets: frozenset[str]) -> Any:
-    """Text, or JSON with texts in it, in which every secret is `***`, however it is written down."""
+    """Return text or JSON in which every secret is `***`, in all its written forms."""
     return make_redactor(secrets).value(value)
 
 

@@ -1,4 +1,4 @@
-"""Simple functions for callers: a recipe to a plan, a plan to a finished run."""
+"""Run a plan to its end: executor, Prefect, audit log and projections around one execution."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 ok, 1 a step failed, 2 a gate failed, 130 stopped."""
+        """Return 0 for ok, 1 for a failed step, 2 for a failed gate, 130 for a stopped run."""
         return compute_exit_code(self.states)
 
 
@@ -54,12 +54,12 @@ def run_plan(
     project: Callable[[Outcome], object] = lambda outcome: None,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
+    """Run a plan to its end; `run` resumes that run. If nothing is missing, no server and no Ray start.
 
-    `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
-    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process
-    that do not end are ended with it (`flows.processes.stop_signals`). Raises PlanError before anything starts when a
-    step asks for more than there is.
+    `carry` performs it in an existing flow run; `project` is called at the end unless the run is stopped. Ctrl-C,
+    SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process that do
+    not end are killed with it (`flows.processes.stop_signals`). Raise PlanError before anything starts if a step asks
+    for more than there is.
     """
     restored = restore_damaged(plan.steps, layout)
     missing, run = _find_missing(plan, layout, executor), run or make_run_name()
@@ -87,7 +87,7 @@ def run_plan(
 
 
 def _find_missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
-    """The steps whose artifacts are not there. Raises PlanError when one asks for more than this machine has."""
+    """Return the steps without artifacts. Raise PlanError if one asks for more than this machine has."""
     store = Store(layout)
     missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
     verify_engines(missing)

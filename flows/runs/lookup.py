@@ -1,4 +1,4 @@
-"""Look at a run: which one is meant, the state of its steps, their logs, its report."""
+"""Look at runs: find one, show the state of its steps, their logs, its report."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from schemas.suggestions import suggest
 
 
 def find_run(run: str | None, layout: Layout) -> str:
-    """A run by its name or the start of it, or as `latest~1`; default: the latest. Raises PlanError."""
+    """Return a run by its name, the start of it, or as `latest~1`; default: the latest. Raise PlanError."""
     names = list_runs(layout)
     if not names:
         raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
@@ -34,9 +34,9 @@ def find_run(run: str | None, layout: Layout) -> str:
 def find_step(
     words: list[str], profile: str | None, overrides: list[str], layout: Layout
 ) -> tuple[str, str, str | None, list[str]]:
-    """Recipe, step, profile and overrides of a question; without a recipe those of the latest run are meant.
+    """Return recipe, step, profile and overrides of a question; without a recipe, those of the latest run.
 
-    Raises PlanError when there is no run, its recipe is gone, or there are too many words.
+    Raise PlanError if there is no run, its recipe is gone, or there are too many words.
     """
     if len(words) == 2:
         return words[0], words[1], profile, overrides
@@ -50,7 +50,7 @@ def find_step(
 
 
 def make_status_table(run: str | None, layout: Layout) -> Table:
-    """State, time and key of every step of a run."""
+    """Return a table with state, time and key of every step of a run."""
     name = find_run(run, layout)
     plan = read_plan(layout, name)
     steps = read_step_events(layout, name)
@@ -74,7 +74,7 @@ def make_status_table(run: str | None, layout: Layout) -> Table:
 
 
 def read_step_log(step: str, run: str | None, layout: Layout) -> str:
-    """What a step wrote, finished or not; raises PlanError when it has not started."""
+    """Return the log of a step, finished or not. Raise PlanError if it has not started."""
     plan = read_plan(layout, find_run(run, layout))
     names = [s.name for s in plan.steps]
     if step not in names:
@@ -87,7 +87,7 @@ def read_step_log(step: str, run: str | None, layout: Layout) -> str:
 
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
-    """Write the report of a run again from its plan, its events and the manifests."""
+    """Write the report of a run again from its plan, its events and the manifests; return its path."""
     from lineage.reports.report import write_report
 
     name = find_run(run, layout)

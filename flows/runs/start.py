@@ -1,4 +1,4 @@
-"""What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
+"""Start or resume a run in the terminal, and update its projections (DVC, MLflow, report)."""
 
 import os
 import time
@@ -24,7 +24,7 @@ from schemas.plan import Plan
 
 
 def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
-    """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
+    """Run a plan, show its progress, update projections, print the results; return the exit code."""
     from flows.execution.progress import TerminalReporter
 
     report: list[Path] = []
@@ -61,14 +61,14 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
 
 
 def print_line(console: Console, what: str, text: str) -> None:
-    """A line of its own, whatever it contains and however long it is."""
+    """Print a line of its own, whatever it contains and however long it is."""
     console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
 
 
 def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
-    """Bring DVC's files, MLflow and the report up to what the run left; returns the report's path.
+    """Update DVC's files, MLflow and the report to what the run left; return the report's path.
 
-    These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
+    These are projections of manifests: if one cannot be written, the run stands, and a warning is printed.
     """
     from flows.history.exporting import send_run
     from lineage.catalogue.index import ask
@@ -95,7 +95,7 @@ def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Co
 
 
 def _as_done(state: StepState, run: str) -> StepState:
-    """A step that this very run made before it was stopped is done by it, and not found: its curves are told once."""
+    """Return a step that this run made before it was stopped as done, so that its curves are exported once."""
     if state.state != "cached" or state.manifest is None or state.manifest.run != run:
         return state
     return replace(state, state="done", reason="", seconds=state.manifest.seconds)
@@ -109,7 +109,7 @@ def _update_projection(what: str, projection: Callable[[], object], console: Con
 
 
 def make_result_tables(outcome: Outcome) -> Iterable[Table]:
-    """The tables of all evaluations of a run: model by problem family, each number with its interval."""
+    """Yield a table per evaluation of a run: model by problem family, each number with its interval."""
     for name, state in outcome.states.items():
         rows = read_scores(state.manifest)
         if not rows:
@@ -131,7 +131,7 @@ def _format_cell(row: ScoredRow | None) -> str:
 def resume_run(
     run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
 ) -> int:
-    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint.
+    """Resume a run as planned: finished steps are found, a killed one continues from its checkpoint.
 
     `budget` changes what the run may cost, as `core_seconds=600`.
     """

@@ -1,9 +1,4 @@
-"""Keeps Prefect's server of a checkout alive for as long as any run uses it, and no longer.
-
-Runs hold a shared lock on `users`; the kernel takes it back however they end. The host holds `host.lock`, handed down
-by the run that started it. A server that has answered and dies is started again at the same address.
-Usage: python -m flows.servers.prefect_host FOLDER LOCK_DESCRIPTOR PORT COMMAND...
-"""
+"""The process that keeps a checkout's Prefect server alive while any run uses it."""
 
 import contextlib
 import fcntl
@@ -27,7 +22,7 @@ PATIENCE = 5.0
 
 
 def run_host(folder: Path, port: int, command: list[str]) -> None:
-    """Run the server until nobody holds `folder/users`, or it ends before it answered; then remove `server.json`."""
+    """Run the server until no process holds `folder/users` or it fails to answer; then remove `server.json`."""
     with (folder / "server.log").open("ab") as log, (folder / "users").open("ab") as users:
         server, answered, deaths = _start(command, folder, log), False, 0
         while _is_used(users.fileno()):
@@ -45,7 +40,7 @@ def run_host(folder: Path, port: int, command: list[str]) -> None:
 
 
 def write_server(home: Path, pid: int, url: str = "") -> None:
-    """Let everything of this checkout find a server (another `pid`: it died); the caller holds `home/host.lock`."""
+    """Write where this checkout's server is (a new `pid`: it was restarted); the caller holds `home/host.lock`."""
     url = url or json.loads((home / "server.json").read_text())["url"]
     write_text_atomically(home / "server.json", json.dumps({"url": url, "pid": pid}))
 

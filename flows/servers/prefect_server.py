@@ -1,7 +1,4 @@
-"""Prefect's server for a run: one that another run started is shared, otherwise one is started; it ends with the last.
-
-Everything that Prefect writes lies in `.posttrain/prefect`; it binds to 127.0.0.1 and tells nobody anything.
-"""
+"""Prefect's server for a run: shared with other runs, started if there is none, ended with the last."""
 
 import contextlib
 import fcntl
@@ -36,7 +33,7 @@ NOTICE = 5 * LOOK
 
 
 def make_prefect_environment(layout: Layout) -> dict[str, str]:
-    """Settings that keep Prefect in the state folder and quiet; those already set are left alone."""
+    """Return settings that keep Prefect in the state folder and quiet; variables already set are kept."""
     home = layout.state / "prefect"
     wanted = {
         "PREFECT_HOME": str(home),
@@ -59,7 +56,7 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
 
 
 def make_server_environment(layout: Layout) -> dict[str, str]:
-    """Where a server keeps its records, for its own process only: an address may hold a password."""
+    """Return where a server keeps its records; only for its own process, as an address may hold a password."""
     database = chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
         return {}
@@ -71,9 +68,9 @@ def make_server_environment(layout: Layout) -> dict[str, str]:
 
 @contextlib.contextmanager
 def use_prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
-    """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
+    """Use a server inside; yield a function that waits until it answers.
 
-    The function returns False when its event was set before that; else it sets this process's PREFECT_API_URL, so
+    The function returns False if its event was set before that; else it sets PREFECT_API_URL of this process, so
     Prefect must not be imported before.
     """
     os.environ.update(make_prefect_environment(layout))
@@ -103,7 +100,7 @@ def use_prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], b
 
 
 def find_server_url(layout: Layout) -> str | None:
-    """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
+    """Return the address of this checkout's server, also while it boots; None without one."""
     return _read_server(layout.state / "prefect").get("url")
 
 
@@ -114,17 +111,17 @@ def _read_server(home: Path) -> dict[str, Any]:
 
 
 def _read_process(home: Path) -> str:
-    """Which process the server is; another one after it died."""
+    """Return which process the server is; another one after it died."""
     return str(_read_server(home).get("pid", ""))
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a Prefect API answers there."""
+    """Return whether a Prefect API answers there."""
     return is_answering(f"{url}/health")
 
 
 def is_answering(url: str) -> bool:
-    """Whether a GET succeeds within two seconds."""
+    """Return whether a GET succeeds within two seconds."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200
@@ -133,7 +130,7 @@ def is_answering(url: str) -> bool:
 
 
 def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
-    """Start a server, which does not answer yet, unless one is there; it ends when no process uses it any more."""
+    """Start a server unless there is one; it may not answer yet, and ends when no process uses it any more."""
     home = layout.state / "prefect"
     with (home / "host.lock").open("ab") as lock:
         try:
@@ -180,7 +177,7 @@ def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
 
 
 def _is_hosted(home: Path) -> bool:
-    """Whether a host lives: it holds the lock that it was handed."""
+    """Return whether a host lives: it holds the lock that it was handed."""
     with (home / "host.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,7 +187,7 @@ def _is_hosted(home: Path) -> bool:
 
 
 def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -> None:
-    """Wait for the host that was started here to end the server, unless others use it."""
+    """Wait until the host that was started here has ended the server, unless others use it."""
     if process is None:
         return
     limit = time.monotonic() + NOTICE
@@ -202,12 +199,12 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
 
 
 def make_python_path() -> str:
-    """PYTHONPATH of a process that imports this checkout."""
+    """Return PYTHONPATH for a process that imports this checkout."""
     return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
 def find_free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses."""
+    """Return an unused port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

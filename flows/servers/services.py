@@ -1,4 +1,4 @@
-"""What `posttrain up` keeps running: Prefect's server, MLflow's, a worker for deployments, the watcher of changes."""
+"""The services of `posttrain up`: Prefect's server, MLflow's, a worker for deployments, the watcher of changes."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ POLL = "2"
 
 
 def make_prefect_service(layout: Layout, api: str) -> Service:
-    """Prefect's server, answering at `api`."""
+    """Return Prefect's server, answering at `api`."""
     port = api.removesuffix("/api").rpartition(":")[2]
     return Service(
         "prefect",
@@ -37,7 +37,7 @@ def make_prefect_service(layout: Layout, api: str) -> Service:
 
 
 def make_mlflow_service(layout: Layout, url: str) -> Service:
-    """MLflow's server on the store that runs write to; the store's address may hold a password: it is no argument."""
+    """Return MLflow's server on the store of runs; the address may hold a password, so it is no argument."""
     port = url.rpartition(":")[2]
     more = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri,
@@ -55,7 +55,7 @@ def make_mlflow_service(layout: Layout, url: str) -> Service:
 
 
 def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
-    """A worker that runs what is due in the pool, `limit` flow runs at a time; it makes the pool if missing."""
+    """Return a worker that runs due flow runs of the pool, `limit` at a time; it makes a missing pool."""
     name = f"posttrain-{socket.gethostname()}"
     return Service(
         "worker",
@@ -84,13 +84,13 @@ def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Ser
 
 
 def make_watcher_service(layout: Layout, api: str, needs: str) -> Service:
-    """What starts recipes when data or models that they watch change."""
+    """Return the watcher that starts recipes when data or models that they watch change."""
     command = [sys.executable, "-m", "flows.deployments.watcher"]
     return Service("watcher", command, _make_environment(layout, api), lambda since: True, needs)
 
 
 def _make_environment(layout: Layout, api: str) -> dict[str, str]:
-    """What all that talk to Prefect share; their console is a log file, so there they may say more."""
+    """Return the environment of all clients of Prefect; their console is a log file, so they may log more."""
     return {
         **os.environ,
         **make_prefect_environment(layout),
@@ -104,7 +104,7 @@ def _make_environment(layout: Layout, api: str) -> dict[str, str]:
 
 
 def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
-    """Whether the worker has told the server that it lives, since it was started."""
+    """Return whether the worker has reported to the server since it was started, as a function."""
 
     def polls(since: float) -> bool:
         asked = urllib.request.Request(
@@ -124,7 +124,7 @@ def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
 
 
 def _read_credentials() -> dict[str, str]:
-    """The header that a server with a password or key wants, by Prefect's own variables."""
+    """Return the header for a server with a password or key, from Prefect's own variables."""
     if key := os.environ.get("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}
     if pair := os.environ.get("PREFECT_API_AUTH_STRING"):

@@ -1,4 +1,4 @@
-"""Services kept running: started in order, started again with back-off when they die, ended in the opposite order."""
+"""Keep services running: start them in order, restart them with back-off when they die, end them in reverse order."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ class Service:
 
 @dataclass
 class RunningService:
-    """A service as it stands."""
+    """The state of a service."""
 
     service: Service
     process: subprocess.Popen[bytes] | None = None
@@ -65,16 +65,16 @@ class RunningService:
 
 
 class Supervisor:
-    """Keeps services until it is told to stop; `changed` hears whenever a process came or went."""
+    """Keeps services until it is stopped; calls `changed` whenever a process starts or ends."""
 
     def __init__(self, services: Sequence[Service], folder: Path, say: Say, changed: Callable[[dict[str, int]], None]):
         self.kept = {service.name: RunningService(service) for service in services}
         self.folder, self.say, self.changed = folder, say, changed
 
     def run(self, stopped: WaitForStop, ready: Callable[[], None]) -> None:
-        """Keep the services until `stopped`; `ready` is called once, when all answer.
+        """Keep the services until `stopped`; call `ready` once when all answer.
 
-        Raises StepError when a service dies or does not answer before it ever did.
+        Raise StepError if a service dies or does not answer before it ever did.
         """
         told = False
         try:
@@ -102,11 +102,11 @@ class Supervisor:
                 self._ask(kept)
 
     def pids(self) -> dict[str, int]:
-        """Service to its process."""
+        """Return the process of each service."""
         return {name: kept.process.pid for name, kept in self.kept.items() if kept.process is not None}
 
     def log(self, name: str) -> Path:
-        """What a service writes."""
+        """Return the log of a service."""
         return self.folder / f"{name}.log"
 
     def _start(self, kept: RunningService) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
         kept.process, kept.due, kept.ends = None, time.time() + wait, kept.ends + 1
 
     def _end(self) -> None:
-        """End what needs others first: a flow run reports how it stopped to a server that still lives."""
+        """End dependants first: a flow run reports its stop to a server that still lives."""
         for kept in reversed(self.kept.values()):
             if kept.service.jobs:
                 self._stop_jobs(kept)

@@ -1,7 +1,4 @@
-"""`posttrain up`: the servers, the worker and the watcher of a checkout, kept running until Ctrl-C.
-
-`.posttrain/up.json` tells their addresses and processes while they run; `.posttrain/up/` holds what each writes.
-"""
+"""`posttrain up`: keep the servers, the worker and the watcher of a checkout running until Ctrl-C."""
 
 import contextlib
 import errno
@@ -40,7 +37,7 @@ KEPT_LOG = 5_000_000
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the servers answer, and which of them were there before and are left alone."""
+    """Where the servers answer, and which of them existed before and are left alone."""
 
     prefect: str
     """The API."""
@@ -52,9 +49,9 @@ class Addresses:
 def run_services(
     layout: Layout, console: Console, *, prefect_port: int, mlflow_port: int, database: str | None, limit: int
 ) -> int:
-    """Keep everything running until Ctrl-C or SIGTERM; returns the exit code.
+    """Keep everything running until Ctrl-C or SIGTERM; return the exit code.
 
-    Raises PlanError before anything starts: another `up` is here, a port is taken, a server or database that was named
+    Raise PlanError before anything starts if another `up` runs here, a port is taken, or a named server or database
     does not answer.
     """
     folder = layout.make_state() / FOLDER
@@ -66,7 +63,7 @@ def run_services(
 
 
 def read_addresses(layout: Layout) -> dict | None:
-    """What `up.json` says of the `up` that runs in this checkout; None when none does."""
+    """Return the addresses of the `up` that runs in this checkout; None if none does."""
     folder = layout.state / FOLDER
     with contextlib.suppress(OSError, ValueError), (folder / LOCK).open("rb") as lock:
         try:
@@ -131,7 +128,7 @@ def _shorten_path(path: Path) -> str:
 
 @contextlib.contextmanager
 def _lock_checkout(layout: Layout, folder: Path) -> Iterator[None]:
-    """Be the only `up` of the checkout; the kernel gives the lock back when its family is gone."""
+    """Hold the lock of the checkout's only `up`; the kernel releases it when its processes are gone."""
     with (folder / LOCK).open("ab") as lock:
         for _ in range(3):  # somebody may just be looking whether it is held
             with contextlib.suppress(BlockingIOError):
@@ -151,9 +148,9 @@ def _lock_checkout(layout: Layout, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replace_server(layout: Layout, api: str, say: Say, stopped: WaitForStop) -> Iterator[bool]:
-    """Stand in for the server that runs would start for themselves: they find this one; False when stopped before.
+    """Register as the server that runs would start for themselves; return False if stopped before.
 
-    Two servers on one SQLite file would get into each other's way, so one that a run has started must end first.
+    Two servers on one SQLite file would conflict, so one that a run has started must end first.
     """
     home = layout.state / "prefect"
     home.mkdir(parents=True, exist_ok=True)
@@ -178,7 +175,7 @@ def _replace_server(layout: Layout, api: str, say: Say, stopped: WaitForStop) ->
 
 
 def _choose_addresses(prefect_port: int, mlflow_port: int) -> Addresses:
-    """Where things will be; PREFECT_API_URL and MLFLOW_TRACKING_URI name servers that are there."""
+    """Return the addresses to use; PREFECT_API_URL and MLFLOW_TRACKING_URI name existing servers."""
     prefect, mlflow = os.environ.get("PREFECT_API_URL"), os.environ.get("MLFLOW_TRACKING_URI", "")
     if prefect and not is_healthy(prefect):
         raise PlanError(

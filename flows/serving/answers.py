@@ -1,4 +1,4 @@
-"""Answers in the shape of the OpenAI API: whole ones, and the chunks of a stream."""
+"""Responses in the format of the OpenAI API: complete ones, and the chunks of a stream."""
 
 import json
 import secrets
@@ -14,7 +14,7 @@ from flows.serving.worker import Finish, Piece
 
 @dataclass
 class Choice:
-    """One completion, as far as it goes."""
+    """One completion, as far as it is generated."""
 
     index: int
     text: str = ""
@@ -25,30 +25,30 @@ class Choice:
     """Characters of the tokens that a stream has sent."""
 
     def take(self, piece: Piece, with_tokens: bool) -> None:
-        """Add what is new; tokens only where their log-probabilities are wanted."""
+        """Add new text; add tokens only if their log-probabilities are requested."""
         self.text, self.made, self.finish = self.text + piece.text, piece.made, piece.finish
         if with_tokens:
             self.tokens += piece.tokens
 
 
 class Chat:
-    """The chat endpoint's words."""
+    """The format of the chat endpoint."""
 
     whole, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """A finished choice."""
+        """Return a finished choice."""
         told = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {"index": choice.index, "message": message, "logprobs": told, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """What a stream begins with."""
+        """Return the first chunk of a stream."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """What is new of a choice."""
+        """Return the new part of a choice."""
         logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
         delta = {"content": piece.text} if piece.text else {}
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
@@ -62,21 +62,21 @@ class Chat:
 
 
 class Plain:
-    """The plain endpoint's words."""
+    """The format of the completions endpoint."""
 
     whole, part, prefix = "text_completion", "text_completion", "cmpl-"
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """A finished choice."""
+        """Return a finished choice."""
         told = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
         return {"index": choice.index, "text": choice.text, "logprobs": told, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """A stream begins with its first text."""
+        """Return None: a stream begins with its first text."""
         return None
 
     def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """What is new of a choice."""
+        """Return the new part of a choice."""
         logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if wanted and piece.tokens else None
         if logprobs is not None:
             choice.offset += sum(map(len, logprobs["tokens"]))
@@ -95,7 +95,7 @@ class Plain:
 
 
 class Answer:
-    """One answer under way: its number, its time, its counts."""
+    """One response in progress: its id, its time, its counts."""
 
     def __init__(self, asked: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
         self.asked, self.words, self.tokenizer = asked, words, tokenizer
@@ -110,33 +110,33 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether every choice has ended."""
+        """Return whether every choice has ended."""
         return all(choice.finish for choice in self.choices)
 
     def rendered(self) -> bytes:
-        """The answer as JSON, when it is over; one choice at a time, so that other threads run meanwhile."""
+        """Return the finished response as JSON, one choice at a time, so that other threads run meanwhile."""
         choices = [json.dumps(self.words.choice(choice, self.tokenizer, self.wanted)) for choice in self.choices]
         head = json.dumps(self.head | {"object": self.words.whole, "usage": self.usage()})
         return f'{head[:-1]}, "choices": [{", ".join(choices)}]}}'.encode()
 
     def opening(self) -> list[dict[str, Any]]:
-        """The chunks that a stream begins with."""
+        """Return the chunks that a stream begins with."""
         first = [self.words.first(choice.index) for choice in self.choices]
         return [self._chunk([entry]) for entry in first if entry]
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece, which is taken."""
+        """Take a piece and return its chunk."""
         choice = self.choices[index]
         made = self.words.piece(choice, piece, self.tokenizer, self.wanted)
         choice.take(piece, False)
         return self._chunk([made])
 
     def closing(self) -> list[dict[str, Any]]:
-        """The chunk with the counts, for who asked for it."""
+        """Return the chunk with the counts, if it was requested."""
         return [self._chunk([]) | {"usage": self.usage()}] if self.asked.with_usage else []
 
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompts, each once, and of the completions, the end token included."""
+        """Return the tokens of the prompts, each once, and of the completions, with the end token."""
         read, made = sum(len(ask.prompt_ids) for ask in self.asked.asks), sum(c.made for c in self.choices)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 

@@ -1,8 +1,4 @@
-"""The routes: models, chat completions, completions, health. Every error has the shape of OpenAI's.
-
-The event loop only passes things on: what takes time with what clients sent (parsing, splitting into tokens) happens in
-one thread, what takes time with long answers in another.
-"""
+"""The routes: models, chat completions, completions, health. Every error has the format of the OpenAI API."""
 
 import asyncio
 import contextlib
@@ -34,7 +30,7 @@ Pieces = AsyncGenerator[tuple[int, Piece | None]]
 
 
 def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
-    """The application over what is served at the moment."""
+    """Return the application over the model that is served at the moment."""
     app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     endpoint = Endpoint(current, rules or Rules())
     # Starlette's stubs want handlers of any exception; each of these gets the one that it is added for.
@@ -67,7 +63,7 @@ def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
 
 
 class Endpoint:
-    """What answers requests for completions."""
+    """Answers requests for completions."""
 
     def __init__(self, current: Current, rules: Rules):
         self.current, self.rules = current, rules
@@ -75,7 +71,7 @@ class Endpoint:
         self.writing = ThreadPoolExecutor(1, "serving-writes")
 
     async def answer(self, request: Request, read: Reader, words: Chat | Plain) -> Response:
-        """The response to a request. Raises Refused."""
+        """Return the response to a request. Raise Refused."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self.rules.timeout
         try:
@@ -106,7 +102,7 @@ class Endpoint:
 
 
 async def _take_pieces(answer: Answer, pieces: Pieces, request: Request) -> bool:
-    """Take all pieces; returns False when the client has left."""
+    """Take all pieces; return False if the client has left."""
     async with contextlib.aclosing(pieces):
         async for index, piece in pieces:
             if piece is not None:

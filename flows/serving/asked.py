@@ -1,4 +1,4 @@
-"""What a client asks for: bodies of the OpenAI API read into our own words, everything else refused by name."""
+"""Parse requests of the OpenAI API; everything that is not supported is refused by name."""
 
 import re
 import secrets
@@ -52,7 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
@@ -74,7 +74,7 @@ class Body(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, checked. Raises Refused."""
+        """Return the stop strings, checked. Raise Refused."""
         found = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(found, list) or len(found) > MOST_STOPS or not all(map(_is_stop, found)):
             said = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
@@ -100,7 +100,7 @@ class TextBody(Body):
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request, understood: `n` samples of every prompt."""
+    """A parsed request: `n` samples of every prompt."""
 
     model: str
     asks: tuple[PromptRequest, ...]
@@ -112,7 +112,7 @@ class CompletionRequest:
 
 
 def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
-    """Read a chat request. Raises Refused."""
+    """Parse a chat request. Raise Refused."""
     read = _read_body(ChatBody, body)
     if read.top_logprobs is not None and not read.logprobs:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
@@ -128,7 +128,7 @@ def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
 
 
 def read_text_request(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
-    """Read a request for plain completions. Raises Refused."""
+    """Parse a request for plain completions. Raise Refused."""
     read = _read_body(TextBody, body)
     prompts = _list_prompts(read.prompt)
     _check_choices(read, len(prompts))
@@ -159,7 +159,7 @@ def _check_request(
 
 
 def _read_body(kind: type[Any], body: Any) -> Any:
-    """A body as its schema. Raises Refused with the parameter that is wrong."""
+    """Parse a body by its schema. Raise Refused with the parameter that is wrong."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     kept = {}
@@ -181,7 +181,7 @@ def _read_body(kind: type[Any], body: Any) -> Any:
 
 
 def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
-    """A message of a role and a text. Raises Refused for tools, pictures and the like."""
+    """Return a message with a role and a text. Raise Refused for tools, images and the like."""
     where = f"messages[{index}]"
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
@@ -197,7 +197,7 @@ def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
 
 
 def _list_prompts(prompt: Any) -> list[Any]:
-    """The prompts of a request for plain completions, each a text or a list of token ids. Raises Refused."""
+    """Return the prompts of a request for plain completions, texts or lists of token ids. Raise Refused."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return [prompt]
     if isinstance(prompt, list) and (all(isinstance(each, str) for each in prompt) or all(map(_are_ids, prompt))):
@@ -206,7 +206,7 @@ def _list_prompts(prompt: Any) -> list[Any]:
 
 
 def _encode_prompt(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
-    """Token ids of a prompt. Raises Refused."""
+    """Return the token ids of a prompt. Raise Refused."""
     if isinstance(prompt, str):
         _check_characters(len(prompt), max_length, "prompt")
         return tokenizer.encode(prompt)
@@ -231,7 +231,7 @@ def _check_choices(read: Body, prompts: int) -> None:
 
 
 def _check_characters(count: int, max_length: int, param: str) -> None:
-    """Refuse a prompt that cannot be short enough, before it costs anything. Raises Refused."""
+    """Raise Refused for a prompt that cannot be short enough, before it costs anything."""
     if count > CHARACTERS_PER_TOKEN * max_length:
         said = (
             f"the model holds {max_length} tokens; {param} of {count} characters, more than {CHARACTERS_PER_TOKEN} "
@@ -241,7 +241,7 @@ def _check_characters(count: int, max_length: int, param: str) -> None:
 
 
 def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
-    """Refuse an answer that would not fit into memory. Raises Refused."""
+    """Raise Refused for an answer that would not fit into memory."""
     tokens = n * sum(ask.max_tokens for ask in asks)
     if tokens > MOST_TOKENS:
         said = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"

@@ -1,4 +1,4 @@
-"""Bodies of requests: read within bounds of size and time, parsed as strict JSON."""
+"""Read request bodies within limits of size and time, and parse them as strict JSON."""
 
 import asyncio
 import json
@@ -26,12 +26,12 @@ DIGITS = 20
 
 
 def max_body_bytes(max_length: int) -> int:
-    """Bytes that a body may have for a model of that length: 832 KiB for 4096 tokens."""
+    """Return the largest body for a model of that length: 832 KiB for 4096 tokens."""
     return BASE_BYTES + BYTES_PER_TOKEN * max_length
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The body of a request. Raises Refused when it is too long, from its announcement on, or too slow."""
+    """Return the body of a request. Raise Refused if it is too long or too slow."""
     announced = request.headers.get("content-length", "")
     if len(announced) > DIGITS or int(announced or 0) > limit:
         raise _refuse_too_large(limit)
@@ -49,7 +49,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 
 
 def parse_json(body: bytes, max_length: int) -> Any:
-    """JSON as values whose texts can be encoded, whose numbers are finite and whose keys are unique. Raises Refused."""
+    """Return JSON with encodable texts, finite numbers and unique keys. Raise Refused otherwise."""
     _check_counts(body, BASE_ELEMENTS + ELEMENTS_PER_TOKEN * max_length)
     try:
         value = json.loads(
@@ -68,7 +68,7 @@ def parse_json(body: bytes, max_length: int) -> Any:
 
 
 def _check_counts(body: bytes, most: int) -> None:
-    """Refuse what would take long to parse, by the signs outside of its texts."""
+    """Raise Refused for JSON that would take long to parse, by the brackets and commas outside of its texts."""
     signs, at = bytearray(), 0
     for number, text in enumerate(TEXT.finditer(body)):
         if number > 2 * most:
@@ -84,7 +84,7 @@ def _check_counts(body: bytes, most: int) -> None:
 
 
 def _check_values(value: Any) -> None:
-    """Go through a value level by level, without recursion."""
+    """Check values level by level, without recursion."""
     level = [value]
     for _ in range(DEEPEST + 1):
         below: list[Any] = []

@@ -15,9 +15,9 @@ TIMED_OUT = "the answer was not complete within"
 async def stream_pieces(
     understood: CompletionRequest, worker: Worker, until: float
 ) -> AsyncGenerator[tuple[int, Piece | None]]:
-    """Pieces with the index of their choice, until all have ended; None about once per second.
+    """Yield pieces with the index of their choice until all have ended; yield None about once per second.
 
-    Raises TimeoutError at the time `until` of the loop, and what the engine raised.
+    Raise TimeoutError at the time `until` of the loop, and what the engine raised.
     """
     received: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
     loop = asyncio.get_running_loop()

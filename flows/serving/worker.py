@@ -1,6 +1,6 @@
-"""One thread that computes: it admits what was asked in the order of arrival and takes all samples one token further.
+"""The engine thread: it admits requests in the order of arrival and advances all samples by one token at a time.
 
-Whoever asked hears of every token from the thread, by `Job.hear`, and must return at once.
+It reports every token to its request by `Job.hear`, which must return at once.
 """
 
 import queue
@@ -23,7 +23,7 @@ LATE = 5.0
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of one sample."""
+    """The new part of one sample."""
 
     sample: int
     text: str
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(eq=False)
 class SampleStream:
-    """One sample's way from tokens to pieces."""
+    """The state between one sample's tokens and its pieces."""
 
     job: Job
     number: int
@@ -60,7 +60,7 @@ class SampleStream:
 
 
 class Worker:
-    """The engine thread over one policy; `close` lets what is under way end."""
+    """The engine thread over one policy; `close` lets running requests end."""
 
     def __init__(self, policy: Policy, *, max_slots: int, max_length: int):
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
@@ -73,13 +73,13 @@ class Worker:
         self.thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a request; one that comes too late hears of it."""
+        """Queue a request; one that arrives too late receives an error."""
         self.asked.put(job)
         if not self.thread.is_alive():
             job.hear(RuntimeError("this model is not served any more; ask again"))
 
     def close(self) -> None:
-        """End when nothing is under way; returns at once."""
+        """End when no request is running; return at once."""
         self.asked.put(None)
 
     def _run(self) -> None:
@@ -97,7 +97,7 @@ class Worker:
         return Batch(self.policy.model, self.max_slots, self.max_length)
 
     def _listen(self) -> bool:
-        """Take what was asked, waiting where there is nothing to do; False when all is done for good."""
+        """Take requests, waiting if there is nothing to do; return False when all is done for good."""
         while True:
             idle = not self.batch.samples and not self.waiting
             try:
@@ -128,7 +128,7 @@ class Worker:
         return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
     def _tell(self, sample: Sample, token: Token) -> bool:
-        """Pass a token on; returns whether the sample is over."""
+        """Pass a token on; return whether the sample is over."""
         voice: SampleStream = sample.owner
         if voice.job.left:
             return True

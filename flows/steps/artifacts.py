@@ -1,4 +1,4 @@
-"""Damaged artifacts: what DVC's cache still holds is put back before anything uses them, the rest is made again."""
+"""Damaged artifacts: restored from DVC's cache where it holds them, else made again; the audit log records both."""
 
 import shutil
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ MOST_DAMAGES = 20
 
 
 def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
-    """Put back what is damaged of the steps' artifacts where DVC's cache has all of it.
+    """Restore damaged artifacts of the steps where DVC's cache has all of them; return the restored files by step.
 
-    An artifact that another process is at work on is left to that process.
+    An artifact that another process works on is left to that process.
     """
     store, restored = Store(layout), {}
     for step in steps:
@@ -37,9 +37,9 @@ def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
 
 
 def find_or_restore(store: Store, step: Step) -> Manifest | None:
-    """The whole artifact of a step, restored if need be; None where it is to be made. The step's lock is held.
+    """Return the complete artifact of a step, restored if need be; None if it must be made. The step's lock is held.
 
-    The audit log notes what is damaged of an artifact that is made again.
+    The audit log records what is damaged of an artifact that will be made again.
     """
     found = store.examine(step.kind, step.key)
     if not found.is_whole and store.is_restorable(found):
@@ -59,7 +59,7 @@ def _restore(store: Store, found: Condition) -> list[str]:
 
 
 def log_published(layout: Layout, manifest: Manifest) -> Entry:
-    """Note what a step made, and which key signed it."""
+    """Record what a step made, and which key signed it."""
     return append(
         layout,
         "artifact published",
@@ -73,10 +73,10 @@ def log_published(layout: Layout, manifest: Manifest) -> Entry:
 
 
 def log_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
-    """Note which files of an artifact were damaged and came back from DVC's cache."""
+    """Record which files of an artifact were damaged and restored."""
     return append(layout, "artifact restored", step=manifest.step, kind=manifest.kind, key=manifest.key, files=files)
 
 
 def log_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
-    """Note what is wrong with an artifact that is going to be made again."""
+    """Record what is wrong with an artifact that will be made again."""
     return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))

@@ -1,7 +1,7 @@
 """Actors on Ray: the objects of a step's roles, each in a process of its own that ends with the step.
 
-The processes have the threads that their role's `num_cpus` says, see GPUs only where it has some, write into the
-step's log, and on the step's machine belong to its process group: what ends the step ends them.
+These processes have as many threads as their role's `num_cpus`, see GPUs only where it has some, write into the step's
+log, and join the step's process group on its machine: what ends the step ends them.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class ActorHost:
 
 
 class RayActors:
-    """The workers of roles; in the bundles of the step's placement group where it has one."""
+    """The workers of roles, in the bundles of the step's placement group if it has one."""
 
     def __init__(self, resources: Resources, home: StepHome):
         import ray

@@ -1,7 +1,7 @@
-"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory really comes back.
+"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory is released.
 
-Without RAY_ADDRESS a cluster of this machine is started on 127.0.0.1 and ended with the run; with it, that cluster is
-used (its nodes must see the same checkout).
+Without RAY_ADDRESS a cluster of this machine starts on 127.0.0.1 and ends with the run; with it, that cluster is used
+(its nodes must see the same checkout).
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class RayWorkers:
         self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
 
     def _start(self, layout: Layout) -> None:
-        """Start a cluster on this machine; Ray gives itself 30 seconds, so on a busy machine it is tried again."""
+        """Start a cluster on this machine; try again on a busy machine, as Ray gives itself 30 seconds."""
         for left in reversed(range(TRIES)):
             before = set(psutil.Process().children())
             self.temporary = _make_session_folder(layout)
@@ -114,7 +114,7 @@ class RayWorkers:
                 return
 
     def check(self, steps: list[Step]) -> None:
-        """Raises PlanError naming every step that no node can ever take."""
+        """Raise PlanError with every step that no node can ever take."""
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         refuse_impossible(steps, nodes)
 
@@ -133,7 +133,7 @@ class RayWorkers:
         return SubmittedStep(self.ray, reference, pid_file(spec), self.stands, placement)
 
     def stands(self) -> None:
-        """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
+        """Raise StepError if a Ray process that was started here has died: Ray itself would wait for minutes."""
         for name, pillar in self.pillars.items():
             try:
                 alive = pillar.status() != psutil.STATUS_ZOMBIE
@@ -154,7 +154,7 @@ class RayWorkers:
 
 
 class SubmittedStep:
-    """A step on Ray; one with roles has not ended before its placement group is free."""
+    """A step on Ray; one with roles ends only when its placement group is free."""
 
     def __init__(
         self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None], placement: Placement | None = None
@@ -164,7 +164,7 @@ class SubmittedStep:
         self.process_group: int | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
+        """Return whether the step has ended, after waiting at most that long. Raise StepError if Ray has died."""
         ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
         if self.placement is not None and self.process_group is None:
             self.process_group = self._process_group()  # the file goes with the step's work folder
@@ -192,7 +192,7 @@ class SubmittedStep:
         return answer
 
     def kill(self) -> None:
-        """End the worker process with those of its roles, and on this machine everything that they started."""
+        """End the worker process and those of its roles, and on this machine everything they started."""
         self._end()
         self.ray.cancel(self.reference, force=True)
         with contextlib.suppress(self.ray.exceptions.RayError):
@@ -200,14 +200,14 @@ class SubmittedStep:
         self._free()
 
     def _end(self) -> None:
-        """End the process group of the worker where it is of this machine; its roles' processes belong to it."""
+        """Kill the worker's process group if it is on this machine; its roles' processes belong to it."""
         group = self.process_group or self._process_group()
         if group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
     def _free(self) -> None:
-        """Give the placement group back, once, with no process left; where Ray has died there is none any more."""
+        """Release the placement group once, when no process is left; a Ray that died has released it."""
         placement, self.placement = self.placement, None
         if placement is not None:
             self.stands()
@@ -227,7 +227,7 @@ class SubmittedStep:
 
 
 def check_machine(steps: list[Step]) -> None:
-    """Raises PlanError, before Ray starts, for what this machine can never do; a cluster elsewhere knows for itself."""
+    """Raise PlanError, before Ray starts, for what this machine can never run; a cluster elsewhere checks itself."""
     if not os.environ.get("RAY_ADDRESS"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         here = {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}  # GPUs are Ray's to find
@@ -235,7 +235,7 @@ def check_machine(steps: list[Step]) -> None:
 
 
 def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
-    """Raises PlanError naming every step whose processes no nodes can ever take."""
+    """Raise PlanError with every step whose processes no nodes can ever take."""
     wrong = []
     for step in steps:
         wanted = list_bundles(step.resources)
@@ -257,7 +257,7 @@ def _format_amounts(amounts: Bundle) -> str:
 
 
 def _make_session_folder(layout: Layout) -> Path:
-    """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
+    """Return a new folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
     inside = layout.state / "ray"
     inside.mkdir(parents=True, exist_ok=True)
     if len(str(inside)) + 9 <= LONGEST_TEMPORARY:
@@ -266,7 +266,7 @@ def _make_session_folder(layout: Layout) -> Path:
 
 
 def find_cluster_problems() -> list[str]:
-    """How Ray or Python here differ from those of the cluster at RAY_ADDRESS; nothing where that is not set."""
+    """Return how Ray or Python here differ from the cluster at RAY_ADDRESS; empty where that is not set."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return []

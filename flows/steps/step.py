@@ -138,7 +138,7 @@ def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> 
 
 
 def _check_identity(step: Step) -> None:
-    """Refuse a step whose settings are not those that its key stands for: its plan was changed by hand."""
+    """Raise StepError if the settings are not those that the key stands for: the plan was edited."""
     ports = {given.port for given in step.inputs}
     settings = blank_references(without_operation(without_policy(step.settings)), ports)
     said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
@@ -149,7 +149,7 @@ def _check_identity(step: Step) -> None:
 
 @contextlib.contextmanager
 def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iterator[None]:
-    """Raise StepError for an input that changed inside, and remove the checkpoints: they may rest on what it was."""
+    """Raise StepError if an input changes inside, and remove the checkpoints, which may rest on its old content."""
     try:
         yield
     finally:
@@ -172,14 +172,14 @@ def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
 
 
 def _find_contract(folder: Path, step: Step) -> Contract | None:
-    """Of the first output that is a model."""
+    """Return the contract of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
     found = (fingerprint(folder / "outputs" / name) for name in names)
     return next((contract for contract in found if contract is not None), None)
 
 
 def _claim_checkpoints(folder: Path, step: Step) -> None:
-    """Refuse checkpoints that another key left; mark new ones with this key."""
+    """Raise StepError for checkpoints of another key; mark new ones with this key."""
     folder.mkdir(exist_ok=True)
     owner = folder / "key.json"
     if owner.is_file():

@@ -1,4 +1,4 @@
-"""What a step reads: found and compared with the plan before it starts, and looked at again when it has ended."""
+"""The inputs of a step: found and compared with the plan before it starts, and checked again when it has ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,9 +84,9 @@ def _list_digests(manifest: Manifest, output: str | None) -> dict[str, str]:
 
 
 def verify_unchanged(step: Step, received: list[ReceivedInput]) -> None:
-    """Raises StepError when an input was written to while the step read it: what it has read is not certain.
+    """Raise StepError if an input changed while the step read it.
 
-    A new time of change alone, as a hard link to a file gives it, is passed over when the bytes are the same.
+    A new change time alone, as a hard link causes it, is accepted if the bytes are the same.
     """
     for one in received:
         if (what := _describe_change(one)) is not None:
