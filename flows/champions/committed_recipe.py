@@ -63,10 +63,10 @@ def list_promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> 
         return []
     asked = plan.promotion.model_dump(mode="json")
     wanted = committed.recipe.promotion.model_dump(mode="json") if committed.recipe.promotion else {}
-    found = [
+    differences = [
         f"promote.{path}: {format_value(old)} → {format_value(new)}" for path, old, new in list_changes(wanted, asked)
     ]
-    return found + list_gate_changes(plan, committed, layout, plan.promotion.gates, plan.promotion.models)
+    return differences + list_gate_changes(plan, committed, layout, plan.promotion.gates, plan.promotion.models)
 
 
 def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> None:
@@ -74,11 +74,11 @@ def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> 
     if plan.promotion is None:
         return
     try:
-        found = list_promotion_changes(plan, read_committed_recipe(plan.file, plan.profile, layout), layout)
+        differences = list_promotion_changes(plan, read_committed_recipe(plan.file, plan.profile, layout), layout)
     except PlanError as error:
-        found = [str(error)]
-    if found:
-        warn(f"this run will promote nothing: not by the committed recipe: {', '.join(found[:3])}")
+        differences = [str(error)]
+    if differences:
+        warn(f"this run will promote nothing: not by the committed recipe: {', '.join(differences[:3])}")
 
 
 def list_gate_changes(
@@ -96,12 +96,12 @@ def find_deciding_steps(plan: Plan, gates: tuple[str, ...], models: tuple[str, .
     """
     steps = {step.name: step for step in plan.steps}
     judged = _find_ancestors(steps, set(models) & set(steps))
-    found: set[str] = set()
+    deciding: set[str] = set()
     for gate in [steps[name] for name in gates if name in steps]:
         rivals = {n for i in gate.inputs if _is_model(i.port) for n in i.steps}
         others = {n for i in gate.inputs if not _is_model(i.port) for n in i.steps}
-        found |= {gate.name} | _find_ancestors(steps, others) | (_find_ancestors(steps, rivals) - judged)
-    return found
+        deciding |= {gate.name} | _find_ancestors(steps, others) | (_find_ancestors(steps, rivals) - judged)
+    return deciding
 
 
 def _is_model(port: str) -> bool:
@@ -110,13 +110,13 @@ def _is_model(port: str) -> bool:
 
 def _find_ancestors(steps: dict[str, Step], names: set[str]) -> set[str]:
     """Return some steps and everything that they are made from."""
-    found, waiting = set(), [name for name in names if name in steps]
+    ancestors, waiting = set(), [name for name in names if name in steps]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in ancestors:
+            ancestors.add(name)
             waiting += [source for given in steps[name].inputs for source in given.steps if source in steps]
-    return found
+    return ancestors
 
 
 def _list_step_changes(step: Step, recipe: Recipe, layout: Layout) -> Iterator[str]:

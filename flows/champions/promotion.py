@@ -45,8 +45,8 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
 
     def asked() -> dict[str, Any]:
         committed = read_committed_recipe(plan.file, plan.profile, layout)
-        if found := list_promotion_changes(plan, committed, layout):
-            raise OverriddenGate(found)
+        if differences := list_promotion_changes(plan, committed, layout):
+            raise OverriddenGate(differences)
         return {"committed": committed.evidence()} | ({"set": list(plan.overrides)} if plan.overrides else {})
 
     try:
@@ -54,11 +54,15 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
     except GateError as error:
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
     try:
-        approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
+        approved = {
+            gate_state.index: gate_state.text for gate_state in states[step].gates if gate_state.verdict == "approved"
+        }
         evidence = collect_evidence(layout, gate, model, wanted.output, approved)
         if earlier := _find_earlier_promotion(layout, wanted, gate, model):
-            said = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
-            return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {said}; see: posttrain champions")
+            reason = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
+            return Verdict(
+                wanted.name, False, f"champion of {wanted.name} unchanged: {reason}; see: posttrain champions"
+            )
         verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence, asked)
         _write_note(layout, wanted, gate, model)
         return verdict
@@ -92,15 +96,15 @@ def promote_step(
     judged = {given.output for given in _list_models(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
-    said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
-    approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
+    decisions = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {i: sentence(decided) for i, decided in decisions if decided and decided["decision"] == "approve"}
 
     def asked() -> dict[str, Any]:
-        found, evidence = _find_changes(layout, gate, model)
-        if found and not approve:
-            raise OverriddenGate(found)
-        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": found}
-        return evidence | ({"override": answered} if found else {})
+        differences, evidence = _find_changes(layout, gate, model)
+        if differences and not approve:
+            raise OverriddenGate(differences)
+        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": differences}
+        return evidence | ({"override": answered} if differences else {})
 
     evidence = collect_evidence(layout, gate, model, output, approved)
     try:
@@ -156,8 +160,8 @@ def promote(
     digest = model.outputs[output].digest
     after = move(layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest)
     if before is not None and before.by == after.by:
-        said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
-        return Verdict(name, False, said)
+        reason = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+        return Verdict(name, False, reason)
     who = f"{model.step} ({model.key[:12]}), by {gate.step}"
     return Verdict(name, True, f"champion of {name}: {_parse_version(before)} → version {after.version}, {who}")
 
@@ -191,11 +195,11 @@ def collect_evidence(
 
 def _find_approvals(layout: Layout, key: str) -> set[int]:
     """Return the gates of an evaluation whose last decision in the audit log is an approval."""
-    found: dict[int, str] = {}
+    approvals: dict[int, str] = {}
     for entry in read_chain(layout).entries:
         if entry["action"] in ("approve", "reject") and entry["facts"].get("key") == key:
-            found[int(entry["facts"]["gate"])] = entry["action"]
-    return {index for index, action in found.items() if action == "approve"}
+            approvals[int(entry["facts"]["gate"])] = entry["action"]
+    return {index for index, action in approvals.items() if action == "approve"}
 
 
 def find_artifact(layout: Layout, word: str) -> Manifest:
@@ -255,8 +259,8 @@ def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifes
 def _find_compared_version(gate: Manifest, name: str) -> int | None:
     """Return the champion's version that a gate compared with, 0 without a champion; None if it did not compare."""
     versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
-    if found := next(filter(None, versions), None):
-        return int(found[1])
+    if version := next(filter(None, versions), None):
+        return int(version[1])
     if any(given.port.startswith("against.champion") for given in gate.inputs):
         return None  # the champion of another name
     gates = gate.identity.get("settings", {}).get("gate") or []
@@ -264,5 +268,5 @@ def _find_compared_version(gate: Manifest, name: str) -> int | None:
     return 0 if asked else None
 
 
-def _parse_version(found: Champion | None) -> str:
-    return f"version {found.version}" if found else "none"
+def _parse_version(champion: Champion | None) -> str:
+    return f"version {champion.version}" if champion else "none"

@@ -18,11 +18,11 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
 
     Raise PlanError if the audit log does not verify or MLflow does not answer.
     """
-    found = standings(layout)
-    shown = [each.champion for each in found if each.champion]
-    code = 1 if any(each.alarms for each in found) else 0
+    current = standings(layout)
+    shown = [each.champion for each in current if each.champion]
+    code = 1 if any(each.alarms for each in current) else 0
     if as_json:
-        print(json.dumps([_as_json(each) for each in found], indent=1))
+        print(json.dumps([_as_json(each) for each in current], indent=1))
         return code
     table = Table("name", "version", "model", "since", "by", "who", title="Champions", title_justify="left")
     for each in shown:
@@ -30,7 +30,7 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
         row = (each.name, each.version, model, _format_time(each.since), _format_reason(each.by), each.by.who)
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table if shown else "no champions yet: a recipe makes one with `promote:`", highlight=False)
-    for each in found:
+    for each in current:
         _print_alarms(each, console)
     return code
 
@@ -46,8 +46,8 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
         raise PlanError(f"`{name}` has no champion; {known}")
     code = 1 if here.alarms else 0
     if as_json:
-        said = {"champion": _as_json(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
-        print(json.dumps(said | {"alarms": here.alarms}, indent=1))
+        content = {"champion": _as_json(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
+        print(json.dumps(content | {"alarms": here.alarms}, indent=1))
         return code
     table = Table("", "when", "what", "from", "to", "model", "why", "who", title_justify="left")
     table.title = f"Champions of {name}"
@@ -74,18 +74,19 @@ def _print_alarms(here: Standing, console: Console) -> None:
     for line in here.alarms:
         console.print(Text.assemble(("ALARM ", "red"), line), soft_wrap=True, highlight=False)
     if here.alarms:
-        said = "a move was cut off; finish it" if here.is_unfinished else "the audit log counts; write MLflow from it"
-        console.print(Text(f"{said}: posttrain champions {here.name} --restore"), soft_wrap=True, highlight=False)
+        advice = "a move was cut off; finish it" if here.is_unfinished else "the audit log counts; write MLflow from it"
+        console.print(Text(f"{advice}: posttrain champions {here.name} --restore"), soft_wrap=True, highlight=False)
 
 
 def _format_reason(by: Move) -> str:
     """Return the gate and its run, or the reason of a rollback."""
-    said = by.evidence
-    if "gate" not in said:
-        return str(said.get("why", ""))
-    gates = "; ".join(map(str, said.get("gates", [])))
-    why = f"{said.get('recipe')}.{said['gate']} ({str(said.get('key'))[:12]}), run {said.get('run')}: {gates}"
-    let = said.get("override")
+    evidence = by.evidence
+    if "gate" not in evidence:
+        return str(evidence.get("why", ""))
+    gates = "; ".join(map(str, evidence.get("gates", [])))
+    evaluation = f"{evidence.get('recipe')}.{evidence['gate']} ({str(evidence.get('key'))[:12]})"
+    why = f"{evaluation}, run {evidence.get('run')}: {gates}"
+    let = evidence.get("override")
     return f"{why}; not the committed gate, approved by {let['approved_by']}: {let['why']}" if let else why
 
 

@@ -100,8 +100,8 @@ def plan(
         print(made.model_dump_json(indent=2))
     else:
         console.print(make_plan_table(made, layout))
-        if said := describe_due_times(made.schedule):
-            console.print(f"once deployed it runs by itself: {said}", markup=False, highlight=False, soft_wrap=True)
+        if due := describe_due_times(made.schedule):
+            console.print(f"once deployed it runs by itself: {due}", markup=False, highlight=False, soft_wrap=True)
 
 
 def why(

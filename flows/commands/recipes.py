@@ -59,10 +59,10 @@ def make_recipe_table(folder: Path) -> Table:
             table.add_row(Text(str(path)), "", Text(error.problems[0].message, style="red"), "")
             continue
         if (stages := content.get("stages")) is not None:
-            said = describe_due_times(_read_schedule(path)) if content.get("schedule") is not None else None
+            due = describe_due_times(_read_schedule(path)) if content.get("schedule") is not None else None
             description = content.get("description")
             words = Text(printable(str(description.plain())) if description else "")
-            table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
+            table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(due or ""))
     return table
 
 

@@ -21,11 +21,11 @@ def diff(
     from lineage.layout import Layout
 
     layout = Layout.find()
-    found = compare(find_run(before, layout), find_run(after, layout), layout)
+    difference = compare(find_run(before, layout), find_run(after, layout), layout)
     if as_json:
-        print(json.dumps(found.as_json(), indent=1))
+        print(json.dumps(difference.as_json(), indent=1))
     else:
-        console.print(render(found))
+        console.print(render(difference))
 
 
 def lock(

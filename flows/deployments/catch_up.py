@@ -187,14 +187,16 @@ class Siblings:
 
     def _waiting(self) -> list[FlowRun]:
         """Return flow runs that should have started and have not."""
-        found = self._runs(expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}})
-        return [run for run in found if run.id != self.run.id and run.state_name in WAITING]
+        scheduled = self._runs(
+            expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}}
+        )
+        return [run for run in scheduled if run.id != self.run.id and run.state_name in WAITING]
 
     def _under_way(self) -> list[FlowRun]:
         """Return active runs that started before this one, without those that will skip themselves."""
         wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
-        found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
-        return [r for r in found if not (is_due(r) and self.verdict(r))]
+        active = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
+        return [r for r in active if not (is_due(r) and self.verdict(r))]
 
     def _tried(self, run: FlowRun) -> datetime:
         for state in sorted(self.client.read_flow_run_states(run.id), key=lambda s: s.timestamp):

@@ -25,12 +25,12 @@ def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list
     ids = list(deployments)
     if not ids:
         return []
-    found = client.read_flow_runs(
+    active = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": list(GOES_ON)}}}),
         deployment_filter=DeploymentFilter.model_validate({"id": {"any_": ids}}),
         limit=200,
     )
-    dead = [run for run in found if is_dead(run, datetime.now(UTC))]
+    dead = [run for run in active if is_dead(run, datetime.now(UTC))]
     for run in dead:
         ends = Cancelled if run.state_type == StateType.CANCELLING else Crashed  # the worker may not have said so yet
         client.set_flow_run_state(run.id, ends(message=SAID), force=True)

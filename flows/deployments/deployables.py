@@ -47,16 +47,16 @@ class Deployable:
 
 def list_recipe_files(layout: Layout) -> list[Path]:
     """Return all recipes of a checkout: YAML files below `recipes/` with `stages` or `extends`."""
-    found = []
+    recipes = []
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
         try:
             lines = read_text(path, str(path)).splitlines()
         except RecipeError:  # named, so that deploying it says what is wrong
-            found.append(path)
+            recipes.append(path)
             continue
         if any(line.startswith(("stages:", "extends:")) for line in lines) and "bases" not in path.parts:
-            found.append(path)
-    return found
+            recipes.append(path)
+    return recipes
 
 
 def make_deployables(
@@ -82,8 +82,8 @@ def make_deployables(
 def _refuse_same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
     lines = read_text(path, str(path)).splitlines()
     line = next((n for n, text in enumerate(lines, 1) if text.startswith("name:")), 1)
-    said = f"{other.file} is called `{made.recipe.name}` as well"
-    return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
+    message = f"{other.file} is called `{made.recipe.name}` as well"
+    return RecipeError([Problem(str(path), line, 1, "name", message, "give one of them another name")])
 
 
 def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
@@ -99,12 +99,12 @@ def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Depl
         stages |= dict.fromkeys(known.origin(name) for name in known.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
-    said = describe_recipe(recipe, read_text(path, str(path)))
+    description = describe_recipe(recipe, read_text(path, str(path)))
     if not locked:
-        return Deployable(recipe, file, said, make_form(recipe, profiles, list(stages)))
+        return Deployable(recipe, file, description, make_form(recipe, profiles, list(stages)))
     held = read_current_lock(path, layout)
     return Deployable(
-        recipe, file, said, make_locked_form(make_form(recipe, profiles, list(stages)), file, held.digest), held
+        recipe, file, description, make_locked_form(make_form(recipe, profiles, list(stages)), file, held.digest), held
     )
 
 
@@ -116,11 +116,11 @@ def describe_recipe(recipe: Recipe, text: str) -> str:
 
 
 def _find_links(line: str) -> Iterator[str]:
-    for found in LINK.finditer(line):
-        if found[1]:
-            yield f"[arXiv:{found[1]}](https://arxiv.org/abs/{found[1]})"
+    for match in LINK.finditer(line):
+        if match[1]:
+            yield f"[arXiv:{match[1]}](https://arxiv.org/abs/{match[1]})"
         else:
-            yield f"`{found[2]}`" if found[2] else f"[{found[0]}]({found[0]})"
+            yield f"`{match[2]}`" if match[2] else f"[{match[0]}]({match[0]})"
 
 
 def make_environment(layout: Layout) -> dict[str, str]:

@@ -149,12 +149,12 @@ def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> t
 
 
 def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
-    said, logger = io.StringIO(), get_run_logger()
-    console = Console(file=said, width=200)
+    output, logger = io.StringIO(), get_run_logger()
+    console = Console(file=output, width=200)
 
     def tell(outcome: Outcome) -> Path:
         report = update_projections(outcome, plan, layout, console)
-        for line in filter(None, said.getvalue().splitlines()):
+        for line in filter(None, output.getvalue().splitlines()):
             logger.warning(line)
         return report
 

@@ -57,7 +57,7 @@ def _read_lock(recipe: Path) -> HeldLock:
 
 def _find_deployed_lock(layout: Layout, recipe: str) -> str | None:
     """Return the lock that a recipe was last deployed with, from the audit log; None without one."""
-    said = [entry["facts"] for entry in read_chain(layout).entries if entry["action"] == "deployed"]
+    deployed = [entry["facts"] for entry in read_chain(layout).entries if entry["action"] == "deployed"]
     meant = (layout.root / recipe).resolve()  # however the path is written
-    here = (facts for facts in reversed(said) if (layout.root / str(facts.get("file"))).resolve() == meant)
+    here = (facts for facts in reversed(deployed) if (layout.root / str(facts.get("file"))).resolve() == meant)
     return next((facts.get("locked") for facts in here), None)

@@ -63,19 +63,19 @@ def put_deployment(one: Deployable, layout: Layout) -> str:
 def find_vanished(layout: Layout, prune: bool) -> Iterator[str]:
     """Yield deployments of this checkout whose recipe is gone: removed with `prune`, else listed."""
     with get_client(sync_client=True) as client:
-        for found in _list_own(client):
-            file = str(found.parameters.get("recipe", ""))
-            mine = (found.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == str(layout.root)
+        for deployment in _list_own(client):
+            file = str(deployment.parameters.get("recipe", ""))
+            mine = (deployment.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == str(layout.root)
             if not mine or not file or (layout.root / file).is_file():
                 continue
             if prune:
-                client.delete_deployment(found.id)
-            yield f"{found.name}: {'removed' if prune else 'its recipe is gone (--prune removes it)'} ({file})"
+                client.delete_deployment(deployment.id)
+            yield f"{deployment.name}: {'removed' if prune else 'its recipe is gone (--prune removes it)'} ({file})"
 
 
 def _list_own(client: SyncPrefectClient) -> Iterator:
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     offset = 0
-    while found := client.read_deployments(deployment_filter=tagged, limit=PAGE, offset=offset):
-        yield from found
-        offset += len(found)
+    while page := client.read_deployments(deployment_filter=tagged, limit=PAGE, offset=offset):
+        yield from page
+        offset += len(page)

@@ -44,14 +44,14 @@ def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
 def make_yaml(recipe: Recipe) -> dict[str, Any]:
     """Return the same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
     schedule, limits = recipe.head.schedule, make_concurrency(recipe)
-    said: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for made in make_prefect_schedules(recipe):
         times = {k: v for k, v in made.schedule.model_dump(mode="json").items() if v is not None and k != "day_or"}
         profile = {"parameters": made.parameters} if made.parameters else {}
-        said["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
+        keys["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
     if schedule and limits:
-        said["concurrency_limit"] = {"limit": 1, "collision_strategy": limits.collision_strategy.value}
-    return said
+        keys["concurrency_limit"] = {"limit": 1, "collision_strategy": limits.collision_strategy.value}
+    return keys
 
 
 def make_times(schedule: Schedule) -> Times | None:
@@ -74,8 +74,8 @@ def list_due_times(
     if times is None:
         return []
     start = after + timedelta(microseconds=1)
-    found = asyncio.run(times.get_dates(n=min(count, 1000), start=start, end=until))
-    return sorted(datetime.fromtimestamp(date.timestamp(), UTC) for date in found)
+    dates = asyncio.run(times.get_dates(n=min(count, 1000), start=start, end=until))
+    return sorted(datetime.fromtimestamp(date.timestamp(), UTC) for date in dates)
 
 
 def describe_schedule(schedule: Schedule, now: datetime | None = None) -> str:
@@ -85,8 +85,8 @@ def describe_schedule(schedule: Schedule, now: datetime | None = None) -> str:
         zone = ZoneInfo(schedule.timezone)
         dates = list_due_times(schedule, now or datetime.now(UTC), count=3)
         times = [f"{date.astimezone(zone):%a %d %b %Y %H:%M:%S %Z}".replace(":00 ", " ") for date in dates]
-        said = schedule.cron or schedule.rrule or f"every {schedule.interval}"
-        parts.append(f"{said}: next {times[0]}, then {', '.join(times[1:])}".removesuffix(", then ") if times else said)
+        text = schedule.cron or schedule.rrule or f"every {schedule.interval}"
+        parts.append(f"{text}: next {times[0]}, then {', '.join(times[1:])}".removesuffix(", then ") if times else text)
     if schedule.on_change:
         parts.append(f"when {' or '.join(schedule.on_change)} changes")
     inactive = "" if schedule.active else " (not active)"

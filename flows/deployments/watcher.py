@@ -43,7 +43,7 @@ class Watcher:
 
     def refresh(self, client: SyncPrefectClient) -> None:
         """Read the deployments and what their recipes watch now; mark flow runs that died."""
-        found = {}
+        watches = {}
         ours = list_deployments(client, self.layout)
         for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
@@ -56,8 +56,8 @@ class Watcher:
             if before is None or list(before.sources) != schedule.on_change:
                 before = self._watch(deployment, schedule, file)
                 self.say(f"{deployment.name}: waits for changes of {', '.join(schedule.on_change)}")
-            found[deployment.id] = before
-        self.watches = found
+            watches[deployment.id] = before
+        self.watches = watches
 
     def look(self, client: SyncPrefectClient) -> None:
         """Check every source once and start the recipes of what changed."""
@@ -104,20 +104,20 @@ class Watcher:
             yield
             self.told.pop(who, None)
         except Exception as error:
-            said = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
-            if self.told.get(who) != said:
-                self.say(f"{who}: {said}")
-            self.told[who] = said
+            message = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
+            if self.told.get(who) != message:
+                self.say(f"{who}: {message}")
+            self.told[who] = message
 
 
 def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
     """Return the deployments of this checkout; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
-    found: list[DeploymentResponse] = []
-    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(found)):
-        found += page
+    own: list[DeploymentResponse] = []
+    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(own)):
+        own += page
     root = str(layout.root)
-    ours = [d for d in found if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
+    ours = [d for d in own if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
     return [deployment for deployment in ours if "recipe" in deployment.parameters]
 
 

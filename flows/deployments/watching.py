@@ -47,18 +47,18 @@ class Watch:
 
         What `tell` raises is passed on, and the change is reported at the next check.
         """
-        found, glances = self._contents()
+        contents, glances = self._contents()
         known = self._remembered()
         digests: dict[str, str | None] = {s: d for s, d in known["digests"].items() if s in self.sources}
         changes = [
             Change(source, digests[source], digest)
-            for source, digest in found.items()
+            for source, digest in contents.items()
             if source in digests and digest is not None and digest != digests[source]
         ]
         if changes:
-            told = [[change.source, change.after] for change in changes]
-            tell(changes, digest_of([known["since"], known["changes"] + 1, told]))
-        now = {**found, **digests, **{change.source: change.after for change in changes}}
+            identity = [[change.source, change.after] for change in changes]
+            tell(changes, digest_of([known["since"], known["changes"] + 1, identity]))
+        now = {**contents, **digests, **{change.source: change.after for change in changes}}
         if now != known["digests"]:
             self._remember({**known, "digests": now, "changes": known["changes"] + bool(changes)})
         self.settled |= glances
@@ -66,16 +66,16 @@ class Watch:
 
     def _contents(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
         """Return the content of changed sources that are at rest, and their stamps."""
-        found, glances = {}, {}
+        contents, glances = {}, {}
         for source in self.sources:
             now = self.glance(source)
             rests = source in self.seen and self.seen[source] == now
             if now is None or (rests and self.settled.get(source) != now):
                 content = self.content(source)
                 if self.glance(source) == now:
-                    found[source], glances[source] = content, now
+                    contents[source], glances[source] = content, now
             self.seen[source] = now
-        return found, glances
+        return contents, glances
 
     def _remembered(self) -> dict[str, Any]:
         try:

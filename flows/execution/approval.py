@@ -125,7 +125,7 @@ def record_decision(
     layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
 ) -> dict[str, Any]:
     """Record a decision about a gate in the audit log and next to the evaluation's key."""
-    said = manifest.details["gates"][gate.index].get("text", "")
+    measured = manifest.details["gates"][gate.index].get("text", "")
     return decide(
         layout,
         manifest.key,
@@ -136,7 +136,7 @@ def record_decision(
         step=step.name,
         run=run,
         metric=gate.name,
-        text=said,
+        text=measured,
         via=via,
     )
 
@@ -166,6 +166,6 @@ def decide_gates(
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
     answer = PersonalDecision(choice, name or audit_log.who(), reason.strip())
     for gate in gates:
-        told = record_decision(layout, run, step, manifest, gate, answer, "command line")
-        console.print(f"{step_name}: {gate.name} {sentence(told)}", highlight=False, markup=False, soft_wrap=True)
+        entry = record_decision(layout, run, step, manifest, gate, answer, "command line")
+        console.print(f"{step_name}: {gate.name} {sentence(entry)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

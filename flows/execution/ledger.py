@@ -155,8 +155,8 @@ def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:
         return plan.model_copy(update={"budget": budget})
     except (ValidationError, yaml.YAMLError) as error:
         wrong = error.errors() if isinstance(error, ValidationError) else []
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"
-        raise PlanError(f"--budget: {told}\n    keys: {', '.join(Budget.model_fields)}") from error
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"
+        raise PlanError(f"--budget: {problems}\n    keys: {', '.join(Budget.model_fields)}") from error
 
 
 def _set_key(values: dict[str, Any], change: str) -> None:

@@ -118,15 +118,15 @@ def read_side(run: str, layout: Layout) -> Side:
     states = read_step_events(layout, run)
     manifests = {}
     for step in plan.steps:
-        if states.get(step.name, {}).get("state") in FINISHED and (found := store.find(step.kind, step.key)):
-            manifests[step.name] = found
+        if states.get(step.name, {}).get("state") in FINISHED and (manifest := store.find(step.kind, step.key)):
+            manifests[step.name] = manifest
     return Side(run, plan, states, manifests)
 
 
 def _compare_recipes(a: Side, b: Side) -> Iterator[Change]:
     """What was asked for, with defaults filled in; the names of recipe, profile and head included."""
-    said = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
-    for path, old, new in list_changes(said[0] | a.plan.resolved, said[1] | b.plan.resolved):
+    plans = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
+    for path, old, new in list_changes(plans[0] | a.plan.resolved, plans[1] | b.plan.resolved):
         yield Change(path, old, new)
 
 
@@ -208,7 +208,7 @@ def _compare_steps(a: Side, b: Side, both: list[str]) -> Steps:
             equal = {n: o.digest for n, o in old.outputs.items()} == {n: o.digest for n, o in new.outputs.items()}
             names["again" if equal else "changed"].append(name)
     return Steps(
-        **{what: tuple(found) for what, found in names.items()},
+        **{what: tuple(members) for what, members in names.items()},
         only_before=tuple(s.name for s in a.plan.steps if s.name not in both),
         only_after=tuple(s.name for s in b.plan.steps if s.name not in both),
     )
@@ -221,5 +221,5 @@ def _compare_cost(a: Side, b: Side) -> dict[str, tuple[float, float]]:
     def saved(side: Side) -> float:
         return sum(m.seconds for n, m in side.manifests.items() if side.states[n]["state"] == "cached")
 
-    found = {what: (spent(a, what), spent(b, what)) for what in ("seconds", "cpu_seconds", "gpu_seconds")}
-    return {**found, "saved_seconds": (saved(a), saved(b))}
+    costs = {what: (spent(a, what), spent(b, what)) for what in ("seconds", "cpu_seconds", "gpu_seconds")}
+    return {**costs, "saved_seconds": (saved(a), saved(b))}

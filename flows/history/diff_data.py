@@ -89,7 +89,7 @@ def _compare_rows(before: Path, after: Path) -> dict[str, Any]:
 
 def _index_rows(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """What the rows of every id say, in an order of their own."""
-    found: dict[str, list[str]] = {}
+    rows_by_id: dict[str, list[str]] = {}
     for row in rows:
-        found.setdefault(str(row["id"]), []).append(json.dumps(row, sort_keys=True, default=str))
-    return {name: sorted(said) for name, said in found.items()}
+        rows_by_id.setdefault(str(row["id"]), []).append(json.dumps(row, sort_keys=True, default=str))
+    return {name: sorted(texts) for name, texts in rows_by_id.items()}

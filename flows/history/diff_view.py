@@ -24,33 +24,35 @@ BECAME = {
 }
 
 
-def render(found: Difference) -> Group:
+def render(difference: Difference) -> Group:
     """Everything that differs, a table per matter; one line when nothing does."""
-    head = Text.assemble(("before ", "dim"), found.before, ("  after ", "dim"), found.after)
-    if found.is_empty:
+    head = Text.assemble(("before ", "dim"), difference.before, ("  after ", "dim"), difference.after)
+    if difference.is_empty:
         return Group(head, Text("nothing differs: recipe, data, code, environment, metrics and artifacts are the same"))
-    return Group(head, *_make_tables(found))
+    return Group(head, *_make_tables(difference))
 
 
-def _make_tables(found: Difference) -> Iterator[Table]:
-    if found.recipe:
-        yield _make_table("Recipe", ("key", "before", "after"), [_format_row(change) for change in found.recipe])
-    if found.data:
+def _make_tables(difference: Difference) -> Iterator[Table]:
+    if difference.recipe:
+        yield _make_table("Recipe", ("key", "before", "after"), [_format_row(change) for change in difference.recipe])
+    if difference.data:
         yield _make_table(
-            "Data", ("what", "rows", "added", "removed", "changed"), [_format_data(change) for change in found.data]
+            "Data",
+            ("what", "rows", "added", "removed", "changed"),
+            [_format_data(change) for change in difference.data],
         )
-    if found.code:
-        rows = [(change.what, _format_code(change), ", ".join(change.steps)) for change in found.code]
+    if difference.code:
+        rows = [(change.what, _format_code(change), ", ".join(change.steps)) for change in difference.code]
         yield _make_table("Code", ("module", "", "steps"), rows)
-    if found.environment:
-        rows = [(*_format_row(change), ", ".join(change.steps)) for change in found.environment]
+    if difference.environment:
+        rows = [(*_format_row(change), ", ".join(change.steps)) for change in difference.environment]
         yield _make_table("Environment", ("what", "before", "after", "steps"), rows)
-    if found.metrics:
+    if difference.metrics:
         columns = ("step", "metric", "before", "after", "difference", "")
-        yield _make_table("Metrics", columns, [_format_metric(change) for change in found.metrics])
-    moved = [(what, getattr(found.steps, name)) for name, what in BECAME.items()]
+        yield _make_table("Metrics", columns, [_format_metric(change) for change in difference.metrics])
+    moved = [(what, getattr(difference.steps, name)) for name, what in BECAME.items()]
     yield _make_table("Artifacts", ("", "steps"), [(what, ", ".join(names)) for what, names in moved if names])
-    yield _make_table("Cost", ("", "before", "after"), list(_format_cost(found)))
+    yield _make_table("Cost", ("", "before", "after"), list(_format_cost(difference)))
 
 
 def _make_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
@@ -95,7 +97,7 @@ def _format_metric(change: MetricChange) -> tuple[str, ...]:
     return change.step, change.metric, f"{change.before:.4g}", f"{change.after:.4g}", gain, verdict
 
 
-def _format_cost(found: Difference) -> Iterator[tuple[str, ...]]:
+def _format_cost(difference: Difference) -> Iterator[tuple[str, ...]]:
     names: dict[str, Any] = {
         "seconds": "steps took",
         "cpu_seconds": "processor time",
@@ -103,5 +105,5 @@ def _format_cost(found: Difference) -> Iterator[tuple[str, ...]]:
         "saved_seconds": "the cache saved",
     }
     for what, name in names.items():
-        if any(found.cost[what]):
-            yield name, *(duration(seconds) for seconds in found.cost[what])
+        if any(difference.cost[what]):
+            yield name, *(duration(seconds) for seconds in difference.cost[what])

@@ -25,8 +25,10 @@ def pull(layout: Layout, remote: str | None, target: str | None, console: Consol
         moved = sharing.pull(layout, remote, target, trust=trust)
     _print_moved(console, "fetched", moved)
     for key in moved.strangers:
-        said = f"signed by {key[:16]}, which is not trusted here; if you know whose key that is: posttrain pull --trust"
-        console.print(Text(said, "yellow"), soft_wrap=True)
+        message = (
+            f"signed by {key[:16]}, which is not trusted here; if you know whose key that is: posttrain pull --trust"
+        )
+        console.print(Text(message, "yellow"), soft_wrap=True)
     if moved.records or moved.trusted:
         facts = {"artifacts": _list_keys(moved), "trusted": list(moved.trusted)}
         audit_log.append(layout, "pull", remote=place(remote), **facts)

@@ -57,14 +57,14 @@ def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bo
     registry does not answer.
     """
     with prevent_runs(layout) if yes else nullcontext():
-        found = find_garbage(layout, policy)
-        size = freed(found.garbage.paths)
+        clearance = find_garbage(layout, policy)
+        size = freed(clearance.garbage.paths)
         if yes:
-            _remove_garbage(layout, found, size, policy)
+            _remove_garbage(layout, clearance, size, policy)
     if as_json:
-        console.print_json(data={**_as_json(found), "bytes": size, "removed": yes})
+        console.print_json(data={**_as_json(clearance), "bytes": size, "removed": yes})
     else:
-        _print_clearance(found, size, console, yes)
+        _print_clearance(clearance, size, console, yes)
 
 
 def find_garbage(layout: Layout, policy: Policy) -> Clearance:
@@ -96,8 +96,8 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
     """Pin or unpin what a word names; without a word, list the pins. Raise UnknownTarget."""
     if target is None:
-        for key, said in keepsakes(layout).items():
-            console.print(Text(f"{key[:16]}  {said['word']}, since {said['since']}"))
+        for key, keepsake in keepsakes(layout).items():
+            console.print(Text(f"{key[:16]}  {keepsake['word']}, since {keepsake['since']}"))
         return
     keys = trace(layout, target).target.keys
     unpin(layout, keys) if remove else pin(layout, keys, target)
@@ -111,9 +111,9 @@ def _is_used(work: Path) -> bool:
         return not free
 
 
-def _remove_garbage(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
+def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Policy) -> None:
     """Remove garbage; the audit log records it first, so that what is gone can always be explained."""
-    garbage = found.garbage
+    garbage = clearance.garbage
     audit_log.append(
         layout,
         "gc",
@@ -121,7 +121,7 @@ def _remove_garbage(layout: Layout, found: Clearance, size: int, policy: Policy)
         objects=len(garbage.objects),
         works=[work.name for work in garbage.works],
         bytes=size,
-        kept=len(found.kept),
+        kept=len(clearance.kept),
         policy=asdict(policy),
     )
     remove(layout, garbage)
@@ -131,17 +131,17 @@ def _remove_garbage(layout: Layout, found: Clearance, size: int, policy: Policy)
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _as_json(found: Clearance) -> dict[str, Any]:
-    garbage = found.garbage
+def _as_json(clearance: Clearance) -> dict[str, Any]:
+    garbage = clearance.garbage
     return {
-        "kept": [{**_describe_record(record), "why": why} for record, why in found.kept],
+        "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],
         "artifacts": [
             {**_describe_record(record), "bytes": freed([Path(record["folder"])])} for record in garbage.artifacts
         ],
         "objects": len(garbage.objects),
         "temporaries": len(garbage.temporaries),
         "works": [work.name for work in garbage.works],
-        "in_use": [work.name for work in sorted(found.in_use)],
+        "in_use": [work.name for work in sorted(clearance.in_use)],
     }
 
 
@@ -149,8 +149,8 @@ def _describe_record(record: Record) -> dict[str, str]:
     return {name: record[name] for name in ("step", "kind", "key", "recipe", "run")}
 
 
-def _print_clearance(found: Clearance, size: int, console: Console, yes: bool) -> None:
-    garbage = found.garbage
+def _print_clearance(clearance: Clearance, size: int, console: Console, yes: bool) -> None:
+    garbage = clearance.garbage
     table = Table(title="What nothing needs any more", title_justify="left")
     for column in ("step", "kind", "key", "made by run", "size"):
         table.add_column(column, justify="right" if column == "size" else "left")
@@ -167,7 +167,7 @@ def _print_clearance(found: Clearance, size: int, console: Console, yes: bool) -
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"
     did = "removed" if yes else "could go"
-    console.print(f"{did}: {what}; {len(found.kept)} artifacts stay", highlight=False, soft_wrap=True)
+    console.print(f"{did}: {what}; {len(clearance.kept)} artifacts stay", highlight=False, soft_wrap=True)
     gets = "got back" if yes else "would get back"
     more = "" if yes or not size else "; remove it with --yes"
     console.print(f"the disk {gets} {format_bytes(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)

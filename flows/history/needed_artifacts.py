@@ -29,7 +29,7 @@ def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str,
     for run in given_up:
         if run not in (ALL, *names):
             raise PlanError(f"--give-up: no run `{run}`; {suggest(run, names, 'runs')}")
-    found: Reasons = {}
+    needed: Reasons = {}
     latest = 0
     for run in names:
         latest += run in log.busy
@@ -42,14 +42,14 @@ def find_needed(layout: Layout, log: AuditCheck, last: int, given_up: tuple[str,
         else:
             continue
         for key in list_keys(layout, log, run):
-            found.setdefault(key, why)
-    return found
+            needed.setdefault(key, why)
+    return needed
 
 
 def is_resumable(layout: Layout, log: AuditCheck, run: str) -> bool:
     """Return whether `posttrain resume` has something to do: the run was killed, stopped, failed or awaits approval."""
-    said = log.runs.get(run, {})
-    started, ended = said.get("run started"), said.get("run ended")
+    entries = log.runs.get(run, {})
+    started, ended = entries.get("run started"), entries.get("run ended")
     if ended is None or (started is not None and started["number"] > ended["number"]):
         return True
     code, steps = ended["facts"].get("exit_code"), ended["facts"].get("steps")

@@ -24,12 +24,12 @@ def add_champions(
             continue
         model = champion_name(recipe, gate)
         here = standing(layout, model)
-        found = here.champion
-        if found is None and here.alarms:
+        champion = here.champion
+        if champion is None and here.alarms:
             raise PlanError(f"a gate compares with the champion of {model}, and {here.alarms[0]}")
-        if found is None:
+        if champion is None:
             continue
-        source, word = f"mlflow:{found.name}@{found.version}", "champion"
+        source, word = f"mlflow:{champion.name}@{champion.version}", "champion"
         digest = find_source(source, layout, recipe.folders).digest
         if settings["against"].get(word, source) != source:
             word = f"champion of {model}"

@@ -37,7 +37,7 @@ def find_misfits(roots: Iterable[str] = (OURS, *WHEELS)) -> list[str]:
 
     A distribution that is not installed is skipped: extras are optional.
     """
-    found: dict[str, None] = {}
+    misfits: dict[str, None] = {}
     waiting, seen = deque((name, frozenset[str]()) for name in roots), set()
     while waiting:
         name, extras = waiting.popleft()
@@ -48,9 +48,9 @@ def find_misfits(roots: Iterable[str] = (OURS, *WHEELS)) -> list[str]:
             installed = find_version(requirement.name)
             if installed is None:
                 continue
-            found |= dict.fromkeys(_compare_requirement(name, version, requirement, installed))
+            misfits |= dict.fromkeys(_compare_requirement(name, version, requirement, installed))
             waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
-    return [*found, *_find_duplicate_wheels()]
+    return [*misfits, *_find_duplicate_wheels()]
 
 
 def _list_requirements(name: str, extras: frozenset[str]) -> Iterator[Requirement]:

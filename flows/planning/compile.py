@@ -50,12 +50,12 @@ def select_stages(plan: Plan, names: Iterable[str]) -> Plan:
     """Return the part of a plan that some stages or steps need, themselves included. Raise PlanError for others."""
     wanted: set[str] = set()
     for name in names:
-        found = [s.name for s in plan.steps if name in (s.name, s.stage)]
-        if not found:
+        matching = [s.name for s in plan.steps if name in (s.name, s.stage)]
+        if not matching:
             raise PlanError(
                 f"no step `{name}` in {plan.recipe}; {suggest(name, [s.name for s in plan.steps], 'steps')}"
             )
-        wanted.update(found)
+        wanted.update(matching)
     if not wanted:
         return plan
     for step in reversed(plan.steps):
@@ -119,7 +119,7 @@ def has_own_key(step: Step, plan: Plan) -> bool:
     steps = {other.name: other for other in plan.steps}
     if any(name not in steps for name in step.needs):
         return False
-    fresh = {name: said for name, said in step.identity.items() if name == FRESH}
+    fresh = {name: value for name, value in step.identity.items() if name == FRESH}
     whole = _make_identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
     return step.key == digest_of(whole)
 
@@ -146,19 +146,19 @@ def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
 
 def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
     """Return key, gate and outcome of everything that decides whether a step runs, or another in its place."""
-    found, seen, waiting = set(), {name}, [name]
+    conditions, seen, waiting = set(), {name}, [name]
     while waiting:
         step = steps[waiting.pop()]
         own = {(b.step, b.gate) for b in step.branch_of}
-        found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
+        conditions |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
         for need in step.needs:
             for index, gate in enumerate(_list_gates(steps[need])):
                 if gate["on_fail"] == "branch" and (need, index) not in own:
-                    found.add((steps[need].key, index, "passed"))
+                    conditions.add((steps[need].key, index, "passed"))
         before = {source for given in step.inputs for source in given.steps} - seen
         seen |= before
         waiting += before
-    return found
+    return conditions
 
 
 def _list_gates(step: Step) -> list[dict[str, Any]]:

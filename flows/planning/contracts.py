@@ -69,8 +69,8 @@ def _find_disagreement(one: KnownContract, other: KnownContract) -> str | None:
     if one.tokenizer is None or other.tokenizer is None or one.tokenizer == other.tokenizer:
         return None
     names = [k for k in sorted({*one.tokenizer, *other.tokenizer}) if one.tokenizer.get(k) != other.tokenizer.get(k)]
-    said = ", ".join(f"tokenizer.{k}: {one.tokenizer.get(k)!r} against {other.tokenizer.get(k)!r}" for k in names)
-    return f"{said} (fingerprints {digest_of(one.tokenizer)[:12]} and {digest_of(other.tokenizer)[:12]})"
+    differing = ", ".join(f"tokenizer.{k}: {one.tokenizer.get(k)!r} against {other.tokenizer.get(k)!r}" for k in names)
+    return f"{differing} (fingerprints {digest_of(one.tokenizer)[:12]} and {digest_of(other.tokenizer)[:12]})"
 
 
 def _format_problem(step: Step, one: Input, other: Input, problem: str) -> str:

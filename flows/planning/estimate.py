@@ -58,7 +58,7 @@ def _estimate_step(step: Step, plan: Plan, index: Index, verdict: str) -> Estima
     by_distance = [(_count_changes(record, step), place, record) for place, record in enumerate(records)]
     if not by_distance:
         return Estimate(None, "", False)
-    distance, _, nearest = min(by_distance, key=lambda found: found[:2])
+    distance, _, nearest = min(by_distance, key=lambda candidate: candidate[:2])
     if not same_name and distance > SIMILAR:
         return Estimate(None, "", False)
     return Estimate(compute_cost(nearest, step), _describe_basis(nearest, distance, step), False)
@@ -69,9 +69,9 @@ def _count_changes(record: Record, step: Step) -> int:
 
 
 def _describe_basis(record: Record, distance: int, step: Step) -> str:
-    said = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
+    origin = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
     other = {0: "", 1: ", 1 setting differs"}.get(distance, f", {distance} settings differ")
-    return f"{said}run {record['run']}{other}"
+    return f"{origin}run {record['run']}{other}"
 
 
 def compute_cost(record: Record, step: Step) -> Cost:
@@ -86,30 +86,30 @@ def cost_of_holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, 
     return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
 
 
-def predict_costs(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
+def predict_costs(estimates: Mapping[str, Estimate]) -> dict[str, Cost | None]:
     """Return the predicted cost of each step that will run; None where it is unknown."""
-    return {name: estimate.cost for name, estimate in found.items() if not estimate.is_hit}
+    return {name: estimate.cost for name, estimate in estimates.items() if not estimate.is_hit}
 
 
-def describe_costs(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+def describe_costs(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[str]:
     """Yield what the plan will spend and what it saves, as sentences."""
     prices = plan.budget.prices if plan.budget else Prices()
-    costs = predict_costs(found)
+    costs = predict_costs(estimates)
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
         without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
         yield f"estimated cost: {format_cost(total(costs.values()), prices)}{without}"
     elif unknown:
         yield "estimated cost: unknown, nothing like these steps ran before"
-    if saved := [estimate.cost for estimate in found.values() if estimate.is_hit]:
+    if saved := [estimate.cost for estimate in estimates.values() if estimate.is_hit]:
         yield f"saved by what is there: {format_cost(total(saved), prices)}"
 
 
-def describe_excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+def describe_excess(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[str]:
     """Yield every limit of the budget that the plan is predicted to exceed."""
     if plan.budget is None:
         return
-    for line in list_exceeded_limits(plan.budget, total(predict_costs(found).values())):
+    for line in list_exceeded_limits(plan.budget, total(predict_costs(estimates).values())):
         yield f"the plan is predicted to pass its budget: {line}"
 
 

@@ -23,20 +23,20 @@ def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
 
 
 def _explain_step(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
-    found = store.examine(step.kind, step.key)
-    if found.manifest is not None and found.is_whole:
-        return "HIT", f"made by run {found.manifest.run}"
-    if found.damages:
-        again = "restores it from DVC's cache" if store.is_restorable(found) else "makes it again"
-        return "MISS", f"its artifact is damaged: {found.text}; a run {again}"
+    condition = store.examine(step.kind, step.key)
+    if condition.manifest is not None and condition.is_whole:
+        return "HIT", f"made by run {condition.manifest.run}"
+    if condition.damages:
+        again = "restores it from DVC's cache" if store.is_restorable(condition) else "makes it again"
+        return "MISS", f"its artifact is damaged: {condition.text}; a run {again}"
     if "fresh" in step.identity:
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
-    said = find_first_difference(last.identity, step.identity)
-    if said.startswith("input "):
-        said = _explain_input(step, plan, last, verdicts) or said
-    return "MISS", said
+    reason = find_first_difference(last.identity, step.identity)
+    if reason.startswith("input "):
+        reason = _explain_input(step, plan, last, verdicts) or reason
+    return "MISS", reason
 
 
 def _explain_input(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:

@@ -50,19 +50,19 @@ def _describe_detectable(step: Step, gate: Gate, asked: Question, last: Manifest
     if last and known and (planned is None or last.details.get("problems") == _count_problems(step, "")):
         n = known[0]
     spread, floor = known[1:] if known else (WORST, 0.0)
-    found = minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
+    detectable = minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
     rates = f"error rate {asked.tail:.2g}, power {POWER:g}"
     basis = f"spread {spread:.2f} as in run {last.run}" if known and last else "at worst: it was never evaluated"
-    if found is None or found > 1:
+    if detectable is None or detectable > 1:
         return f"{n:,} problems are too few to show any difference ({rates}; {basis})"
-    return f"{n:,} problems show a difference of {found:.3f} ({rates}; {basis})"
+    return f"{n:,} problems show a difference of {detectable:.3f} ({rates}; {basis})"
 
 
 def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
     """Return problems, spread and noise floor of the same test, else of a comparison of the metric; None without."""
-    for told in last.details.get("gates", []):
-        for test in told.get("tests", []):
-            if test["name"] == asked.name and told.get("model") == (gate.model or told.get("model")):
+    for outcome in last.details.get("gates", []):
+        for test in outcome.get("tests", []):
+            if test["name"] == asked.name and outcome.get("model") == (gate.model or outcome.get("model")):
                 return test["n"], test["spread"], test["floor"] if gate.noise_repeats else 0.0
     confidence = last.details.get("confidence", 0.95)
     width = ndtri(1 - (1 - confidence) / 2) + ndtri(POWER)
@@ -76,8 +76,8 @@ def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int
 
 def _count_problems(step: Step, name: str) -> int | None:
     """Return the problems that a step's tasks make, of the metric's family; None where the settings do not tell."""
-    found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
-    family = found[1] if found else None
+    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    family = parts[1] if parts else None
     tasks: list[dict[str, Any]] = step.settings["tasks"]
     if step.settings.get("prompts") or any("size" not in task for task in tasks):
         return None
@@ -91,9 +91,9 @@ def _count_problems(step: Step, name: str) -> int | None:
 
 def _is_share(step: Step, name: str) -> bool:
     """Return whether a metric is built in, and so lies between 0 and 1."""
-    found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
-    return found is not None and all(
-        ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == found[0]
+    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    return parts is not None and all(
+        ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == parts[0]
     )
 
 

@@ -162,8 +162,8 @@ def read_lock(file: Path) -> dict[str, Any]:
         recipe = file.with_suffix(".yaml")
         raise PlanError(f"{file}: no such lock; write it: posttrain lock {recipe}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PlanError(f"{file}: not a lock, or cut off: {said}; {again}") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PlanError(f"{file}: not a lock, or cut off: {reason}; {again}") from error
     if not isinstance(lock, dict) or lock.get("lock_version") != VERSION:
         raise PlanError(f"{file}: not a lock of version {VERSION}; {again}")
     if lock.get("end") is not True:
@@ -175,18 +175,18 @@ def read_lock(file: Path) -> dict[str, Any]:
     return lock
 
 
-def _is_step(said: Any) -> bool:
+def _is_step(value: Any) -> bool:
     facts = {"kind", "seed", "settings", "key"}
-    return isinstance(said, dict) and facts <= said.keys() and isinstance(said["settings"], dict)
+    return isinstance(value, dict) and facts <= value.keys() and isinstance(value["settings"], dict)
 
 
 def list_drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return every difference from a lock once, as `package numpy: 2.1 → 2.2`."""
-    found = list(_list_fields(lock, now))
+    drifted = list(_list_fields(lock, now))
     keys = [name for name, step in now["steps"].items() if lock["steps"].get(name, {}).get("key") != step["key"]]
-    if keys and not found:  # a lock that was edited, or an identity of another format
+    if keys and not drifted:  # a lock that was edited, or an identity of another format
         return [f"keys of {', '.join(keys)}: not those of the lock"]
-    return found
+    return drifted
 
 
 def _list_fields(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

@@ -43,11 +43,11 @@ def show_memory(
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
         raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
     limit = bytes_of(gpu) or None
-    found = estimate_memory(plan, layout, gpu=limit, prompt=prompt)
+    steps = estimate_memory(plan, layout, gpu=limit, prompt=prompt)
     if as_json:
-        print(json.dumps(memory_as_json(plan, found, limit), indent=2))
+        print(json.dumps(memory_as_json(plan, steps, limit), indent=2))
     else:
-        console.print(make_memory_table(plan, found, limit))
+        console.print(make_memory_table(plan, steps, limit))
 
 
 def estimate_memory(
@@ -71,9 +71,9 @@ def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int 
         return StepMemory(step.name, unknown=str(error))
 
 
-def list_warnings(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Iterator[str]:
+def list_warnings(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Iterator[str]:
     """Yield places that exceed the `memory` they reserve, or the memory of a GPU."""
-    for need in found:
+    for need in steps:
         resources = plan.step(need.step).resources
         for place in need.places:
             role = getattr(resources, place.role, None) or resources
@@ -101,10 +101,10 @@ def advise(place: Place) -> str:
     }.get(part, "lower the tokens of a pass")
 
 
-def make_memory_table(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Table:
+def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Table:
     """Return a table with one row per place: the parts of its peak, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
-    caption = "\n".join([caption, *list_warnings(plan, found, gpu)])
+    caption = "\n".join([caption, *list_warnings(plan, steps, gpu)])
     table = Table(
         title=f"Memory of {plan.recipe}",
         caption=caption,
@@ -120,7 +120,7 @@ def make_memory_table(plan: Plan, found: list[StepMemory], gpu: int | None = Non
         table.add_column(
             heading, overflow="fold", no_wrap=column in ("step", "role"), justify="right" if number else "left"
         )
-    for need in found:
+    for need in steps:
         resources = plan.step(need.step).resources
         if need.unknown:
             table.add_row(need.step, "", *[""] * 8, "unknown", Text(need.unknown), "")
@@ -145,12 +145,12 @@ def format_size(number: int) -> str:
     return f"{max(1, number // 1024)} KiB"
 
 
-def memory_as_json(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
+def memory_as_json(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
     """Return the same for programs, in bytes."""
     return {
         "recipe": plan.recipe,
-        "steps": [_step_as_json(need) for need in found],
-        "warnings": [*list_warnings(plan, found, gpu)],
+        "steps": [_step_as_json(need) for need in steps],
+        "warnings": [*list_warnings(plan, steps, gpu)],
     }
 
 

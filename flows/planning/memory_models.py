@@ -60,8 +60,8 @@ class PlanModels:
 
     def _received(self, given: Input) -> KnownModel | str:
         if given.steps:
-            found = self.made[given.steps[0]]
-            return found.get(given.output or next(iter(found), ""), f"{given.steps[0]} makes no model")
+            outputs = self.made[given.steps[0]]
+            return outputs.get(given.output or next(iter(outputs), ""), f"{given.steps[0]} makes no model")
         try:
             return _read_model(find_source(str(given.source), self.layout, self.folders).folder)
         except PosttrainError as error:
@@ -80,7 +80,7 @@ def _read_model(folder: Path) -> KnownModel | str:
     tokenizer = base / "tokenizer_config.json"
     try:
         config = json.loads((base / "config.json").read_text())
-        told = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
+        max_length = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
     except (OSError, ValueError, AttributeError) as error:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
@@ -88,7 +88,7 @@ def _read_model(folder: Path) -> KnownModel | str:
         shape = shape_of(_complete_config(config))
     except StepError as error:
         return str(error)
-    limits = (told, config.get("max_position_embeddings"), config.get("n_positions"))
+    limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
     return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
 
 

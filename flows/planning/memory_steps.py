@@ -47,10 +47,10 @@ class Job:
 
     def model(self, port: str = "model") -> KnownModel:
         """Return the model at a port. Raise StepError if it is unknown."""
-        found = self.models.get(port, f"nothing comes in at `{port}`")
-        if isinstance(found, str):
-            raise StepError(found)
-        return found
+        known = self.models.get(port, f"nothing comes in at `{port}`")
+        if isinstance(known, str):
+            raise StepError(known)
+        return known
 
     @property
     def where(self) -> Resources | Any:
@@ -201,13 +201,13 @@ def _references(job: Job) -> list[KnownModel]:
             asked.update(signature(type(use), use.use).supplied)
         except SignatureError:
             continue  # a module of the user's own that is not here
-    found = []
+    references = []
     for name, port in {"ref": "reference", **{n: f"references.{n}.model" for n in stage.references}}.items():
         moves = name in stage.references and stage.references[name].every is not None
         itself = port not in job.models and stage.use_peft and not moves
         if f"lp_{name}_T" in asked and not itself:
-            found.append(job.model(port if port in job.models else "model"))
-    return found
+            references.append(job.model(port if port in job.models else "model"))
+    return references
 
 
 def _networks(job: Job, known: KnownModel) -> int:

@@ -19,15 +19,15 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
     from flows.planning.gate_power import describe_condition, describe_gate_power
 
     outlook = Forecast(plan, layout)
-    verdicts, found = outlook.verdicts, outlook.estimates
+    verdicts, estimates = outlook.verdicts, outlook.estimates
     hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
     lines = [
         f"{hits} of {len(plan.steps)} steps are there",
-        *describe_costs(plan, found),
+        *describe_costs(plan, estimates),
         *describe_gate_power(plan, layout),
     ]
     lines += describe_promotion(plan)
-    caption = "\n".join([*lines, *describe_excess(plan, found)])
+    caption = "\n".join([*lines, *describe_excess(plan, estimates)])
     table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
     for column in ("step", "kind", "", "why", "reads", "cores", "time"):
         table.add_column(column, overflow="fold")
@@ -36,7 +36,7 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
         mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
         why = "; ".join(filter(None, (why.removeprefix("made by "), describe_condition(step, plan))))
         cells = (Text(step.name), step.kind, mark, Text(why), Text(step.reads))
-        table.add_row(*cells, f"{step.resources.all_cpus:g}", _format_time(found[step.name]))
+        table.add_row(*cells, f"{step.resources.all_cpus:g}", _format_time(estimates[step.name]))
     return table
 
 

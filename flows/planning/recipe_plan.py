@@ -67,11 +67,11 @@ def select_part(
 def _find_steps(plan: Plan, names: Iterable[str]) -> set[str]:
     wanted: set[str] = set()
     for name in names:
-        found = {s.name for s in plan.steps if name in (s.name, s.stage)}
-        if not found:
+        matching = {s.name for s in plan.steps if name in (s.name, s.stage)}
+        if not matching:
             advice = suggest(name, [s.name for s in plan.steps], "steps")
             raise PlanError(f"no step `{name}` to begin at in this part of {plan.recipe}; {advice}")
-        wanted |= found
+        wanted |= matching
     return wanted
 
 
@@ -88,9 +88,9 @@ def _verify_finished(before: list[Step], start: Sequence[str], layout: Layout) -
     store = Store(layout)
     missing = [step.name for step in before if store.find(step.kind, step.key) is None]
     if missing:
-        said = f"cannot begin at {', '.join(start)}: {', '.join(missing)} before it "
+        problem = f"cannot begin at {', '.join(start)}: {', '.join(missing)} before it "
         advice = f"run that part first (--to {missing[-1]}), or leave --from out"
-        raise PlanError(f"{said}{'is' if len(missing) == 1 else 'are'} not there; {advice}")
+        raise PlanError(f"{problem}{'is' if len(missing) == 1 else 'are'} not there; {advice}")
 
 
 def _make_fresh(plan: Plan, names: set[str]) -> Plan:
@@ -106,7 +106,7 @@ def _make_fresh(plan: Plan, names: set[str]) -> Plan:
 
 def compare_repeated(steps: Iterable[Step], layout: Layout) -> dict[str, str]:
     """Return, by finished step that ran again, whether it made the same content as the earlier artifact."""
-    store, said = Store(layout), {}
+    store, verdicts = Store(layout), {}
     for step in steps:
         now = store.find(step.kind, step.key)
         if FRESH not in step.identity or now is None:
@@ -116,5 +116,5 @@ def compare_repeated(steps: Iterable[Step], layout: Layout) -> dict[str, str]:
             continue
         changed = [name for name, output in now.outputs.items() if before.outputs[name].digest != output.digest]
         verdict = f"other content in {', '.join(changed)} than" if changed else "the same content as"
-        said[step.name] = f"{verdict} run {before.run} made"
-    return said
+        verdicts[step.name] = f"{verdict} run {before.run} made"
+    return verdicts

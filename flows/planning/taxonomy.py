@@ -31,52 +31,52 @@ def taxonomy_report(context: Context, *, folder: str = "papers") -> dict[str, in
     files = sorted((context.input("recipes") / folder).glob("*.yaml"))
     if not files:
         raise StepError(f"taxonomy_report: no recipes in {folder}/ of the input")
-    found: dict[str, list[Leaf]] = {}
+    leaves_by_recipe: dict[str, list[Leaf]] = {}
     broken: dict[str, str] = {}
     for file in files:
         try:
-            found[file.stem] = classify(compile_recipe(load_recipe(file), Layout(context.folder)))
+            leaves_by_recipe[file.stem] = classify(compile_recipe(load_recipe(file), Layout(context.folder)))
         except PosttrainError as error:
             broken[file.stem] = str(error).partition("\n")[0].replace(f"{file.parent}/", "")
-    table, lacking = tabulate(found)
-    report = {"recipes": {k: [" / ".join(leaf) for leaf in v] for k, v in found.items()}, "broken": broken}
+    table, lacking = tabulate(leaves_by_recipe)
+    report = {"recipes": {k: [" / ".join(leaf) for leaf in v] for k, v in leaves_by_recipe.items()}, "broken": broken}
     report |= {"leaves": {" / ".join(leaf): names for leaf, names in table.items()}, "missing": lacking}
     out = context.output("report")
     (out / "report.json").write_text(json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     (out / "report.md").write_text(_make_page(table, broken), encoding="utf-8")
-    return {"recipes": len(found), "broken": len(broken), "leaves": len(table), "missing": len(lacking)}
+    return {"recipes": len(leaves_by_recipe), "broken": len(broken), "leaves": len(table), "missing": len(lacking)}
 
 
-def tabulate(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
+def tabulate(leaves_by_recipe: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
     """Return every leaf of the tree with its recipes, and the names of the leaves without any."""
     leaves = [(aspect, leaf) for aspect, names in TREE.items() for leaf in names]
-    table = {leaf: [name for name, stands in found.items() if leaf in stands] for leaf in leaves}
+    table = {leaf: [name for name, stands in leaves_by_recipe.items() if leaf in stands] for leaf in leaves}
     return table, [" / ".join(leaf) for leaf, names in table.items() if not names]
 
 
 def classify(plan: Plan) -> list[Leaf]:
     """Return the leaves of a recipe, in the order of the tree."""
-    found = {leaf for step in plan.steps for leaf in (*_classify_training(step), *_classify_frozen(step))} | set(
+    covered = {leaf for step in plan.steps for leaf in (*_classify_training(step), *_classify_frozen(step))} | set(
         _classify_branches(plan)
     )
-    return [(aspect, leaf) for aspect, names in TREE.items() for leaf in names if (aspect, leaf) in found]
+    return [(aspect, leaf) for aspect, names in TREE.items() for leaf in names if (aspect, leaf) in covered]
 
 
 def _classify_training(step: Step) -> Iterator[Leaf]:
     """Yield the leaves of one step: trajectories, technique, reward and optimiser."""
-    said, ports = step.settings, [given.port for given in step.inputs]
-    if step.kind == "synthesize" and said["emit"] != "prompts":
-        yield "trajectories", "written" if said["teacher"] else "sampled"
+    settings, ports = step.settings, [given.port for given in step.inputs]
+    if step.kind == "synthesize" and settings["emit"] != "prompts":
+        yield "trajectories", "written" if settings["teacher"] else "sampled"
     if step.kind == "sft" and any(given.port == "data" and given.source for given in step.inputs):
         yield "trajectories", "written"
     if step.kind in {"sft", *REINFORCED}:
-        yield "technique", "adapters" if said.get("use_peft") else "whole weights"
+        yield "technique", "adapters" if settings.get("use_peft") else "whole weights"
     if step.kind == "preference":
         yield from (("reward", "preferences"), ("optimiser", "direct preference"))
     if step.kind == "rl":
         yield "trajectories", "explored"
-        yield "optimiser", "actor-critic" if said["critic"] else "critic-free"
-        for i in range(len(said["rewards"])):
+        yield "optimiser", "actor-critic" if settings["critic"] else "critic-free"
+        for i in range(len(settings["rewards"])):
             yield "reward", "model" if any(port.startswith(f"rewards.{i}.") for port in ports) else "rule"
 
 

@@ -39,11 +39,11 @@ log = logging.getLogger("prefect.flow_runs.posttrain")
 def show_plan(execution: Execution) -> None:
     """Show the plan as it is before the first step."""
     plan, layout = execution.plan, execution.layout
-    verdicts, found = execution.outlook.verdicts, execution.outlook.estimates
-    took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
+    verdicts, estimates = execution.outlook.verdicts, execution.outlook.estimates
+    took = {name: estimate.cost.seconds for name, estimate in estimates.items() if estimate.cost}
     page = make_plan_page(plan, execution.run, verdicts, took)
     page = "\n\n".join(
-        [page, *describe_costs(plan, found), *describe_excess(plan, found), *describe_gate_power(plan, layout)]
+        [page, *describe_costs(plan, estimates), *describe_excess(plan, estimates), *describe_gate_power(plan, layout)]
     )
     _create_artifact(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
 

@@ -76,8 +76,8 @@ def _find_ancestors(plan: Plan, step: Step, store: Store) -> dict[str, Manifest]
     for before in reversed(plan.steps):
         if before.name in wanted:
             wanted |= {name for given in before.inputs for name in given.steps}
-    found = {s.name: store.find(s.kind, s.key) for s in plan.steps if s.name in wanted}
-    return {name: manifest for name, manifest in found.items() if manifest is not None}
+    manifests = {s.name: store.find(s.kind, s.key) for s in plan.steps if s.name in wanted}
+    return {name: manifest for name, manifest in manifests.items() if manifest is not None}
 
 
 def _make_lineage_table(made: dict[str, Manifest]) -> str:

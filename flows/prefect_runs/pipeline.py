@@ -111,8 +111,8 @@ def make_task_state(state: StepState) -> State[Any]:
         return Completed(name="AwaitsApproval", message=state.gate_text)
     named = {"done": "Completed", "cached": "Cached", "skipped": "Skipped"}
     if state.state in named:
-        said = "; ".join(filter(None, (state.reason, state.gate_text)))
-        return Completed(name=named[state.state], message=said or "published")
+        message = "; ".join(filter(None, (state.reason, state.gate_text)))
+        return Completed(name=named[state.state], message=message or "published")
     return Failed(name=state.state.capitalize(), message=state.reason)
 
 
@@ -121,8 +121,8 @@ def make_flow_state(states: dict[str, StepState]) -> State[Any]:
     counts: dict[str, int] = {}
     for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    message = ", ".join(f"{count} {name}" for name, count in counts.items())
     if set(counts) <= {"cached", "skipped"}:
-        said = f"nothing changed: {counts.get('cached', 0)} of {counts.get('cached', 0)} cached"
+        message = f"nothing changed: {counts.get('cached', 0)} of {counts.get('cached', 0)} cached"
     code = compute_exit_code(states)
-    return Completed(message=said) if code == 0 else Failed(message=f"exit code {code}: {said}")
+    return Completed(message=message) if code == 0 else Failed(message=f"exit code {code}: {message}")

@@ -19,12 +19,12 @@ def run_flow_with_fallback(execution: Execution, ended: Callable[[], None]) -> N
 
     `ended` is called once.
     """
-    told, reporter = False, execution.reporter
+    has_ended, reporter = False, execution.reporter
 
     def once() -> None:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal has_ended
+        if not has_ended:
+            has_ended = True
             ended()
 
     try:

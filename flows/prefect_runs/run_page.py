@@ -41,10 +41,10 @@ def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, f
         return "Nothing is to be done."
     known = [took[name] for name in missing if name in took]
     unknown = [name for name in missing if name not in took]
-    said = f"Those to be done took {duration(sum(known))} when they last ran" if known else "They have never run"
+    text = f"Those to be done took {duration(sum(known))} when they last ran" if known else "They have never run"
     if known and unknown:
-        return f"{said}; not known: {', '.join(unknown)}."
-    return f"{said}." if known else f"{said}: nothing is known of their cost."
+        return f"{text}; not known: {', '.join(unknown)}."
+    return f"{text}." if known else f"{text}: nothing is known of their cost."
 
 
 def list_result_rows(states: Mapping[str, StepState]) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def make_result_page(
     """Return a page with the end of a run: every step, its gates, its main metrics, and links."""
     lines = [f"## Results of run {run}", f"**{describe_outcome(states)}**"]
     if again:
-        lines.append("\n".join(f"- Done again: {name} came to {said}" for name, said in again.items()))
+        lines.append("\n".join(f"- Done again: {name} came to {comparison}" for name, comparison in again.items()))
     lines.append("| step | state | seconds | numbers | why |\n|---|---|---|---|---|")
     for name, state in states.items():
         why = "; ".join(part for part in (state.reason, state.gate_text) if part)
@@ -84,17 +84,17 @@ def make_result_page(
 
 def make_yield_tables(states: Mapping[str, StepState]) -> list[str]:
     """Return a table per stage of what became of its samples, family by family."""
-    found = []
+    tables = []
     for name, state in states.items():
         table = read_yields(state.manifest)
         if state.manifest is None or not table:
             continue
         heads = [column.replace("_", " ") for column in table[0]]
         rows = [_format_row(*(number(value) for value in line.values())) for line in table]
-        found.append("\n".join([f"### Yield of {name}\n", _format_row(*heads), "|" + "---|" * len(heads), *rows]))
+        tables.append("\n".join([f"### Yield of {name}\n", _format_row(*heads), "|" + "---|" * len(heads), *rows]))
         if capped := state.manifest.details.get("capped"):
-            found.append(f"**{capped}**")
-    return found
+            tables.append(f"**{capped}**")
+    return tables
 
 
 def describe_outcome(states: Mapping[str, StepState]) -> str:
@@ -102,12 +102,12 @@ def describe_outcome(states: Mapping[str, StepState]) -> str:
     counts: dict[str, int] = {}
     for state in states.values():
         counts[state.state] = counts.get(state.state, 0) + 1
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = ", ".join(f"{count} {name}" for name, count in counts.items())
     code = compute_exit_code(dict(states))
     if code == EXIT_CANCELLED:
-        return f"Stopped: {said}. What is finished stays; Retry, or `posttrain resume`, goes on."
+        return f"Stopped: {text}. What is finished stays; Retry, or `posttrain resume`, goes on."
     ends = {0: "All is well", 1: "A step failed", 2: "A gate failed"}
-    return f"{ends[code]}: {said}." + ("" if code == 0 else " What is finished stays.")
+    return f"{ends[code]}: {text}." + ("" if code == 0 else " What is finished stays.")
 
 
 def _format_metrics(state: StepState) -> str:

@@ -31,15 +31,15 @@ class RedactingStream:
 
     def feed(self, data: bytes) -> bytes:
         """Take a piece; return what may be written now."""
-        content, said, at = self.waiting + data, [], 0
+        content, written, at = self.waiting + data, [], 0
         held = self._held(content, at)
         while (secret := self.found.search(content, at)) and secret.start() < held:
-            said += [content[at : secret.start()], STARS]
+            written += [content[at : secret.start()], STARS]
             at = secret.end()
             if at > held:
                 held = self._held(content, at)
         self.waiting = content[held:]
-        return b"".join([*said, content[at:held]])
+        return b"".join([*written, content[at:held]])
 
     def end(self) -> bytes:
         """Return what was held back, at the end of the stream."""

@@ -106,12 +106,12 @@ def reap_children(known: Collection[int]) -> None:
 
 
 def _list_descendants() -> list[psutil.Process]:
-    found = []
+    descendants = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                descendants.append(process)
+    return descendants
 
 
 def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:

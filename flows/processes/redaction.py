@@ -57,8 +57,8 @@ class Redactor:
         for each in chain if self.pattern else ():
             each.args = tuple(self.value(list(each.args)))
             for name in (*vars(each), "strerror", "filename", "filename2"):
-                if isinstance(said := getattr(each, name, None), str):
-                    setattr(each, name, self.text(said))
+                if isinstance(text := getattr(each, name, None), str):
+                    setattr(each, name, self.text(text))
             each.__notes__ = [self.text(note) for note in getattr(each, "__notes__", [])]
             if self.pattern and self.pattern.search(f"{each} {each!r}"):
                 return None
@@ -66,14 +66,14 @@ class Redactor:
 
     def _named(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         """Return pairs as a dict; names that became equal are numbered."""
-        found: dict[Any, Any] = {}
+        numbered: dict[Any, Any] = {}
         for name, value in pairs:
             number, own = 1, name
-            while name in found:
+            while name in numbered:
                 number += 1
                 name = f"{own} ({number})"
-            found[name] = value
-        return found
+            numbered[name] = value
+        return numbered
 
 
 @lru_cache(maxsize=64)
@@ -136,7 +136,7 @@ def _escape(text: str) -> Iterator[str]:
         return
     for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw), quote(raw, safe=":/?#[]@!$&'()*+,;=")):
         yield quoted
-        yield re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)
+        yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
 
 
 def _encode(text: str) -> Iterator[str]:

@@ -23,12 +23,12 @@ def find_run(run: str | None, layout: Layout) -> str:
     if not names:
         raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
     if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
-        found = names[int(back[1] or 0) :]
+        matching = names[int(back[1] or 0) :]
     else:
-        found = [name for name in names if name.startswith(run or "")]
-    if not found:
+        matching = [name for name in names if name.startswith(run or "")]
+    if not matching:
         raise PlanError(f"no run `{run}`; {suggest(run or '', names, 'runs')}")
-    return found[0]
+    return matching[0]
 
 
 def find_step(
@@ -79,8 +79,8 @@ def read_step_log(step: str, run: str | None, layout: Layout) -> str:
     names = [s.name for s in plan.steps]
     if step not in names:
         raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
-    found = plan.step(step)
-    for folder in (layout.artifact(found.kind, found.key), layout.work(found.key)):
+    planned = plan.step(step)
+    for folder in (layout.artifact(planned.kind, planned.key), layout.work(planned.key)):
         if (folder / "step.log").is_file():
             return (folder / "step.log").read_text(errors="replace")
     raise PlanError(f"{step} has not started in that run")

@@ -54,8 +54,8 @@ def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Conso
         print_line(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
     for line in describe_spending(plan, layout, outcome.run):
         print_line(console, "", line)
-    for step, said in compare_repeated(plan.steps, layout).items():
-        print_line(console, "", f"done again: {step} came to {said}")
+    for step, comparison in compare_repeated(plan.steps, layout).items():
+        print_line(console, "", f"done again: {step} came to {comparison}")
     print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
     return outcome.exit_code
 

@@ -76,12 +76,12 @@ class Supervisor:
 
         Raise StepError if a service dies or does not answer before it ever did.
         """
-        told = False
+        is_ready = False
         try:
             while not stopped(LOOK):
                 self._look()
-                if not told and all(kept.answered for kept in self.kept.values()):
-                    told = True
+                if not is_ready and all(kept.answered for kept in self.kept.values()):
+                    is_ready = True
                     ready()
         finally:
             self._end()

@@ -78,8 +78,8 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
         console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
 
     def changed(pids: dict[str, int]) -> None:
-        told = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
-        write_text_atomically(layout.state / FILE, json.dumps(told, indent=1) + "\n")
+        content = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
+        write_text_atomically(layout.state / FILE, json.dumps(content, indent=1) + "\n")
         if "prefect" in pids:  # a run beside sees that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
@@ -155,15 +155,15 @@ def _replace_server(layout: Layout, api: str, say: Say, stopped: WaitForStop) ->
     home = layout.state / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     with (home / "host.lock").open("ab") as lock:
-        told = False
+        has_waited = False
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
+                if not has_waited:
                     say("prefect", "waits for a run that started a server of its own to end")
-                told = True
+                has_waited = True
                 if stopped(0.5):
                     yield False
                     return

@@ -38,9 +38,9 @@ class Chat:
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
         """Return a finished choice."""
-        told = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
+        logprobs = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": choice.index, "message": message, "logprobs": told, "finish_reason": choice.finish}
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Return the first chunk of a stream."""
@@ -68,8 +68,8 @@ class Plain:
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
         """Return a finished choice."""
-        told = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
-        return {"index": choice.index, "text": choice.text, "logprobs": told, "finish_reason": choice.finish}
+        logprobs = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
+        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Return None: a stream begins with its first text."""
@@ -145,8 +145,8 @@ class Answer:
 
 
 def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
-    said = _decode_token(tokenizer, token)
-    return {"token": said, "logprob": logprob, "bytes": list(said.encode())}
+    text = _decode_token(tokenizer, token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _decode_token(tokenizer: Any, token: int) -> str:

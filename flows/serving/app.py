@@ -116,8 +116,8 @@ def _find_served(current: Current, name: Any) -> Served:
     if not isinstance(name, str):
         raise Refused("model: the name of a model is wanted", "model")
     if name != current.served.name:
-        said = f"the model `{quoted(name)}` does not exist here; there is `{current.served.name}`"
-        raise Refused(said, "model", "model_not_found", 404)
+        message = f"the model `{quoted(name)}` does not exist here; there is `{current.served.name}`"
+        raise Refused(message, "model", "model_not_found", 404)
     return current.served
 
 
@@ -130,8 +130,8 @@ async def _stream_events(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
                 if piece is not None:
                     yield _format_event(answer.chunk(index, piece))
     except Exception as error:  # the status was sent long ago: the error is an event
-        said = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
-        yield _format_event({"error": error_body(said, "server_error")})
+        message = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
+        yield _format_event({"error": error_body(message, "server_error")})
         return
     for chunk in answer.closing():
         yield _format_event(chunk)
@@ -152,8 +152,8 @@ async def _answer_refused(request: Request, error: Refused) -> JSONResponse:
 
 
 async def _answer_unrouted(request: Request, error: HTTPException) -> JSONResponse:
-    said = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
-    return Refused(said, status=error.status_code, headers=error.headers).response()
+    message = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
+    return Refused(message, status=error.status_code, headers=error.headers).response()
 
 
 async def _answer_broken(request: Request, error: Exception) -> JSONResponse:

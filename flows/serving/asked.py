@@ -75,11 +75,11 @@ class Body(BaseModel):
     @property
     def stops(self) -> tuple[str, ...]:
         """Return the stop strings, checked. Raise Refused."""
-        found = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(found, list) or len(found) > MOST_STOPS or not all(map(_is_stop, found)):
-            said = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
-            raise Refused(said, "stop")
-        return tuple(found)
+        strings = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(strings, list) or len(strings) > MOST_STOPS or not all(map(_is_stop, strings)):
+            message = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
+            raise Refused(message, "stop")
+        return tuple(strings)
 
 
 class ChatBody(Body):
@@ -148,8 +148,8 @@ def _check_request(
         room = max_length - len(ids)
         if room < (limit or 1):
             wanted = f"{limit} for the completion" if limit else "room for a completion"
-            said = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
-            raise Refused(said, param, "context_length_exceeded")
+            message = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
+            raise Refused(message, param, "context_length_exceeded")
         asks.append(PromptRequest(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
     if not asks:
         raise Refused(f"{param}: empty", param)
@@ -226,26 +226,26 @@ def _is_stop(word: Any) -> bool:
 
 def _check_choices(read: Body, prompts: int) -> None:
     if prompts * (read.n or 1) > MOST_CHOICES:
-        said = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
-        raise Refused(f"{said}; ask in several requests", "prompt")
+        message = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
+        raise Refused(f"{message}; ask in several requests", "prompt")
 
 
 def _check_characters(count: int, max_length: int, param: str) -> None:
     """Raise Refused for a prompt that cannot be short enough, before it costs anything."""
     if count > CHARACTERS_PER_TOKEN * max_length:
-        said = (
+        message = (
             f"the model holds {max_length} tokens; {param} of {count} characters, more than {CHARACTERS_PER_TOKEN} "
             "for each of them, are not read"
         )
-        raise Refused(said, param, "context_length_exceeded")
+        raise Refused(message, param, "context_length_exceeded")
 
 
 def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
     """Raise Refused for an answer that would not fit into memory."""
     tokens = n * sum(ask.max_tokens for ask in asks)
     if tokens > MOST_TOKENS:
-        said = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
-        raise Refused(said, "max_tokens")
+        message = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
+        raise Refused(message, "max_tokens")
     if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
-        said = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
-        raise Refused(f"{said}; lower n, max_tokens or top_logprobs", "max_tokens")
+        message = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
+        raise Refused(f"{message}; lower n, max_tokens or top_logprobs", "max_tokens")

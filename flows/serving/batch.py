@@ -87,10 +87,10 @@ class Batch:
         token_B = self._tensor([sample.last for sample in self.samples])
         logits_BV = slot_logits(self.model, self.slots, token_B, position_B)
         tokens = self._picked(logits_BV)
-        found = self._with_logprobs(tokens, logits_BV)
+        step_tokens = self._with_logprobs(tokens, logits_BV)
         for sample, token in zip(self.samples, tokens, strict=True):
             sample.last, sample.count = token, sample.count + 1
-        return list(zip(self.samples, found, strict=True))
+        return list(zip(self.samples, step_tokens, strict=True))
 
     def leave(self) -> None:
         """Remove finished samples and close the gaps."""

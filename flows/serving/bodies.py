@@ -43,8 +43,8 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
                 if len(body) > limit:
                     raise _refuse_too_large(limit)
     except TimeoutError as error:
-        said = f"the body did not arrive within {seconds:g} s"
-        raise Refused(said, status=408, headers={"connection": "close"}) from error
+        message = f"the body did not arrive within {seconds:g} s"
+        raise Refused(message, status=408, headers={"connection": "close"}) from error
     return bytes(body)
 
 
@@ -113,12 +113,12 @@ def _check_text(text: str) -> None:
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in members:
             raise Refused(f"the key {quoted(ascii(key))} occurs twice in an object")
-        found[key] = value
-    return found
+        members[key] = value
+    return members
 
 
 def _parse_integer(text: str) -> int:

@@ -40,9 +40,9 @@ class DecodedText:
         looked = max(0, len(self.text) - max(map(len, self.stops), default=1) + 1)
         self.text += whole[len(known) :]
         self.begin, self.read = self.read, len(self.ids)
-        found = [at for stop in self.stops if (at := self.text.find(stop, looked)) >= 0]
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
+        positions = [at for stop in self.stops if (at := self.text.find(stop, looked)) >= 0]
+        if positions:
+            self.text, self.stopped = self.text[: min(positions)], True
 
     def _held(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""

@@ -141,9 +141,9 @@ class Worker:
         if over := stopped or full:
             new += voice.text.finish()
         whole = over and not voice.text.stopped
-        told = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
+        sent = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
         voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
         finish: Finish | None = ("stop" if stopped else "length") if over else None
-        if new or told or finish:
-            voice.job.hear(Piece(voice.number, new, told, sample.count, finish))
+        if new or sent or finish:
+            voice.job.hear(Piece(voice.number, new, sent, sample.count, finish))
         return over

@@ -29,9 +29,9 @@ def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
             continue
         work = layout.work(step.key)
         with try_lock(work) as held:
-            found = store.examine(step.kind, step.key)
-            if held and store.is_restorable(found):
-                restored[step.name] = _restore(store, found)
+            condition = store.examine(step.kind, step.key)
+            if held and store.is_restorable(condition):
+                restored[step.name] = _restore(store, condition)
                 shutil.rmtree(work, ignore_errors=True)
     return restored
 
@@ -41,20 +41,20 @@ def find_or_restore(store: Store, step: Step) -> Manifest | None:
 
     The audit log records what is damaged of an artifact that will be made again.
     """
-    found = store.examine(step.kind, step.key)
-    if not found.is_whole and store.is_restorable(found):
-        _restore(store, found)
-        found = store.examine(step.kind, step.key)
-    if found.damages:
-        log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in found.damages])
-    return found.manifest if found.is_whole else None
+    condition = store.examine(step.kind, step.key)
+    if not condition.is_whole and store.is_restorable(condition):
+        _restore(store, condition)
+        condition = store.examine(step.kind, step.key)
+    if condition.damages:
+        log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in condition.damages])
+    return condition.manifest if condition.is_whole else None
 
 
-def _restore(store: Store, found: Condition) -> list[str]:
-    assert found.manifest is not None
-    store.restore(found.manifest)
-    files = [damage.path for damage in found.damages]
-    log_restored(store.layout, found.manifest, files)
+def _restore(store: Store, condition: Condition) -> list[str]:
+    assert condition.manifest is not None
+    store.restore(condition.manifest)
+    files = [damage.path for damage in condition.damages]
+    log_restored(store.layout, condition.manifest, files)
     return files
 
 

@@ -276,8 +276,8 @@ def find_cluster_problems() -> list[str]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        return [f"the cluster at RAY_ADDRESS={address}: {said[:400]}"]
+        message = " ".join(str(error).split())
+        return [f"the cluster at RAY_ADDRESS={address}: {message[:400]}"]
     finally:
         ray.shutdown()
     return []

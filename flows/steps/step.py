@@ -141,9 +141,9 @@ def _check_identity(step: Step) -> None:
     """Raise StepError if the settings are not those that the key stands for: the plan was edited."""
     ports = {given.port for given in step.inputs}
     settings = blank_references(without_operation(without_policy(step.settings)), ports)
-    said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
-    kept = {name: step.identity.get(name) for name in said}
-    if digest_of(step.identity) != step.key or digest_of(said) != digest_of(kept):
+    planned = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
+    kept = {name: step.identity.get(name) for name in planned}
+    if digest_of(step.identity) != step.key or digest_of(planned) != digest_of(kept):
         raise StepError(f"{step.name}: its plan was changed and is not what its key stands for; run the recipe again")
 
 
@@ -174,8 +174,8 @@ def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
 def _find_contract(folder: Path, step: Step) -> Contract | None:
     """Return the contract of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
-    found = (fingerprint(folder / "outputs" / name) for name in names)
-    return next((contract for contract in found if contract is not None), None)
+    contracts = (fingerprint(folder / "outputs" / name) for name in names)
+    return next((contract for contract in contracts if contract is not None), None)
 
 
 def _claim_checkpoints(folder: Path, step: Step) -> None:

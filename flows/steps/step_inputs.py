@@ -62,12 +62,12 @@ def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) 
     store = Store(layout)
     folder = store.output_folder(made.kind, made.key, made.output)
     seen = scan(folder) if folder.is_dir() else Scan({}, ())
-    found = store.examine(made.kind, made.key)
-    if found.manifest is None or not found.is_whole:
-        what = f"is damaged: {found.text}" if found.damages else "is missing"
+    condition = store.examine(made.kind, made.key)
+    if condition.manifest is None or not condition.is_whole:
+        what = f"is damaged: {condition.text}" if condition.damages else "is missing"
         advice = "run the recipe again: what DVC's cache holds is restored, the rest is made again"
         raise StepError(f"{step.name}: input {given.port}: the artifact of {made.step} {what}; {advice}")
-    output = found.manifest.outputs[made.output]
+    output = condition.manifest.outputs[made.output]
     record = InputRecord(
         port=given.port,
         step=made.step,
@@ -76,7 +76,7 @@ def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) 
         digest=output.digest,
         type=output.type,
     )
-    return ReceivedInput(record, folder, seen, _list_digests(found.manifest, made.output), links=False)
+    return ReceivedInput(record, folder, seen, _list_digests(condition.manifest, made.output), links=False)
 
 
 def _list_digests(manifest: Manifest, output: str | None) -> dict[str, str]:

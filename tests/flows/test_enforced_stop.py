@@ -40,11 +40,11 @@ stages:
 ALONE = f"""
 import signal, sys, threading
 from pathlib import Path
-from flows.processes.stop_signals import enforced_stop
+from flows.processes.stop_signals import enforce_stop
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: None)
 {DEAF[: DEAF.index("def hold")]}
-with enforced_stop(grace=float(sys.argv[2])):
+with enforce_stop(grace=float(sys.argv[2])):
     Path(sys.argv[1]).write_text("ready")
     nested() == nested()
 """

@@ -172,9 +172,9 @@ PROGRAM = """
 import os, subprocess, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.processes.capture import captured
+from flows.processes.capture import capture_output
 secret, log = os.environ["LAB"], Path(sys.argv[1])
-with captured(log, True, frozenset({secret})):
+with capture_output(log, True, frozenset({secret})):
     print("of Python", secret, flush=True)
     os.write(1, b"of C " + secret.encode() + b"\\\\n")
     subprocess.run(["echo", "of a child", secret])
@@ -221,9 +221,9 @@ STAYS = """
 import os, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.processes.capture import captured
+from flows.processes.capture import capture_output
 log = Path(sys.argv[1])
-with captured(log, True, frozenset({os.environ["LAB"]})):
+with capture_output(log, True, frozenset({os.environ["LAB"]})):
     if os.fork() == 0:
         while True:
             os.write(1, b"on and on " + os.environ["LAB"].encode() + b"\\\\n")
