@@ -124,11 +124,11 @@ def stage_of(case: Case, device: str) -> Any:
 def predicted(case: Case, device: str = "cpu") -> int:
     """Bytes that the product predicts for a case."""
     from flows.planning import memory_steps
-    from flows.planning.memory_models import Known
+    from flows.planning.memory_models import KnownModel
     from learning.memory_model.shape import read_shape
 
     stage = stage_of(case, device)
-    known = Known(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
+    known = KnownModel(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
     job = memory_steps.Job(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
     if case.kind == "evaluate":
         job.settings["limit"] = case.rows

@@ -109,7 +109,7 @@ def main() -> None:
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time of each part."""
-    from flows.execution.execute import Execution, execute
+    from flows.execution.execute import Execution, execute_plan
     from flows.planning.recipe_plan import plan_recipe
     from lineage.layout import Layout
 
@@ -119,9 +119,9 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         layout.work(step.key).mkdir(parents=True, exist_ok=True)
     clock.append(time.process_time())
     executor, reporter = Waiting(options.seconds), Silent()
-    states = execute(Execution(plan, layout, executor, reporter, "first"))
+    states = execute_plan(Execution(plan, layout, executor, reporter, "first"))
     clock.append(time.process_time())
-    again = execute(Execution(plan, layout, executor, Silent(), "again"))
+    again = execute_plan(Execution(plan, layout, executor, Silent(), "again"))
     clock.append(time.process_time())
     assert {state.state for state in states.values()} == {"done"}
     assert {state.state for state in again.values()} == {"cached"}

@@ -1,7 +1,7 @@
-"""Whether a plan asks of a champion what the committed recipe asks: its `promote`, its gate, and what the gate judges.
+"""Compare a plan with the committed recipe: its `promote`, its gate, and what the gate judges.
 
-What `--set`, a form of a deployment, an edited file or an edited plan changed there is found in one way: the plan is
-compared with the recipe as Git has it, with the same profile. Outside Git it is compared with the file as it lies.
+One comparison finds what `--set`, a deployment's form, an edited file or an edited plan changed: the plan against the
+recipe as Git has it, with the same profile. Outside Git it is compared with the file as it is.
 """
 
 import os
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from flows.planning.champion_inputs import with_champions
-from flows.planning.difference import changes, said
+from flows.planning.champion_inputs import add_champions
+from flows.planning.difference import format_value, list_changes
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
@@ -27,7 +27,7 @@ MAX_FILES = 100
 
 @dataclass(frozen=True)
 class Committed:
-    """The recipe that a promotion asks."""
+    """The recipe that a promotion is checked against."""
 
     recipe: Recipe
     version: str
@@ -36,104 +36,106 @@ class Committed:
     """Its files that differ from that commit."""
 
     def evidence(self) -> dict[str, object]:
-        """What a promotion keeps of it."""
+        """Return what a promotion records of it."""
         return {"version": self.version, "digest": digest_of(self.recipe.resolved), "edited": list(self.edited)}
 
 
-def committed_recipe(file: str, profile: str | None, layout: Layout) -> Committed:
-    """The recipe of a file as it was committed. Raises PlanError when it is not, or is no valid recipe there."""
+def read_committed_recipe(file: str, profile: str | None, layout: Layout) -> Committed:
+    """Return the recipe of a file as committed. Raise PlanError if it is not committed or not valid there."""
     path = next((p for p in (Path(file), layout.root / file) if p.is_file()), None)
     if path is None:
         raise PlanError(f"{file} is not there any more, so what it asks of a champion cannot be known")
     path = path.resolve()
-    repository, checkout = _top(path.parent), _top(layout.root.resolve())
+    repository, checkout = _find_repository(path.parent), _find_repository(layout.root.resolve())
     try:
         if repository is None and checkout is None:
             return Committed(load_recipe(path, profile=profile), UNVERSIONED, ())
         if repository is None or checkout not in (None, repository):
             raise PlanError(f"{file} lies outside the repository of this checkout, so it is not committed there")
-        return _of_commit(path, profile, repository)
+        return _read_from_commit(path, profile, repository)
     except RecipeError as error:
         raise PlanError(f"{file}, as it is committed, is no valid recipe: {str(error).splitlines()[0]}") from error
 
 
-def promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> list[str]:
-    """In what `promote`, its gate and what that judges differ from the committed recipe, one line each."""
+def list_promotion_changes(plan: Plan, committed: Committed, layout: Layout) -> list[str]:
+    """Return the differences of `promote`, its gate and what that judges from the committed recipe."""
     if plan.promotion is None:
         return []
     asked = plan.promotion.model_dump(mode="json")
     wanted = committed.recipe.promotion.model_dump(mode="json") if committed.recipe.promotion else {}
-    found = [f"promote.{path}: {said(old)} → {said(new)}" for path, old, new in changes(wanted, asked)]
-    return found + gate_changes(plan, committed, layout, plan.promotion.gates, plan.promotion.models)
+    differences = [
+        f"promote.{path}: {format_value(old)} → {format_value(new)}" for path, old, new in list_changes(wanted, asked)
+    ]
+    return differences + list_gate_changes(plan, committed, layout, plan.promotion.gates, plan.promotion.models)
 
 
 def warn_of_changes(plan: Plan, layout: Layout, warn: Callable[[str], None]) -> None:
-    """Say before a run that it will promote nothing, for what it asks is not what the committed recipe asks."""
+    """Warn before a run that it will promote nothing, because it differs from the committed recipe."""
     if plan.promotion is None:
         return
     try:
-        found = promotion_changes(plan, committed_recipe(plan.file, plan.profile, layout), layout)
+        differences = list_promotion_changes(plan, read_committed_recipe(plan.file, plan.profile, layout), layout)
     except PlanError as error:
-        found = [str(error)]
-    if found:
-        warn(f"this run will promote nothing: not by the committed recipe: {', '.join(found[:3])}")
+        differences = [str(error)]
+    if differences:
+        warn(f"this run will promote nothing: not by the committed recipe: {', '.join(differences[:3])}")
 
 
-def gate_changes(
+def list_gate_changes(
     plan: Plan, committed: Committed, layout: Layout, gates: tuple[str, ...], models: tuple[str, ...]
 ) -> list[str]:
-    """In what evaluations, and what they judge `models` by, differ from the committed recipe, one line each."""
-    names = sorted(guarding(plan, gates, models))
-    return [line for name in names for line in _step_changes(plan.step(name), committed.recipe, layout)]
+    """Return the differences of evaluations, and of what they judge `models` by, from the committed recipe."""
+    names = sorted(find_deciding_steps(plan, gates, models))
+    return [line for name in names for line in _list_step_changes(plan.step(name), committed.recipe, layout)]
 
 
-def guarding(plan: Plan, gates: tuple[str, ...], models: tuple[str, ...]) -> set[str]:
-    """The steps that decide what a gate says: the evaluations, their problems, judges and rivals, and what made those.
+def find_deciding_steps(plan: Plan, gates: tuple[str, ...], models: tuple[str, ...]) -> set[str]:
+    """Return the steps that decide a gate: evaluations, their problems, judges and rivals, and their ancestors.
 
-    What made only the models that are promoted is not among them, for that is what is judged.
+    Ancestors of only the promoted models are left out, for those are what is judged.
     """
     steps = {step.name: step for step in plan.steps}
-    judged = _above(steps, set(models) & set(steps))
-    found: set[str] = set()
+    judged = _find_ancestors(steps, set(models) & set(steps))
+    deciding: set[str] = set()
     for gate in [steps[name] for name in gates if name in steps]:
         rivals = {n for i in gate.inputs if _is_model(i.port) for n in i.steps}
         others = {n for i in gate.inputs if not _is_model(i.port) for n in i.steps}
-        found |= {gate.name} | _above(steps, others) | (_above(steps, rivals) - judged)
-    return found
+        deciding |= {gate.name} | _find_ancestors(steps, others) | (_find_ancestors(steps, rivals) - judged)
+    return deciding
 
 
 def _is_model(port: str) -> bool:
     return port.partition(".")[0] in MODEL_PORTS
 
 
-def _above(steps: dict[str, Step], names: set[str]) -> set[str]:
-    """Some steps and everything that they are made from."""
-    found, waiting = set(), [name for name in names if name in steps]
+def _find_ancestors(steps: dict[str, Step], names: set[str]) -> set[str]:
+    """Return some steps and everything that they are made from."""
+    ancestors, waiting = set(), [name for name in names if name in steps]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in ancestors:
+            ancestors.add(name)
             waiting += [source for given in steps[name].inputs for source in given.steps if source in steps]
-    return found
+    return ancestors
 
 
-def _step_changes(step: Step, recipe: Recipe, layout: Layout) -> Iterator[str]:
+def _list_step_changes(step: Step, recipe: Recipe, layout: Layout) -> Iterator[str]:
     if step.name not in recipe.steps:
         yield f"stages.{step.name}: is not in the committed recipe"
         return
     settings = recipe.settings(step.name)
     if settings["kind"] == "evaluate":
-        settings, _ = with_champions(recipe, settings, (), layout)
-    for path, old, new in changes(settings, step.settings):
-        yield f"stages.{step.name}.{path}: {said(old)} → {said(new)}"
+        settings, _ = add_champions(recipe, settings, (), layout)
+    for path, old, new in list_changes(settings, step.settings):
+        yield f"stages.{step.name}.{path}: {format_value(old)} → {format_value(new)}"
     if recipe.seed(step.name) != step.seed:
         yield f"stages.{step.name}.seed: {recipe.seed(step.name)} → {step.seed}"
 
 
-def _of_commit(path: Path, profile: str | None, repository: Path) -> Committed:
-    """A recipe at HEAD; its files are laid elsewhere only when one of them was edited."""
+def _read_from_commit(path: Path, profile: str | None, repository: Path) -> Committed:
+    """Return a recipe at HEAD; its files are copied to a temporary folder only if one was edited."""
     start = path.relative_to(repository).as_posix()
-    version = _git(repository, "log", "-1", "--format=%H", "HEAD", "--", start)
+    version = _ask_git(repository, "log", "-1", "--format=%H", "HEAD", "--", start)
     texts: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as folder:
         waiting = [start]
@@ -141,23 +143,23 @@ def _of_commit(path: Path, profile: str | None, repository: Path) -> Committed:
             name = waiting.pop()
             if name in texts:
                 continue
-            text = _git(repository, "show", f"HEAD:{name}")
+            text = _ask_git(repository, "show", f"HEAD:{name}")
             if text is None or version is None or len(texts) >= MAX_FILES:
                 raise PlanError(f"{name} is not committed; commit it")
             texts[name] = text
             copy = Path(folder, name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(text)
-            waiting += _parents(copy, name)
-        edited = tuple(name for name, text in texts.items() if not _says(repository / name, text))
+            waiting += _list_parents(copy, name)
+        edited = tuple(name for name, text in texts.items() if not _is_unchanged(repository / name, text))
         source = Path(folder, start) if edited else path
         recipe = load_recipe(source, profile=profile, home=path.parent)
     assert version is not None  # else the loop has raised
     return Committed(recipe, version.decode().strip(), edited)
 
 
-def _parents(copy: Path, name: str) -> Iterator[str]:
-    """What a recipe extends, relative to the repository."""
+def _list_parents(copy: Path, name: str) -> Iterator[str]:
+    """Yield what a recipe extends, relative to the repository."""
     listed = read_source(copy, name).get("extends")
     for item in (listed.value if listed.is_list else [listed]) if listed is not None else ():
         place = os.path.normpath(PurePosixPath(name).parent / str(item.value))
@@ -166,17 +168,17 @@ def _parents(copy: Path, name: str) -> Iterator[str]:
         yield place
 
 
-def _says(path: Path, text: bytes) -> bool:
+def _is_unchanged(path: Path, text: bytes) -> bool:
     return path.is_file() and path.read_bytes() == text
 
 
-def _top(folder: Path) -> Path | None:
-    """The repository around a folder; None outside Git. Git itself need not work: then nothing counts as committed."""
+def _find_repository(folder: Path) -> Path | None:
+    """Return the repository around a folder, None outside Git; without a working Git nothing counts as committed."""
     return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), None)
 
 
-def _git(folder: Path, *words: str) -> bytes | None:
-    """What Git says, not minding variables that would lead it to another repository; None when it says no."""
+def _ask_git(folder: Path, *words: str) -> bytes | None:
+    """Return what Git prints, ignoring variables that point to another repository; None if it fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(["git", *words], cwd=folder, env=environment, capture_output=True, timeout=60, check=True)

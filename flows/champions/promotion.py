@@ -1,4 +1,4 @@
-"""Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
+"""Promote a model that an evaluation has proven through its gate; otherwise say why not."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows.champions.committed_recipe import committed_recipe, gate_changes, promotion_changes
-from flows.execution.audit_entries import planned
+from flows.champions.committed_recipe import list_gate_changes, list_promotion_changes, read_committed_recipe
+from flows.execution.audit_entries import read_verified_plan
 from flows.execution.states import FINISHED, StepState
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
@@ -27,7 +27,7 @@ from schemas.plan import Plan, Promotion
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the champion moved, and what is said of it."""
+    """Whether the champion moved, and the message about it."""
 
     name: str
     moved: bool
@@ -35,34 +35,38 @@ class Verdict:
 
 
 def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> Verdict | None:
-    """Do what the recipe's `promote` says after a run; never raises, for the run stands. None without `promote`.
+    """Apply the recipe's `promote` after a run; never raise, for the run stands. Return None without `promote`.
 
-    One evaluation promotes a model once: a run that finds everything there does not undo a rollback.
+    One evaluation promotes a model once: a run that finds all artifacts does not undo a rollback.
     """
     wanted = plan.promotion
     if wanted is None:
         return None
 
     def asked() -> dict[str, Any]:
-        committed = committed_recipe(plan.file, plan.profile, layout)
-        if found := promotion_changes(plan, committed, layout):
-            raise Overridden(found)
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
+        if differences := list_promotion_changes(plan, committed, layout):
+            raise OverriddenGate(differences)
         return {"committed": committed.evidence()} | ({"set": list(plan.overrides)} if plan.overrides else {})
 
     try:
-        (step, gate), (_, model) = _ended(wanted.gates, states), _ended(wanted.models, states)
+        (step, gate), (_, model) = _find_finished(wanted.gates, states), _find_finished(wanted.models, states)
     except GateError as error:
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
     try:
-        approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
-        evidence = proven(layout, gate, model, wanted.output, approved)
-        if earlier := _before(layout, wanted, gate, model):
-            said = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
-            return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {said}; see: posttrain champions")
+        approved = {
+            gate_state.index: gate_state.text for gate_state in states[step].gates if gate_state.verdict == "approved"
+        }
+        evidence = collect_evidence(layout, gate, model, wanted.output, approved)
+        if earlier := _find_earlier_promotion(layout, wanted, gate, model):
+            reason = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
+            return Verdict(
+                wanted.name, False, f"champion of {wanted.name} unchanged: {reason}; see: posttrain champions"
+            )
         verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence, asked)
-        _remember(layout, wanted, gate, model)
+        _write_note(layout, wanted, gate, model)
         return verdict
-    except Overridden as error:
+    except OverriddenGate as error:
         words = f"posttrain promote {model.key[:16]} --gate {gate.key[:16]} --name {wanted.name}"
         how = f"a person can answer for it: {words} --approve-override --why TEXT"
         return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}; {how}")
@@ -80,40 +84,40 @@ def promote_step(
     who: str | None = None,
     why: str = "",
 ) -> str:
-    """Promote a model that was made earlier by an evaluation that was made earlier; returns what was done.
+    """Promote an existing model by an existing evaluation; return the message.
 
-    `approve`: a person answers for a gate that is not that of the committed recipe, by name and with a reason. Raises
-    GateError when the evaluation does not prove the model, PlanError when one of them is not to be found.
+    `approve`: a person answers for a gate that differs from the committed recipe, by name and reason. Raise GateError
+    if the evaluation does not prove the model, PlanError if one of them is not found.
     """
     if approve and not why.strip():
         raise PlanError("say why: --approve-override wants --why TEXT")
-    model, gate = artifact(layout, model_word), artifact(layout, gate_word)
+    model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
     output = next(iter(model.outputs))
-    judged = {given.output for given in _models_of(gate) if given.key == model.key}
+    judged = {given.output for given in _list_models(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
-    said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
-    approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
+    decisions = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {i: sentence(decided) for i, decided in decisions if decided and decided["decision"] == "approve"}
 
     def asked() -> dict[str, Any]:
-        found, evidence = _changes_of(layout, gate, model)
-        if found and not approve:
-            raise Overridden(found)
-        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": found}
-        return evidence | ({"override": answered} if found else {})
+        differences, evidence = _find_changes(layout, gate, model)
+        if differences and not approve:
+            raise OverriddenGate(differences)
+        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": differences}
+        return evidence | ({"override": answered} if differences else {})
 
-    evidence = proven(layout, gate, model, output, approved)
+    evidence = collect_evidence(layout, gate, model, output, approved)
     try:
         return promote(layout, name, gate, model, output, evidence, asked).text
-    except Overridden as error:
-        raise Overridden(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
+    except OverriddenGate as error:
+        raise OverriddenGate(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
 
 
-def _changes_of(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
-    """In what the run that made an evaluation asked something else than the committed recipe, and evidence for it."""
+def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
+    """Return how the run that made an evaluation differs from the committed recipe, and evidence for it."""
     try:
-        plan = planned(layout, gate.run)
-        committed = committed_recipe(plan.file, plan.profile, layout)
+        plan = read_verified_plan(layout, gate.run)
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
     except PlanError as error:
         return [str(error)], {}
     gates = tuple(step.name for step in plan.steps if step.key == gate.key)
@@ -121,10 +125,10 @@ def _changes_of(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[s
     if not gates:
         return [f"run {gate.run} did not plan {gate.step} ({gate.key[:12]})"], {}
     set_by_hand = {"set": list(plan.overrides)} if plan.overrides else {}
-    return gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
+    return list_gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
 
 
-class Overridden(GateError):
+class OverriddenGate(GateError):
     """The gate that passed is not that of the committed recipe."""
 
     def __init__(self, changes: list[str], advice: str = ""):
@@ -142,13 +146,13 @@ def promote(
     evidence: dict[str, Any],
     asked: Callable[[], dict[str, Any]],
 ) -> Verdict:
-    """Make a model champion on the strength of an evaluation; `asked` says what the committed recipe adds to it.
+    """Make a model champion by an evaluation; `asked` returns what the committed recipe adds to the evidence.
 
-    Raises PlanError when either is damaged or the champion moved, GateError when `asked` does.
+    Raise PlanError if either is damaged or the champion moved meanwhile, GateError if `asked` does.
     """
     check_artifact(layout, gate)
     before = champion(layout, name)
-    if (compared := _compared_with(gate, name)) is not None and compared != (before.version if before else 0):
+    if (compared := _find_compared_version(gate, name)) is not None and compared != (before.version if before else 0):
         had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
         raise PlanError(
             f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
@@ -156,26 +160,28 @@ def promote(
     digest = model.outputs[output].digest
     after = move(layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest)
     if before is not None and before.by == after.by:
-        said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
-        return Verdict(name, False, said)
+        reason = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+        return Verdict(name, False, reason)
     who = f"{model.step} ({model.key[:12]}), by {gate.step}"
-    return Verdict(name, True, f"champion of {name}: {_version(before)} → version {after.version}, {who}")
+    return Verdict(name, True, f"champion of {name}: {_parse_version(before)} → version {after.version}, {who}")
 
 
-def proven(layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]) -> dict[str, Any]:
-    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why.
+def collect_evidence(
+    layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]
+) -> dict[str, Any]:
+    """Return the evidence of an evaluation for a model. Raise GateError with the reason if there is none.
 
-    `approved`: gates, by index, that a person let through, with what was said; the audit log has to know it too.
+    `approved`: gates, by index, that a person let through, with their words; the audit log must record it too.
     """
     digest = model.outputs[output].digest if output in model.outputs else ""
-    names = {_name(given) for given in _models_of(gate) if (given.key, given.digest) == (model.key, digest)}
+    names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
     outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
     if not names:
         raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
     if not any(outcome.get("model") in names for outcome in outcomes):
         raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
     let_through = {i for i, outcome in enumerate(outcomes) if i in approved and not outcome.get("passed")}
-    if unknown := sorted(let_through - _approvals(layout, gate.key)):
+    if unknown := sorted(let_through - _find_approvals(layout, gate.key)):
         raise GateError(
             f"the audit log does not know the approval of gate {unknown[0]} of {gate.step}: approve it again"
         )
@@ -187,17 +193,17 @@ def proven(layout: Layout, gate: Manifest, model: Manifest, output: str, approve
     return {"gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe, "gates": texts, **by_hand}
 
 
-def _approvals(layout: Layout, key: str) -> set[int]:
-    """The gates of an evaluation that a person approved last, as the audit log has it."""
-    found: dict[int, str] = {}
+def _find_approvals(layout: Layout, key: str) -> set[int]:
+    """Return the gates of an evaluation whose last decision in the audit log is an approval."""
+    approvals: dict[int, str] = {}
     for entry in read_chain(layout).entries:
         if entry["action"] in ("approve", "reject") and entry["facts"].get("key") == key:
-            found[int(entry["facts"]["gate"])] = entry["action"]
-    return {index for index, action in found.items() if action == "approve"}
+            approvals[int(entry["facts"]["gate"])] = entry["action"]
+    return {index for index, action in approvals.items() if action == "approve"}
 
 
-def artifact(layout: Layout, word: str) -> Manifest:
-    """The one artifact that a step, key or folder names. Raises PlanError."""
+def find_artifact(layout: Layout, word: str) -> Manifest:
+    """Return the one artifact that a step, key or folder names. Raise PlanError otherwise."""
     from lineage.catalogue.index import ask
     from lineage.tracing.target import find_target
 
@@ -210,8 +216,8 @@ def artifact(layout: Layout, word: str) -> Manifest:
     return manifest
 
 
-def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
-    """The first of some steps that has an artifact. Raises GateError."""
+def _find_finished(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
+    """Return the first of some steps that has an artifact. Raise GateError without one."""
     for name in names:
         if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
             return name, manifest
@@ -219,40 +225,42 @@ def _ended(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, M
     raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
 
 
-def _models_of(gate: Manifest) -> list[Any]:
+def _list_models(gate: Manifest) -> list[Any]:
     return [given for given in gate.inputs if given.port == "model" or given.port.startswith("models.")]
 
 
-def _name(given: Any) -> str:
+def _find_name(given: Any) -> str:
     return given.port.removeprefix("models.")
 
 
-def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
-    """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
-    note = _note(layout, wanted, gate, model)
+def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
+    """Return when an evaluation promoted a model, None if it did not; a note answers before MLflow does."""
+    note = _note_path(layout, wanted, gate, model)
     if note.is_file() and not is_empty(layout):
         return note.read_text()
     here = standing(layout, wanted.name)
     when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
     if when is not None and not here.is_unfinished:
-        _remember(layout, wanted, gate, model, when)
+        _write_note(layout, wanted, gate, model, when)
     return None if here.is_unfinished else when
 
 
-def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
-    write_text_atomically(_note(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds"))
+def _write_note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
+    write_text_atomically(
+        _note_path(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds")
+    )
 
 
-def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
+def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
     where = shown(registry_uri(layout))
     return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
 
 
-def _compared_with(gate: Manifest, name: str) -> int | None:
-    """Version of the champion that a gate compared with, 0 where there was none; None when it did not ask."""
+def _find_compared_version(gate: Manifest, name: str) -> int | None:
+    """Return the champion's version that a gate compared with, 0 without a champion; None if it did not compare."""
     versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
-    if found := next(filter(None, versions), None):
-        return int(found[1])
+    if version := next(filter(None, versions), None):
+        return int(version[1])
     if any(given.port.startswith("against.champion") for given in gate.inputs):
         return None  # the champion of another name
     gates = gate.identity.get("settings", {}).get("gate") or []
@@ -260,5 +268,5 @@ def _compared_with(gate: Manifest, name: str) -> int | None:
     return 0 if asked else None
 
 
-def _version(found: Champion | None) -> str:
-    return f"version {found.version}" if found else "none"
+def _parse_version(champion: Champion | None) -> str:
+    return f"version {champion.version}" if champion else "none"

@@ -1,4 +1,4 @@
-"""Who is champion and how that came about, for a terminal or as JSON."""
+"""Champions and their history, for a terminal or as JSON."""
 
 import json
 
@@ -14,31 +14,31 @@ from schemas.suggestions import suggest
 
 
 def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
-    """Print all champions, and what MLflow says otherwise; returns the exit code, 1 with an alarm.
+    """Print all champions and what MLflow says otherwise; return the exit code, 1 with an alarm.
 
-    Raises PlanError when the audit log does not hold or MLflow cannot be asked.
+    Raise PlanError if the audit log does not verify or MLflow does not answer.
     """
-    found = standings(layout)
-    shown = [each.champion for each in found if each.champion]
-    code = 1 if any(each.alarms for each in found) else 0
+    current = standings(layout)
+    shown = [each.champion for each in current if each.champion]
+    code = 1 if any(each.alarms for each in current) else 0
     if as_json:
-        print(json.dumps([_plain(each) for each in found], indent=1))
+        print(json.dumps([_as_json(each) for each in current], indent=1))
         return code
     table = Table("name", "version", "model", "since", "by", "who", title="Champions", title_justify="left")
     for each in shown:
         model = f"{each.key[:12]}{'' if each.folder else ', not in this checkout'}"
-        row = (each.name, each.version, model, _time(each.since), _why(each.by), each.by.who)
+        row = (each.name, each.version, model, _format_time(each.since), _format_reason(each.by), each.by.who)
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table if shown else "no champions yet: a recipe makes one with `promote:`", highlight=False)
-    for each in found:
-        _alarm(each, console)
+    for each in current:
+        _print_alarms(each, console)
     return code
 
 
 def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> int:
-    """Print every move of a champion, latest last, and what MLflow says otherwise; returns the exit code.
+    """Print every move of a champion, latest last, and what MLflow says otherwise; return the exit code.
 
-    Raises PlanError where there was none.
+    Raise PlanError if there was none.
     """
     here = standing(layout, name)
     if not here.moves and not here.alarms:
@@ -46,46 +46,56 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
         raise PlanError(f"`{name}` has no champion; {known}")
     code = 1 if here.alarms else 0
     if as_json:
-        said = {"champion": _plain(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
-        print(json.dumps(said | {"alarms": here.alarms}, indent=1))
+        content = {"champion": _as_json(here) if here.champion else None, "moves": [m.plain() for m in here.moves]}
+        print(json.dumps(content | {"alarms": here.alarms}, indent=1))
         return code
     table = Table("", "when", "what", "from", "to", "model", "why", "who", title_justify="left")
     table.title = f"Champions of {name}"
     for made in here.moves:
         before = "none" if made.before is None else made.before
-        row = (made.number, _time(made.when), made.action, before, made.version, made.key[:12], _why(made), made.who)
+        row = (
+            made.number,
+            _format_time(made.when),
+            made.action,
+            before,
+            made.version,
+            made.key[:12],
+            _format_reason(made),
+            made.who,
+        )
         table.add_row(*(Text(str(cell)) for cell in row))
     console.print(table)
-    _alarm(here, console)
+    _print_alarms(here, console)
     return code
 
 
-def _alarm(here: Standing, console: Console) -> None:
-    """What MLflow says otherwise, and the way out."""
+def _print_alarms(here: Standing, console: Console) -> None:
+    """Print what MLflow says otherwise, and what to do."""
     for line in here.alarms:
         console.print(Text.assemble(("ALARM ", "red"), line), soft_wrap=True, highlight=False)
     if here.alarms:
-        said = "a move was cut off; finish it" if here.is_unfinished else "the audit log counts; write MLflow from it"
-        console.print(Text(f"{said}: posttrain champions {here.name} --restore"), soft_wrap=True, highlight=False)
+        advice = "a move was cut off; finish it" if here.is_unfinished else "the audit log counts; write MLflow from it"
+        console.print(Text(f"{advice}: posttrain champions {here.name} --restore"), soft_wrap=True, highlight=False)
 
 
-def _why(by: Move) -> str:
-    """The gate and its run, or the words of who went back."""
-    said = by.evidence
-    if "gate" not in said:
-        return str(said.get("why", ""))
-    gates = "; ".join(map(str, said.get("gates", [])))
-    why = f"{said.get('recipe')}.{said['gate']} ({str(said.get('key'))[:12]}), run {said.get('run')}: {gates}"
-    let = said.get("override")
+def _format_reason(by: Move) -> str:
+    """Return the gate and its run, or the reason of a rollback."""
+    evidence = by.evidence
+    if "gate" not in evidence:
+        return str(evidence.get("why", ""))
+    gates = "; ".join(map(str, evidence.get("gates", [])))
+    evaluation = f"{evidence.get('recipe')}.{evidence['gate']} ({str(evidence.get('key'))[:12]})"
+    why = f"{evaluation}, run {evidence.get('run')}: {gates}"
+    let = evidence.get("override")
     return f"{why}; not the committed gate, approved by {let['approved_by']}: {let['why']}" if let else why
 
 
-def _time(when: str) -> str:
+def _format_time(when: str) -> str:
     return when.replace("T", " ").removesuffix("+00:00")
 
 
-def _plain(here: Standing) -> dict[str, object]:
-    """A champion as JSON; without one, only the name and the alarms."""
+def _as_json(here: Standing) -> dict[str, object]:
+    """Return a champion as JSON; without one, only the name and the alarms."""
     now: Champion | None = here.champion
     if now is None:
         return {"name": here.name, "version": None, "alarms": here.alarms}

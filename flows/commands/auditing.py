@@ -48,10 +48,10 @@ def export(
     ] = False,
 ) -> None:
     """Say where something comes from in the words of others: OpenLineage, W3C PROV, a CycloneDX bill of materials."""
-    from flows.history.exporting import exported, sent
+    from flows.history.exporting import export_text, send_events
     from lineage.layout import Layout
 
-    text = sent(what.value, target, Layout.find()) if send else exported(what.value, target, Layout.find())
+    text = send_events(what.value, target, Layout.find()) if send else export_text(what.value, target, Layout.find())
     if out is None:
         print(text, end="")
     else:

@@ -36,10 +36,10 @@ def init(
 
 def ls() -> None:
     """List the recipes of this checkout."""
-    from flows.commands.recipes import recipe_list
+    from flows.commands.recipes import make_recipe_table
     from lineage.layout import Layout
 
-    console.print(recipe_list(Layout.find().root / "recipes"))
+    console.print(make_recipe_table(Layout.find().root / "recipes"))
 
 
 def validate(
@@ -79,8 +79,8 @@ def plan(
     prompt_length: PromptLength = None,
 ) -> None:
     """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
-    from flows.commands.recipes import due_words
-    from flows.planning.plan_table import plan_table
+    from flows.commands.recipes import describe_due_times
+    from flows.planning.plan_table import make_plan_table
     from flows.planning.recipe_plan import plan_recipe
     from lineage.layout import Layout
 
@@ -99,9 +99,9 @@ def plan(
     elif as_json:
         print(made.model_dump_json(indent=2))
     else:
-        console.print(plan_table(made, layout))
-        if said := due_words(made.schedule):
-            console.print(f"once deployed it runs by itself: {said}", markup=False, highlight=False, soft_wrap=True)
+        console.print(make_plan_table(made, layout))
+        if due := describe_due_times(made.schedule):
+            console.print(f"once deployed it runs by itself: {due}", markup=False, highlight=False, soft_wrap=True)
 
 
 def why(
@@ -112,15 +112,15 @@ def why(
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
     """Say why a step would run again, field by field, or which run it comes from."""
-    from flows.planning.plan_table import why_text
+    from flows.planning.plan_table import explain_step
     from flows.planning.recipe_plan import plan_recipe
-    from flows.runs.lookup import asked_step
+    from flows.runs.lookup import find_step
     from lineage.layout import Layout
 
     layout = Layout.find()
-    recipe, step, profile, overrides = asked_step(words, profile, overrides, layout)
+    recipe, step, profile, overrides = find_step(words, profile, overrides, layout)
     made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
-    console.print(why_text(made, step, layout), highlight=False, markup=False, soft_wrap=True)
+    console.print(explain_step(made, step, layout), highlight=False, markup=False, soft_wrap=True)
 
 
 def schema(

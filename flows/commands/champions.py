@@ -25,8 +25,8 @@ def promote(
     from flows.champions.promotion import promote_step
     from lineage.layout import Layout
 
-    said = promote_step(Layout.find(), model, gate, name, approve=approve_override, who=who, why=why)
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    message = promote_step(Layout.find(), model, gate, name, approve=approve_override, who=who, why=why)
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def rollback(
@@ -39,8 +39,8 @@ def rollback(
     from lineage.registry.rollback import rollback
 
     before, after = rollback(Layout.find(), name, to, why)
-    said = f"champion of {name}: version {before.version} → version {after.version} ({after.key[:12]})"
-    console.print(said, highlight=False, markup=False, soft_wrap=True)
+    message = f"champion of {name}: version {before.version} → version {after.version} ({after.key[:12]})"
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
 
 
 def champions(

@@ -1,4 +1,4 @@
-"""`posttrain doctor`: what this machine has, and what is missing for what."""
+"""`posttrain doctor`: check this machine, and list what is missing."""
 
 import importlib.metadata
 import importlib.util
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from flows.planning.compatibility import skew
-from flows.steps.ray_workers import cluster_skew
+from flows.planning.compatibility import find_misfits
+from flows.steps.ray_workers import find_cluster_problems
 from lineage.layout import Layout
 
 REQUIRED = (
@@ -33,14 +33,14 @@ OPTIONAL = {
 }
 
 
-def findings() -> Iterator[tuple[bool, str]]:
-    """Pairs of (is it well, what was found)."""
+def check_machine_parts() -> Iterator[tuple[bool, str]]:
+    """Yield pairs of (whether it is well, message)."""
     for name in REQUIRED:
         try:
             yield True, f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
             yield False, f"{name} is missing: run `make demo`, or pip install -c constraints.txt -e ."
-    if problems := [*skew(), *cluster_skew()]:
+    if problems := [*find_misfits(), *find_cluster_problems()]:
         yield from ((False, text) for text in problems)
     else:
         yield True, "packages fit each other, and the cluster where RAY_ADDRESS names one"
@@ -53,9 +53,9 @@ def findings() -> Iterator[tuple[bool, str]]:
 
 
 def report_machine(console: Console) -> int:
-    """Print the findings; the exit code is 1 when something required is missing."""
+    """Print the checks; return 1 if something required is missing."""
     well = True
-    for good, text in findings():
+    for good, text in check_machine_parts():
         console.print(("[green]ok[/]   " if good else "[red]no[/]   ") + text, highlight=False)
         well = well and good
     for name, purpose in OPTIONAL.items():

@@ -26,10 +26,10 @@ def gc(
     """Say what could be removed and what the disk gets back; nothing promoted or pinned, and no ancestor of it."""
     if bool(keep) != bool(by):
         raise PlanError("--keep and --by go together: posttrain gc --keep 3 --by accuracy")
-    from flows.history.garbage import Policy, clear_away
+    from flows.history.garbage import Policy, collect_garbage
     from lineage.layout import Layout
 
-    clear_away(
+    collect_garbage(
         Layout.find(), Policy(last, keep, by, champions, tuple(give_up or ())), console, yes=yes, as_json=as_json
     )
 

@@ -20,11 +20,11 @@ def up(
     limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
 ) -> None:
     """Keep Prefect's server, MLflow's, a worker for deployments and the watcher of changes running until Ctrl-C."""
-    from flows.servers.up import up
+    from flows.servers.up import run_services
     from lineage.layout import Layout
 
     ports = {"prefect_port": prefect_port, "mlflow_port": mlflow_port}
-    raise typer.Exit(up(Layout.find(), console, **ports, database=database, limit=limit))
+    raise typer.Exit(run_services(Layout.find(), console, **ports, database=database, limit=limit))
 
 
 def deploy(

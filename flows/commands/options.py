@@ -1,4 +1,4 @@
-"""What verbs have in common: the terminal, and options that several of them take."""
+"""Options and the terminal that several commands share."""
 
 import enum
 import os
@@ -11,10 +11,10 @@ from rich.console import Console
 
 
 class Terminal(Console):
-    """A console whose reader may leave: a run goes on when nobody reads its progress any more."""
+    """A console whose reader may close the pipe: the run goes on without it."""
 
     def on_broken_pipe(self) -> None:
-        """Say nothing more."""
+        """Print nothing more."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -24,7 +24,7 @@ console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ 
 
 
 def warn(text: str) -> None:
-    """Say what is only worth a word, beside the output proper."""
+    """Print a warning to stderr."""
     print(f"warning: {text}", file=sys.stderr)
 
 

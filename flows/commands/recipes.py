@@ -1,4 +1,4 @@
-"""Recipes before a run: the list of them, and a small one to start from."""
+"""List recipes, and write one to start from."""
 
 from pathlib import Path
 
@@ -49,8 +49,8 @@ stages:
 """
 
 
-def recipe_list(folder: Path) -> Table:
-    """Recipes of a folder with their first words, and when they run by themselves."""
+def make_recipe_table(folder: Path) -> Table:
+    """Return a table of the recipes in a folder, with their descriptions and schedules."""
     table = Table("recipe", "stages", "description", "runs by itself once deployed")
     for path in sorted(folder.glob("*.yaml")):
         try:
@@ -59,32 +59,32 @@ def recipe_list(folder: Path) -> Table:
             table.add_row(Text(str(path)), "", Text(error.problems[0].message, style="red"), "")
             continue
         if (stages := content.get("stages")) is not None:
-            said = due_words(_schedule_of(path)) if content.get("schedule") is not None else None
+            due = describe_due_times(_read_schedule(path)) if content.get("schedule") is not None else None
             description = content.get("description")
             words = Text(printable(str(description.plain())) if description else "")
-            table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(said or ""))
+            table.add_row(Text(str(path)), str(len(stages.value)) if stages.is_map else "", words, Text(due or ""))
     return table
 
 
-def _schedule_of(path: Path) -> Schedule | None:
-    """None for a recipe that is not valid, too."""
+def _read_schedule(path: Path) -> Schedule | None:
+    """Return the schedule of a recipe; None also if the recipe is not valid."""
     try:
         return load_recipe(path).head.schedule
     except RecipeError:
         return None
 
 
-def due_words(schedule: Schedule | None) -> str | None:
-    """When a recipe runs by itself and what it waits for; None when it does not."""
+def describe_due_times(schedule: Schedule | None) -> str | None:
+    """Return when a recipe runs on its own and what it waits for; None if it does not."""
     if schedule is None:
         return None
-    from flows.deployments.schedules import schedule_words  # Prefect computes due times, and takes seconds to import
+    from flows.deployments.schedules import describe_schedule  # Prefect computes due times, and takes seconds to import
 
-    return schedule_words(schedule)
+    return describe_schedule(schedule)
 
 
 def write_starter(path: Path) -> None:
-    """Write a small recipe; raises PlanError when the file is there already or its name cannot name a recipe."""
+    """Write a small recipe. Raise PlanError if the file exists or its name cannot name a recipe."""
     stem = path.stem.replace(" ", "_")
     try:
         with path.open("x") as stream:

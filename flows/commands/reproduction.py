@@ -17,15 +17,15 @@ def diff(
 
     from flows.history.diff import compare
     from flows.history.diff_view import render
-    from flows.runs.lookup import chosen_run
+    from flows.runs.lookup import find_run
     from lineage.layout import Layout
 
     layout = Layout.find()
-    found = compare(chosen_run(before, layout), chosen_run(after, layout), layout)
+    difference = compare(find_run(before, layout), find_run(after, layout), layout)
     if as_json:
-        print(json.dumps(found.as_json(), indent=1))
+        print(json.dumps(difference.as_json(), indent=1))
     else:
-        console.print(render(found))
+        console.print(render(difference))
 
 
 def lock(

@@ -47,7 +47,7 @@ def run(
         warn_of_changes(made, layout, warn)
     else:
         made = made.model_copy(update={"promotion": None})
-    raise typer.Exit(run_start.start(made, layout, executor.value, console))
+    raise typer.Exit(run_start.start_run(made, layout, executor.value, console))
 
 
 def resume(
@@ -72,20 +72,20 @@ def approve(
     name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
 ) -> None:
     """Decide about a gate with `on_fail: approve`. A run that waits goes on by itself; resume one that ended."""
-    from flows.execution.approval import approve_gate
-    from flows.runs.lookup import chosen_run
+    from flows.execution.approval import decide_gates
+    from flows.runs.lookup import find_run
     from lineage.layout import Layout
 
     layout, choice = Layout.find(), "approve" if approved else "reject"
-    approve_gate(layout, chosen_run(run, layout), step, choice, reason, name, console)
+    decide_gates(layout, find_run(run, layout), step, choice, reason, name, console)
 
 
 def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
     """Show the state of every step of a run."""
-    from flows.runs.lookup import status_table
+    from flows.runs.lookup import make_status_table
     from lineage.layout import Layout
 
-    console.print(status_table(run, Layout.find()))
+    console.print(make_status_table(run, Layout.find()))
 
 
 def logs(
@@ -93,10 +93,10 @@ def logs(
     run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
 ) -> None:
     """Print what a step wrote."""
-    from flows.runs.lookup import step_log
+    from flows.runs.lookup import read_step_log
     from lineage.layout import Layout
 
-    print(step_log(step, run, Layout.find()), end="")
+    print(read_step_log(step, run, Layout.find()), end="")
 
 
 def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:

@@ -1,1 +1,1 @@
-"""Recipes as Prefect's deployments: their forms, schedules and what starts them."""
+"""Recipes as Prefect deployments: their forms, schedules and triggers."""

@@ -1,8 +1,7 @@
-"""Whether a scheduled flow run may do its work: what became of due times that were missed, or met a run under way.
+"""Decide whether a scheduled flow run may do its work, for due times that were missed or met an active run.
 
-Prefect starts late runs all the same, as many as it had scheduled ahead (three, or an hour's), and none for the due
-times after those. So each run of a schedule asks here first, and what a policy says of the others is done by the one
-that asks first.
+Prefect starts late runs anyway, as many as it had scheduled ahead (three, or an hour's), and none for the due times
+after those. So each scheduled run asks here first, and the first that asks applies the policy to the others.
 """
 
 import time
@@ -20,7 +19,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelling, Completed, Scheduled
 
-from flows.deployments.schedules import due_times
+from flows.deployments.schedules import list_due_times
 from schemas.errors import StepError
 from schemas.schedule import Schedule
 
@@ -55,13 +54,13 @@ class Occasion:
 
     @property
     def is_missed(self) -> bool:
-        """Whether nothing was there to start it when it was due."""
+        """Return whether nothing tried to start it when it was due."""
         half = (self.following - self.due) / 2 if self.following else GRACE
         return self.tried - self.due > min(GRACE, half)
 
 
-def verdict(occasion: Occasion, schedule: Schedule) -> str | None:
-    """Why a flow run must not do its work; None when it may."""
+def find_skip_reason(occasion: Occasion, schedule: Schedule) -> str | None:
+    """Return why a flow run must not do its work; None if it may."""
     if occasion.is_missed:
         policy = schedule.catch_up
         if policy == "skip" or (policy == "latest" and occasion.later):
@@ -71,21 +70,21 @@ def verdict(occasion: Occasion, schedule: Schedule) -> str | None:
     return None
 
 
-def unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
-    """Due times between the first of `known` and now that are not among them: nobody had scheduled them."""
+def list_unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
+    """Return due times between the first of `known` and now that have no flow run."""
     there = sorted(known)
-    gone = due_times(schedule, there[0], until=now) if there else []
+    gone = list_due_times(schedule, there[0], until=now) if there else []
     return [due for due in gone if all(abs(due - other) > timedelta(seconds=0.5) for other in there)]
 
 
-def skip_reason(schedule: Schedule | None) -> str | None:
-    """Called first in a deployed flow run: why it must end at once, None when it may do its work.
+def settle_due_times(schedule: Schedule | None) -> str | None:
+    """Return why a deployed flow run must end at once, None if it may work; called first in it.
 
-    It also does what the policies ask for: runs that were missed as well and must not run are ended, due times that
-    nobody had scheduled get a flow run (`catch_up: all`), and a run under way makes way (`overlap: cancel`). Flow
-    runs started by hand, by a change or by a retry are never skipped. Raises StepError when a run does not make way.
+    It also applies the policies: missed runs that must not run are ended, due times without a flow run get one
+    (`catch_up: all`), and an active run is cancelled (`overlap: cancel`). Flow runs started by hand, by a change or by
+    a retry are never skipped. Raise StepError if a cancelled run does not end.
     """
-    with _seen_from_here(schedule) as siblings:
+    with _find_siblings(schedule) as siblings:
         if siblings is None or siblings.run.run_count > 1:
             return None
         siblings.settle()
@@ -94,18 +93,18 @@ def skip_reason(schedule: Schedule | None) -> str | None:
         return siblings.reason
 
 
-def pass_on(schedule: Schedule | None) -> None:
-    """Called last in a deployed flow run: of those that wait for its place, the one that was due first is next.
+def line_up_waiting(schedule: Schedule | None) -> None:
+    """Let the waiting flow run that was due first take this one's place; called last in a deployed flow run.
 
-    Prefect would let them try in turns, and the place would go to whichever tries first.
+    Prefect would let them try in turns, and the first to try would take the place.
     """
-    with suppress(Exception), _seen_from_here(schedule) as siblings:  # a matter of order only: the run has ended
+    with suppress(Exception), _find_siblings(schedule) as siblings:  # a matter of order only: the run has ended
         if siblings is not None:
             siblings.line_up()
 
 
 @contextmanager
-def _seen_from_here(schedule: Schedule | None) -> Iterator["Siblings | None"]:
+def _find_siblings(schedule: Schedule | None) -> Iterator["Siblings | None"]:
     if schedule is None or current.id is None:
         yield None
         return
@@ -115,12 +114,12 @@ def _seen_from_here(schedule: Schedule | None) -> Iterator["Siblings | None"]:
 
 
 def is_due(run: FlowRun) -> bool:
-    """Whether a flow run stands for a due time."""
+    """Return whether a flow run stands for a due time."""
     return bool(run.auto_scheduled) or MADE_UP in run.tags
 
 
 class Siblings:
-    """The flow runs of one deployment, seen from one of them."""
+    """The flow runs of one deployment, from the view of one of them."""
 
     def __init__(self, client: SyncPrefectClient, run: FlowRun, schedule: Schedule):
         self.client, self.run, self.schedule = client, run, schedule
@@ -133,10 +132,10 @@ class Siblings:
             self.reason = self.verdict(run)
 
     def verdict(self, run: FlowRun) -> str | None:
-        """Why one of them must not do its work."""
-        due = _due(run)
-        kept = [_due(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
-        following = due_times(self.schedule, due, count=1)
+        """Return why one of them must not do its work; None if it may."""
+        due = _due_time(run)
+        kept = [_due_time(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
+        following = list_due_times(self.schedule, due, count=1)
         occasion = Occasion(
             due=due,
             tried=self._tried(run),
@@ -144,19 +143,19 @@ class Siblings:
             later=[other for other in kept if other > due],
             meets=self._meets(run, due),
         )
-        return verdict(occasion, self.schedule)
+        return find_skip_reason(occasion, self.schedule)
 
     def settle(self) -> None:
-        """End what was missed as well and must not run; give a flow run to due times that nobody had scheduled."""
+        """End missed flow runs that must not run; create flow runs for due times that have none."""
         for other in self._waiting():
             if is_due(other) and (reason := self.verdict(other)):
                 self.client.set_flow_run_state(other.id, Completed(name="Skipped", message=reason), force=True)
         if self.schedule.catch_up != "all" or not is_due(self.run):
             return
         begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
-        known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
+        known = [_due_time(r) for r in begun if _due_time(r) >= _due_time(self.run)]
         assert self.run.deployment_id is not None  # siblings are those of a deployment
-        for due in unscheduled(self.schedule, self.now, known):
+        for due in list_unscheduled(self.schedule, self.now, known):
             self.client.create_flow_run_from_deployment(
                 self.run.deployment_id,
                 state=Scheduled(scheduled_time=due, message="missed while down"),
@@ -166,54 +165,56 @@ class Siblings:
             )
 
     def line_up(self) -> None:
-        """Those that wait try again one after the other, in the order in which they were due."""
+        """Schedule waiting flow runs one after the other, in the order of their due times."""
         if self.schedule.overlap == "cancel":
             return
-        for place, other in enumerate(sorted(self._waiting(), key=_due)):
+        for place, other in enumerate(sorted(self._waiting(), key=_due_time)):
             when = datetime.now(UTC) + FIRST_TURN + place * TURN
             state = Scheduled(name="AwaitingConcurrencySlot", scheduled_time=when, message="waits for its turn")
             self.client.set_flow_run_state(other.id, state, force=True)
 
     def make_way(self) -> None:
-        """Cancel what runs and wait until it has ended."""
+        """Cancel active runs and wait until they have ended."""
         running = self._under_way()
         for other in running:
             message = f"cancelled for {self.run.name} (overlap: cancel)"
             self.client.set_flow_run_state(other.id, Cancelling(message=message))
         limit = time.monotonic() + MAKES_WAY
-        while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _ended(r)]:
+        while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _has_ended(r)]:
             if time.monotonic() > limit:
                 raise StepError(f"{running[0].name} was cancelled and has not ended after {MAKES_WAY:.0f} s")
             time.sleep(0.5)
 
     def _waiting(self) -> list[FlowRun]:
-        """Flow runs that should have started, and have not."""
-        found = self._runs(expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}})
-        return [run for run in found if run.id != self.run.id and run.state_name in WAITING]
+        """Return flow runs that should have started and have not."""
+        scheduled = self._runs(
+            expected_start_time={"before_": self.now}, state={"type": {"any_": [StateType.SCHEDULED]}}
+        )
+        return [run for run in scheduled if run.id != self.run.id and run.state_name in WAITING]
 
     def _under_way(self) -> list[FlowRun]:
-        """Runs that started before this one; those that will find that they must not run are left alone."""
+        """Return active runs that started before this one, without those that will skip themselves."""
         wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
-        found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due(r) <= _due(self.run)]
-        return [r for r in found if not (is_due(r) and self.verdict(r))]
+        active = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
+        return [r for r in active if not (is_due(r) and self.verdict(r))]
 
     def _tried(self, run: FlowRun) -> datetime:
         for state in sorted(self.client.read_flow_run_states(run.id), key=lambda s: s.timestamp):
             if state.type != StateType.SCHEDULED or state.name == "AwaitingConcurrencySlot":
-                return _utc(state.timestamp)
+                return _to_utc(state.timestamp)
         return self.now
 
     def _meets(self, run: FlowRun, due: datetime) -> str | None:
-        """Another run that had begun before `due` and not ended then; those that only looked do not count."""
+        """Return another run that began before `due` and had not ended then; runs that skipped do not count."""
         for other in self._runs(start_time={"before_": due}):
             looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
             began = other.state_type != StateType.SCHEDULED and not looked
-            if other.id != run.id and began and (other.end_time is None or _utc(other.end_time) > due):
+            if other.id != run.id and began and (other.end_time is None or _to_utc(other.end_time) > due):
                 return other.name
         return None
 
     def _runs(self, **wanted: Any) -> list[FlowRun]:
-        """The 200 latest of the deployment's flow runs."""
+        """Return the 200 latest flow runs of the deployment."""
         return self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(wanted),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),
@@ -222,13 +223,13 @@ class Siblings:
         )
 
 
-def _ended(run: FlowRun) -> bool:
+def _has_ended(run: FlowRun) -> bool:
     return run.state is None or run.state.is_final()
 
 
-def _due(run: FlowRun) -> datetime:
-    return _utc(run.expected_start_time or run.created)
+def _due_time(run: FlowRun) -> datetime:
+    return _to_utc(run.expected_start_time or run.created)
 
 
-def _utc(moment: Any) -> datetime:
+def _to_utc(moment: Any) -> datetime:
     return datetime.fromtimestamp(moment.timestamp(), UTC)

@@ -1,6 +1,6 @@
-"""Flow runs whose process is gone without a word: killed together with the worker, or the machine went down.
+"""Find flow runs whose process died without reporting: killed with the worker, or by a machine that went down.
 
-Prefect goes on showing them as running, and the place that they hold keeps others waiting.
+Prefect keeps showing them as running, and their place keeps others waiting.
 """
 
 import socket
@@ -20,17 +20,17 @@ BEGINS = timedelta(minutes=3)
 SAID = "its process is gone: killed, or the machine went down; Retry goes on with what is finished"
 
 
-def bury(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
-    """Show the dead among the flow runs of some deployments as crashed, which frees their place; returns them."""
+def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
+    """Mark dead flow runs of some deployments as crashed, which frees their place; return them."""
     ids = list(deployments)
     if not ids:
         return []
-    found = client.read_flow_runs(
+    active = client.read_flow_runs(
         flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": list(GOES_ON)}}}),
         deployment_filter=DeploymentFilter.model_validate({"id": {"any_": ids}}),
         limit=200,
     )
-    dead = [run for run in found if is_dead(run, datetime.now(UTC))]
+    dead = [run for run in active if is_dead(run, datetime.now(UTC))]
     for run in dead:
         ends = Cancelled if run.state_type == StateType.CANCELLING else Crashed  # the worker may not have said so yet
         client.set_flow_run_state(run.id, ends(message=SAID), force=True)
@@ -38,7 +38,7 @@ def bury(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun
 
 
 def is_dead(run: FlowRun, now: datetime) -> bool:
-    """Whether a flow run that should be going on has no process; one on another machine is never known to be dead."""
+    """Return whether a flow run that should be active has no process; on another machine that is never known."""
     host, _, number = (run.infrastructure_pid or "").rpartition(":")
     since = run.state.timestamp if run.state else run.created or now
     if not number.isdigit():

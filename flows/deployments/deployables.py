@@ -1,4 +1,4 @@
-"""What a recipe's deployment says in Prefect's UI: its name, description, tags and form."""
+"""What a recipe's deployment shows in Prefect's UI: name, description, tags and form."""
 
 import itertools
 import re
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.deployments.form import Schema, form, locked_form
-from flows.deployments.held import Held, hold
+from flows.deployments.form import Schema, make_form, make_locked_form
+from flows.deployments.held import HeldLock, read_current_lock
 from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
@@ -24,72 +24,72 @@ LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})
 
 @dataclass(frozen=True)
 class Deployable:
-    """A recipe with what its deployment says."""
+    """A recipe with the content of its deployment."""
 
     recipe: Recipe
     file: str
     """As the deployment's parameter: relative to the checkout, or absolute where it lies outside."""
     description: str
     form: Schema
-    held: Held | None = None
+    held: HeldLock | None = None
     """The lock that it is deployed with; None where it runs what the recipe says on the day."""
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What the deployment gives to every run."""
+        """Return the parameters of every run of the deployment."""
         return {"recipe": self.file} | ({"locked": self.held.digest} if self.held else {})
 
     @property
     def tags(self) -> list[str]:
-        """The recipe's own, and ours."""
+        """Return the recipe's own tags, and ours."""
         return list(dict.fromkeys([*self.recipe.head.tags, TAG]))
 
 
-def recipe_files(layout: Layout) -> list[Path]:
-    """All recipes of a checkout: the YAML files below `recipes/` that have stages, or that extend one that has."""
-    found = []
+def list_recipe_files(layout: Layout) -> list[Path]:
+    """Return all recipes of a checkout: YAML files below `recipes/` with `stages` or `extends`."""
+    recipes = []
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
         try:
             lines = read_text(path, str(path)).splitlines()
         except RecipeError:  # named, so that deploying it says what is wrong
-            found.append(path)
+            recipes.append(path)
             continue
         if any(line.startswith(("stages:", "extends:")) for line in lines) and "bases" not in path.parts:
-            found.append(path)
-    return found
+            recipes.append(path)
+    return recipes
 
 
-def deployables(
+def make_deployables(
     paths: Iterable[Path], layout: Layout, *, locked: bool = False
 ) -> tuple[list[Deployable], list[PosttrainError]]:
-    """What can be deployed, and everything wrong with the other recipes; two of one name are both refused."""
+    """Return what can be deployed, and all errors of the other recipes; two of one name are both refused."""
     good: dict[str, Deployable] = {}
     wrong: list[PosttrainError] = []
     for path in paths:
         try:
-            made = deployable(path, layout, locked=locked)
+            made = make_deployable(path, layout, locked=locked)
         except (RecipeError, PlanError) as error:
             wrong.append(error)
             continue
         other = good.get(made.recipe.name)
         if other is not None and other.file != made.file:
-            wrong.append(_same_name(path, made, other))
+            wrong.append(_refuse_same_name(path, made, other))
             continue
         good[made.recipe.name] = made
     return list(good.values()), wrong
 
 
-def _same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
+def _refuse_same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
     lines = read_text(path, str(path)).splitlines()
     line = next((n for n, text in enumerate(lines, 1) if text.startswith("name:")), 1)
-    said = f"{other.file} is called `{made.recipe.name}` as well"
-    return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
+    message = f"{other.file} is called `{made.recipe.name}` as well"
+    return RecipeError([Problem(str(path), line, 1, "name", message, "give one of them another name")])
 
 
-def deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
-    """A recipe with its form; raises RecipeError, also for a profile that does not validate.
+def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
+    """Return a recipe with its form. Raise RecipeError, also for a profile that does not validate.
 
-    `locked`: held to its lock. Raises PlanError when there is none, or the recipe has drifted from it.
+    `locked`: held to its lock. Raise PlanError if there is none, or the recipe has drifted from it.
     """
     recipe = load_recipe(path)
     profiles = list(recipe.head.profiles)
@@ -99,30 +99,32 @@ def deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployabl
         stages |= dict.fromkeys(known.origin(name) for name in known.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
-    said = described(recipe, read_text(path, str(path)))
+    description = describe_recipe(recipe, read_text(path, str(path)))
     if not locked:
-        return Deployable(recipe, file, said, form(recipe, profiles, list(stages)))
-    held = hold(path, layout)
-    return Deployable(recipe, file, said, locked_form(form(recipe, profiles, list(stages)), file, held.digest), held)
+        return Deployable(recipe, file, description, make_form(recipe, profiles, list(stages)))
+    held = read_current_lock(path, layout)
+    return Deployable(
+        recipe, file, description, make_locked_form(make_form(recipe, profiles, list(stages)), file, held.digest), held
+    )
 
 
-def described(recipe: Recipe, text: str) -> str:
-    """The recipe's description and, where its header names one, a link to its paper or page (markdown)."""
+def describe_recipe(recipe: Recipe, text: str) -> str:
+    """Return the recipe's description and, if its header names one, a link to its paper or page (markdown)."""
     header = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
-    links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _links(line))
+    links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _find_links(line))
     return "\n\n".join(filter(None, [recipe.head.description, *links]))
 
 
-def _links(line: str) -> Iterator[str]:
-    for found in LINK.finditer(line):
-        if found[1]:
-            yield f"[arXiv:{found[1]}](https://arxiv.org/abs/{found[1]})"
+def _find_links(line: str) -> Iterator[str]:
+    for match in LINK.finditer(line):
+        if match[1]:
+            yield f"[arXiv:{match[1]}](https://arxiv.org/abs/{match[1]})"
         else:
-            yield f"`{found[2]}`" if found[2] else f"[{found[0]}]({found[0]})"
+            yield f"`{match[2]}`" if match[2] else f"[{match[0]}]({match[0]})"
 
 
-def environment(layout: Layout) -> dict[str, str]:
-    """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
+def make_environment(layout: Layout) -> dict[str, str]:
+    """Return the variables of every flow run: where the checkout lies, and that nothing need be installed."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),
         "PYTHONPATH": str(HOUSE),

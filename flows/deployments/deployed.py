@@ -1,4 +1,4 @@
-"""What a worker of Prefect executes for every deployment: plan the recipe, run it, go on where a retry finds it."""
+"""The flow that a Prefect worker executes for every deployment: plan the recipe, run it, resume it on a retry."""
 
 import io
 import logging
@@ -18,18 +18,18 @@ from prefect.exceptions import FailedRun, TerminationSignal
 from prefect.states import Completed, Failed
 from rich.console import Console
 
-from flows.deployments.catch_up import pass_on, skip_reason
-from flows.deployments.flow_runs import remember, run_of
-from flows.deployments.held import held_options
-from flows.execution.audit_entries import planned
-from flows.execution.run_log import new_run
+from flows.deployments.catch_up import line_up_waiting, settle_due_times
+from flows.deployments.flow_runs import find_run_of, write_flow_run
+from flows.deployments.held import apply_lock
+from flows.execution.audit_entries import read_verified_plan
+from flows.execution.run_log import make_run_name
 from flows.execution.states import EXIT_CANCELLED
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.flow_context import current_flow_run
-from flows.prefect_runs.pipeline import carry_out, flow_state, make_task_runner
-from flows.processes.reader import outlive_reader
+from flows.prefect_runs.pipeline import make_flow_state, make_task_runner, perform_in_flow
+from flows.processes.reader import survive_closed_output
 from flows.runs.launch import Outcome, run_plan
-from flows.runs.start import project
+from flows.runs.start import update_projections
 from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
@@ -60,10 +60,10 @@ def recipe_run(
         fresh: Do again what is there already; the earlier artifacts stay and are compared.
         locked: Digest of the recipe's lock, for a deployment that runs only the version that the lock pins.
     """
-    outlive_reader()  # the worker, which may be killed
+    survive_closed_output()  # the worker, which may be killed
     layout = Layout.find()
     os.chdir(layout.root)
-    logging.getLogger("prefect.flow_runs").addFilter(_says_something)
+    logging.getLogger("prefect.flow_runs").addFilter(_drop_engine_traceback)
     options = {
         "profile": profile or None,
         "to": to_stages or [],
@@ -71,18 +71,18 @@ def recipe_run(
         "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
     }
-    return interruptible(lambda stop: _carried_out(recipe, layout, options, locked, stop))
+    return run_interruptibly(lambda stop: _run_recipe(recipe, layout, options, locked, stop))
 
 
-def _says_something(record: logging.LogRecord) -> bool:
-    """Drop the traceback that Prefect's engine logs for every flow that returns Failed: the state says why it is."""
+def _drop_engine_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback that Prefect logs for every flow that returns Failed: the state has the reason."""
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
-def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
-    """Work in another thread, so that this one can hear Prefect's signal to end; then the event is set, and obeyed.
+def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
+    """Work in another thread, so that this one can receive Prefect's signal to end; then set the event.
 
-    Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
+    Prefect reports a cancellation only while its own handler is installed: ours, and Ray's, would replace it.
     """
     stop, begun, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -97,63 +97,65 @@ def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
         return ThreadPoolExecutor(1, thread_name_prefix="run").submit(copy_context().run, body).result()
     except TerminationSignal:
         stop.set()
-        _heard(begun, 1.0)  # the signal may have come before the thread
-        while begun.is_set() and not _heard(done, 1.0):
+        _wait_for_event(begun, 1.0)  # the signal may have come before the thread
+        while begun.is_set() and not _wait_for_event(done, 1.0):
             continue
         raise
 
 
-def _heard(event: threading.Event, seconds: float) -> bool:
-    """Wait for an event, at most that long; another signal in between changes nothing: who cancels may say it twice."""
+def _wait_for_event(event: threading.Event, seconds: float) -> bool:
+    """Wait for an event, at most that long; a second signal in between changes nothing."""
     try:
         return event.wait(seconds)
     except TerminationSignal:
         return event.is_set()
 
 
-def _carried_out(
+def _run_recipe(
     recipe: str, layout: Layout, options: dict[str, Any], locked: str | None, stop: threading.Event
 ) -> State[Any]:
     try:
         schedule = load_recipe(recipe).head.schedule
-        if reason := skip_reason(schedule):
+        if reason := settle_due_times(schedule):
             return Completed(name="Skipped", message=reason)
-        run, plan = _begun(recipe, layout, held_options(layout, recipe, locked, options))
-        outcome = _run(run, plan, layout, stop)
-        pass_on(schedule)
+        run, plan = _find_or_plan_run(recipe, layout, apply_lock(layout, recipe, locked, options))
+        outcome = _run_plan(run, plan, layout, stop)
+        line_up_waiting(schedule)
     except PosttrainError as error:
         get_run_logger().error(str(error))
         return Failed(message=str(error).splitlines()[0])
     if outcome.exit_code == EXIT_CANCELLED and not stop.is_set():  # cancelled while it waited for a person
         raise TerminationSignal(signal=signal.SIGTERM)
-    return flow_state(outcome.states)
+    return make_flow_state(outcome.states)
 
 
-def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
-    """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
+def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
+    """Return the run of this flow run with its plan: the one that was begun before a retry, else a new one."""
     shown, logger = current_flow_run(), get_run_logger()
-    if run := run_of(layout, str(shown.id), shown.name):
-        plan = planned(layout, run)
+    if run := find_run_of(layout, str(shown.id), shown.name):
+        plan = read_verified_plan(layout, run)
         logger.info("going on with run %s of %s as it was planned", run, plan.file)
         append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
         return run, plan
     plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
-    run = new_run()
-    remember(layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters)
+    run = make_run_name()
+    write_flow_run(
+        layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters
+    )
     with get_client(sync_client=True) as client:
         client.update_flow_run(shown.id, name=run)
     append(layout, "flow run started", run=run, flow_run=str(shown.id), recipe=recipe, parameters=shown.parameters)
     return run, plan
 
 
-def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
-    said, logger = io.StringIO(), get_run_logger()
-    console = Console(file=said, width=200)
+def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
+    output, logger = io.StringIO(), get_run_logger()
+    console = Console(file=output, width=200)
 
     def tell(outcome: Outcome) -> Path:
-        report = project(outcome, plan, layout, console)
-        for line in filter(None, said.getvalue().splitlines()):
+        report = update_projections(outcome, plan, layout, console)
+        for line in filter(None, output.getvalue().splitlines()):
             logger.warning(line)
         return report
 
-    return run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
+    return run_plan(plan, layout, run=run, carry=perform_in_flow, project=tell, stop=stop)

@@ -1,7 +1,4 @@
-"""The form of a recipe's deployment in Prefect's UI: a JSON Schema of few, typed fields, made for this recipe.
-
-Prefect's pages draw it and its server holds runs to it, also those started through the API.
-"""
+"""The form of a recipe's deployment in Prefect's UI: a JSON Schema of a few typed fields."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +8,8 @@ from schemas.recipe.load import Recipe
 Schema = dict[str, Any]
 
 
-def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Schema:
-    """The parameters of a recipe's deployment, as the OpenAPI schema that Prefect stores."""
+def make_form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Schema:
+    """Return the parameters of a recipe's deployment, as the OpenAPI schema that Prefect stores."""
     fields: dict[str, Schema] = {}
     if profiles:
         fields["profile"] = {
@@ -64,8 +61,8 @@ def form(recipe: Recipe, profiles: Sequence[str], stages: Sequence[str]) -> Sche
     return {"type": "object", "title": "Parameters", "properties": fields, "propertyNames": known, "required": []}
 
 
-def locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
-    """The form of a deployment that is held to a lock: which stages and whether afresh, nothing that changes them."""
+def make_locked_form(whole: Schema, recipe: str, digest: str) -> Schema:
+    """Return the form of a locked deployment: stages and `fresh`, nothing that changes them."""
     fields = {name: whole["properties"][name] for name in ("from_stages", "to_stages", "fresh")}
     same = {"properties": {"recipe": {"const": recipe}, "locked": {"const": digest}}}
     known = {"enum": [*fields, "recipe", "locked"]}

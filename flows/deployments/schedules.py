@@ -1,7 +1,4 @@
-"""The schedule of a recipe as Prefect's schedules, and its next due times in words.
-
-Due times are always computed by Prefect's own classes, so what is shown is what Prefect will do.
-"""
+"""The schedule of a recipe as Prefect schedules, and its next due times as text."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -21,10 +18,10 @@ SLUG = "recipe"
 """Name of the schedule in its deployment: deploying again replaces it."""
 
 
-def prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
-    """The schedules of a recipe's deployment: one, or none when the recipe only waits for changes."""
+def make_prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
+    """Return the schedules of a recipe's deployment: one, or none if it only waits for changes."""
     schedule = recipe.head.schedule
-    times = times_of(schedule) if schedule else None
+    times = make_times(schedule) if schedule else None
     if schedule is None or times is None:
         return []
     parameters = {"profile": schedule.profile} if schedule.profile else {}
@@ -32,11 +29,11 @@ def prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
     return [DeploymentScheduleCreate.model_validate({**made, "active": schedule.active})]
 
 
-def concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
-    """How the deployment's limit of one run at a time treats a second; None where runs may meet (`overlap: cancel`).
+def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
+    """Return how the deployment's limit of one run treats a second; None where runs may overlap.
 
-    The second always waits. Whether it then runs is decided when it starts (`flows.deployments.catch_up`): were it
-    cancelled at once, as Prefect can do, the runs made up for after a downtime would cancel one another.
+    The second always waits. Whether it then runs is decided when it starts (`flows.deployments.catch_up`): if Prefect
+    cancelled it at once, catch-up runs after a downtime would cancel one another.
     """
     schedule = recipe.head.schedule
     if schedule is None or schedule.overlap == "cancel":
@@ -44,21 +41,21 @@ def concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
     return ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 
 
-def as_yaml(recipe: Recipe) -> dict[str, Any]:
-    """The same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
-    schedule, limits = recipe.head.schedule, concurrency(recipe)
-    said: dict[str, Any] = {}
-    for made in prefect_schedules(recipe):
+def make_yaml(recipe: Recipe) -> dict[str, Any]:
+    """Return the same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
+    schedule, limits = recipe.head.schedule, make_concurrency(recipe)
+    keys: dict[str, Any] = {}
+    for made in make_prefect_schedules(recipe):
         times = {k: v for k, v in made.schedule.model_dump(mode="json").items() if v is not None and k != "day_or"}
         profile = {"parameters": made.parameters} if made.parameters else {}
-        said["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
+        keys["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
     if schedule and limits:
-        said["concurrency_limit"] = {"limit": 1, "collision_strategy": limits.collision_strategy.value}
-    return said
+        keys["concurrency_limit"] = {"limit": 1, "collision_strategy": limits.collision_strategy.value}
+    return keys
 
 
-def times_of(schedule: Schedule) -> Times | None:
-    """The due times of a schedule as Prefect computes them; None when it has none."""
+def make_times(schedule: Schedule) -> Times | None:
+    """Return the due times of a schedule as Prefect computes them; None without a schedule."""
     if schedule.cron:
         return prefects.CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     if schedule.rrule:
@@ -69,27 +66,27 @@ def times_of(schedule: Schedule) -> Times | None:
     return None
 
 
-def due_times(
+def list_due_times(
     schedule: Schedule, after: datetime, *, until: datetime | None = None, count: int = 1000
 ) -> list[datetime]:
-    """Due times later than `after`, at most `until`, in order; never more than 1,000 (Prefect's limit)."""
-    times: Any = times_of(schedule)
+    """Return due times later than `after`, at most `until`, in order; at most 1,000 (Prefect's limit)."""
+    times: Any = make_times(schedule)
     if times is None:
         return []
     start = after + timedelta(microseconds=1)
-    found = asyncio.run(times.get_dates(n=min(count, 1000), start=start, end=until))
-    return sorted(datetime.fromtimestamp(date.timestamp(), UTC) for date in found)
+    dates = asyncio.run(times.get_dates(n=min(count, 1000), start=start, end=until))
+    return sorted(datetime.fromtimestamp(date.timestamp(), UTC) for date in dates)
 
 
-def schedule_words(schedule: Schedule, now: datetime | None = None) -> str:
-    """When a recipe will run by itself: `0 6 * * 1: next Mon 23 Nov 2026 06:00 CET, then ...; when dvc:x changes`."""
+def describe_schedule(schedule: Schedule, now: datetime | None = None) -> str:
+    """Return when a recipe runs next: `0 6 * * 1: next Mon 23 Nov 2026 06:00 CET, then ...; when dvc:x changes`."""
     parts = []
     if schedule.is_timed:
         zone = ZoneInfo(schedule.timezone)
-        dates = due_times(schedule, now or datetime.now(UTC), count=3)
+        dates = list_due_times(schedule, now or datetime.now(UTC), count=3)
         times = [f"{date.astimezone(zone):%a %d %b %Y %H:%M:%S %Z}".replace(":00 ", " ") for date in dates]
-        said = schedule.cron or schedule.rrule or f"every {schedule.interval}"
-        parts.append(f"{said}: next {times[0]}, then {', '.join(times[1:])}".removesuffix(", then ") if times else said)
+        text = schedule.cron or schedule.rrule or f"every {schedule.interval}"
+        parts.append(f"{text}: next {times[0]}, then {', '.join(times[1:])}".removesuffix(", then ") if times else text)
     if schedule.on_change:
         parts.append(f"when {' or '.join(schedule.on_change)} changes")
     inactive = "" if schedule.active else " (not active)"

@@ -1,7 +1,4 @@
-"""Starts deployed recipes when what they watch changes, and finds their runs that died.
-
-`python -m flows.deployments.watcher`; `posttrain up` keeps it running.
-"""
+"""Start deployed recipes when their watched sources change, and mark their dead flow runs."""
 
 import contextlib
 import signal
@@ -18,7 +15,7 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
-from flows.deployments.dead_runs import SAID, bury
+from flows.deployments.dead_runs import SAID, mark_crashed
 from flows.deployments.watching import Change, Watch
 from lineage.audit.log import append
 from lineage.layout import Layout
@@ -36,7 +33,7 @@ TAG = "on-change"
 
 
 class Watcher:
-    """Watches the sources of every recipe of a checkout that is deployed on one server."""
+    """Watches the sources of every deployed recipe of a checkout on one server."""
 
     def __init__(self, layout: Layout, say: Callable[[str], None]):
         self.layout, self.say = layout, say
@@ -45,10 +42,10 @@ class Watcher:
         """What is wrong at the moment, by whom; said once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
-        """See which deployments there are, which of their runs died, and what their recipes watch now."""
-        found = {}
-        ours = deployments(client, self.layout)
-        for run in bury(client, [deployment.id for deployment in ours]):
+        """Read the deployments and what their recipes watch now; mark flow runs that died."""
+        watches = {}
+        ours = list_deployments(client, self.layout)
+        for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
             self.say(f"{run.name}: {SAID}")
         for deployment in ours:
@@ -59,11 +56,11 @@ class Watcher:
             if before is None or list(before.sources) != schedule.on_change:
                 before = self._watch(deployment, schedule, file)
                 self.say(f"{deployment.name}: waits for changes of {', '.join(schedule.on_change)}")
-            found[deployment.id] = before
-        self.watches = found
+            watches[deployment.id] = before
+        self.watches = watches
 
     def look(self, client: SyncPrefectClient) -> None:
-        """Look at every source once and start the recipes of what changed."""
+        """Check every source once and start the recipes of what changed."""
         for deployment, watch in self.watches.items():
             with self.forgiving(watch.file.stem):
                 watch.look(partial(self._start, client, deployment))
@@ -102,30 +99,30 @@ class Watcher:
 
     @contextlib.contextmanager
     def forgiving(self, who: str) -> Iterator[None]:
-        """Say what is wrong, once, and go on: a server that is down is asked again, and a change is seen later."""
+        """Print an error once and go on: a server that is down is asked again, and a change is seen later."""
         try:
             yield
             self.told.pop(who, None)
         except Exception as error:
-            said = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
-            if self.told.get(who) != said:
-                self.say(f"{who}: {said}")
-            self.told[who] = said
+            message = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
+            if self.told.get(who) != message:
+                self.say(f"{who}: {message}")
+            self.told[who] = message
 
 
-def deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
-    """All deployments of this checkout's recipes; a server may have those of others too."""
+def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+    """Return the deployments of this checkout; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
-    found: list[DeploymentResponse] = []
-    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(found)):
-        found += page
+    own: list[DeploymentResponse] = []
+    while page := client.read_deployments(deployment_filter=tagged, limit=200, offset=len(own)):
+        own += page
     root = str(layout.root)
-    ours = [d for d in found if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
+    ours = [d for d in own if (d.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == root]
     return [deployment for deployment in ours if "recipe" in deployment.parameters]
 
 
 def main() -> None:
-    """Watch until SIGTERM or Ctrl-C; a server that does not answer is asked again."""
+    """Watch until SIGTERM or Ctrl-C; retry if the server does not answer."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -1,8 +1,4 @@
-"""What one recipe waits for: notices changes, has each told exactly once, and remembers across kills.
-
-A change is told under a key that follows from what was remembered before it. Killed between telling and remembering,
-the next look finds the same change, tells it under the same key, and whoever hears it knows that it was heard.
-"""
+"""Watch the sources of one recipe: find changes, report each exactly once, and remember them across kills."""
 
 import json
 import secrets
@@ -20,7 +16,7 @@ Look = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class Change:
-    """Something that became another thing."""
+    """A source whose content changed."""
 
     source: str
     before: str | None
@@ -28,12 +24,12 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.source}: {short(self.before)} → {short(self.after)}"
+        return f"{self.source}: {shorten_digest(self.before)} → {shorten_digest(self.after)}"
 
 
 @dataclass
 class Watch:
-    """The sources of one recipe and what is remembered of them in `file`."""
+    """The sources of one recipe, and what `file` remembers of them."""
 
     file: Path
     sources: Sequence[str]
@@ -47,39 +43,39 @@ class Watch:
     """Glance at which the content was read, and told where it had changed."""
 
     def look(self, tell: Callable[[list[Change], str], None]) -> list[Change]:
-        """Look once; calls `tell` with what changed since it was last told, and a key that is the same for the same.
+        """Check once; call `tell` with what changed since the last report, and a key that identifies the change.
 
-        What `tell` raises is passed on, and the change is told at the next look.
+        What `tell` raises is passed on, and the change is reported at the next check.
         """
-        found, glances = self._contents()
+        contents, glances = self._contents()
         known = self._remembered()
         digests: dict[str, str | None] = {s: d for s, d in known["digests"].items() if s in self.sources}
         changes = [
             Change(source, digests[source], digest)
-            for source, digest in found.items()
+            for source, digest in contents.items()
             if source in digests and digest is not None and digest != digests[source]
         ]
         if changes:
-            told = [[change.source, change.after] for change in changes]
-            tell(changes, digest_of([known["since"], known["changes"] + 1, told]))
-        now = {**found, **digests, **{change.source: change.after for change in changes}}
+            identity = [[change.source, change.after] for change in changes]
+            tell(changes, digest_of([known["since"], known["changes"] + 1, identity]))
+        now = {**contents, **digests, **{change.source: change.after for change in changes}}
         if now != known["digests"]:
             self._remember({**known, "digests": now, "changes": known["changes"] + bool(changes)})
         self.settled |= glances
         return changes
 
     def _contents(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
-        """Content of the sources that may have changed and are at rest, and their glances."""
-        found, glances = {}, {}
+        """Return the content of changed sources that are at rest, and their stamps."""
+        contents, glances = {}, {}
         for source in self.sources:
             now = self.glance(source)
             rests = source in self.seen and self.seen[source] == now
             if now is None or (rests and self.settled.get(source) != now):
                 content = self.content(source)
                 if self.glance(source) == now:
-                    found[source], glances[source] = content, now
+                    contents[source], glances[source] = content, now
             self.seen[source] = now
-        return found, glances
+        return contents, glances
 
     def _remembered(self) -> dict[str, Any]:
         try:
@@ -91,6 +87,6 @@ class Watch:
         write_text_atomically(self.file, json.dumps(known, indent=1))
 
 
-def short(digest: str | None) -> str:
-    """A digest as people read it."""
+def shorten_digest(digest: str | None) -> str:
+    """Return a digest shortened for people."""
     return "nothing" if digest is None else digest if len(digest) < 32 else digest[:12]

@@ -1,4 +1,4 @@
-"""Gates that wait for a person: inside a run that Prefect shows, and for `posttrain approve`."""
+"""Gates that wait for a person's approval: inside a run that Prefect shows, and for `posttrain approve`."""
 
 import threading
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from flows.execution.execute import Execution
-from flows.execution.gates import GateState, judged
+from flows.execution.gates import GateState, judge_gates
 from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
 from lineage.artifacts.store import Store
@@ -27,8 +27,8 @@ LOOK = 0.2
 
 
 @dataclass(frozen=True)
-class Question:
-    """A gate that somebody has to decide about."""
+class ApprovalRequest:
+    """A gate that a person has to decide about."""
 
     step: Step
     manifest: Manifest
@@ -38,16 +38,16 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What somebody decided."""
+class PersonalDecision:
+    """What a person decided."""
 
     decision: Decision
     name: str
     reason: str
 
 
-class Waited(Protocol):
-    """A step under way in another thread."""
+class RunningStep(Protocol):
+    """A running step in another thread."""
 
     @property
     def wrapped_future(self) -> Future[Any]:
@@ -55,27 +55,27 @@ class Waited(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when it has ended."""
+        """Return when the step has ended."""
 
 
-Pause = Callable[[Question, Callable[[], bool]], Answer | None]
+AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
 """Asks people; None when its function says that this is over, or nobody answered in time."""
 
 
-class Desk:
-    """Where the steps of one run wait for people, while other steps go on.
+class ApprovalQueue:
+    """Where the steps of one run wait for people while other steps go on.
 
     `ask` is called in the threads of steps, `attend` in the flow, which alone can pause.
     """
 
-    def __init__(self, execution: Execution, pause: Pause):
+    def __init__(self, execution: Execution, pause: AskPerson):
         self.execution, self.pause = execution, pause
-        self.questions: deque[Question] = deque()
+        self.questions: deque[ApprovalRequest] = deque()
         self.unanswered: set[tuple[str, int]] = set()
         self.lock = threading.Lock()
 
     def ask(self, step: Step, state: StepState) -> StepState:
-        """Wait until every gate of a finished evaluation is decided, given up, or the run is stopped."""
+        """Wait until every gate of a finished evaluation is decided or unanswered in time, or the run is stopped."""
         assert state.manifest is not None
         run = self.execution
         how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
@@ -84,18 +84,18 @@ class Desk:
         run.reporter.report(waiting)
         for gate in (g for g in state.gates if g.verdict == "waiting"):
             within = float(step.settings["gate"][gate.index]["approve_within"])
-            self.questions.append(Question(step, state.manifest, gate, within))
+            self.questions.append(ApprovalRequest(step, state.manifest, gate, within))
         gates = state.gates
         while not run.stop.is_set():
-            gates = judged(step, state.manifest, run.layout)
+            gates = judge_gates(step, state.manifest, run.layout)
             with self.lock:
                 if not any(g.verdict == "waiting" and (step.name, g.index) not in self.unanswered for g in gates):
                     break
             run.stop.wait(LOOK)
         return replace(state, gates=gates)
 
-    def attend(self, futures: Iterable[Waited]) -> None:
-        """Wait for all steps, and put the questions of those that wait for people."""
+    def attend(self, futures: Iterable[RunningStep]) -> None:
+        """Wait for all steps, and ask about those that wait for people."""
         under_way = {future.wrapped_future: future for future in futures}
         while under_way:
             if self.questions:
@@ -104,7 +104,7 @@ class Desk:
             for ended in wait(under_way, LOOK, FIRST_COMPLETED).done:
                 under_way.pop(ended).wait()
 
-    def _put(self, question: Question) -> None:
+    def _put(self, question: ApprovalRequest) -> None:
         layout, step, index = self.execution.layout, question.step, question.gate.index
 
         def over() -> bool:
@@ -113,17 +113,19 @@ class Desk:
 
         answer = None if over() else self.pause(question, over)
         if answer is not None and not over():
-            record(layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect")
+            record_decision(
+                layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
+            )
         elif decision(layout, question.manifest.key, index) is None:
             with self.lock:
                 self.unanswered.add((step.name, index))
 
 
-def record(
-    layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: Answer, via: str
+def record_decision(
+    layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
 ) -> dict[str, Any]:
-    """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
-    said = manifest.details["gates"][gate.index].get("text", "")
+    """Record a decision about a gate in the audit log and next to the evaluation's key."""
+    measured = manifest.details["gates"][gate.index].get("text", "")
     return decide(
         layout,
         manifest.key,
@@ -134,17 +136,17 @@ def record(
         step=step.name,
         run=run,
         metric=gate.name,
-        text=said,
+        text=measured,
         via=via,
     )
 
 
-def approve_gate(
+def decide_gates(
     layout: Layout, run: str, step_name: str, choice: Decision, reason: str, name: str | None, console: Console
 ) -> None:
-    """Decide about the gates of a step that wait for a person, or have been decided otherwise before.
+    """Decide about the gates of a step that wait for a person or were decided otherwise before.
 
-    Raises PlanError when there is no such step, it has not run, or no gate of it asks a person.
+    Raise PlanError if the step is unknown or has not run, or if no gate of it asks a person.
     """
     plan = read_plan(layout, run)
     names = [s.name for s in plan.steps]
@@ -157,11 +159,13 @@ def approve_gate(
     if manifest is None:
         raise PlanError(f"{step_name} has not run yet; there is nothing to decide about")
     settled = "approved" if choice == "approve" else "rejected"
-    gates = [g for g in judged(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}]
+    gates = [
+        g for g in judge_gates(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}
+    ]
     if not gates:
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
-    answer = Answer(choice, name or audit_log.who(), reason.strip())
+    answer = PersonalDecision(choice, name or audit_log.who(), reason.strip())
     for gate in gates:
-        told = record(layout, run, step, manifest, gate, answer, "command line")
-        console.print(f"{step_name}: {gate.name} {sentence(told)}", highlight=False, markup=False, soft_wrap=True)
+        entry = record_decision(layout, run, step, manifest, gate, answer, "command line")
+        console.print(f"{step_name}: {gate.name} {sentence(entry)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

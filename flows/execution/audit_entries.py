@@ -1,4 +1,4 @@
-"""What the audit log hears of runs and their steps."""
+"""Audit log entries of runs."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from schemas.errors import PlanError
 from schemas.plan import Plan
 
 
-def planned(layout: Layout, run: str) -> Plan:
-    """The plan of a run, as the audit log saw it and with keys that fit what its steps do.
+def read_verified_plan(layout: Layout, run: str) -> Plan:
+    """Return the plan of a run, checked against the audit log and the keys of its steps.
 
-    Raises PlanError when there is no such run, or its plan is another than the one it began with.
+    Raise PlanError if there is no such run, or its plan is not the one it began with.
     """
     plan = read_plan(layout, run)
     known = [
@@ -34,8 +34,8 @@ def planned(layout: Layout, run: str) -> Plan:
     return plan
 
 
-def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
-    """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
+def log_run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
+    """Record the plan that a run begins with: digests of its file and of the recipe with all defaults."""
     return append(
         layout,
         "run started",
@@ -50,8 +50,8 @@ def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     )
 
 
-def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
-    """Note how a run and its steps ended, and digests of its events so far and of what it cost."""
+def log_run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
+    """Record how a run and its steps ended, with digests of its events so far and of its cost."""
     steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
     for name, state in states.items():
         if state.manifest is not None and state.state in FINISHED:
@@ -68,8 +68,8 @@ def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code:
     )
 
 
-def report_written(layout: Layout, run: str) -> Entry:
-    """Note the report of a run as it was just written, and the run's events until then."""
+def log_report_written(layout: Layout, run: str) -> Entry:
+    """Record the report of a run as just written, and the run's events until then."""
     folder = layout.run(run)
     events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
     return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)

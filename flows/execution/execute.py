@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from flows.execution.events import Event, ProgressEvent, Reporter, StepEvent
-from flows.execution.gates import judged
+from flows.execution.gates import judge_gates
 from flows.execution.ledger import Consumption, Ledger
 from flows.execution.states import FINISHED, StepState
-from flows.planning.estimate import Outlook
-from flows.processes.file_tail import Tail
-from flows.processes.secret_values import hidden, secrets_of
-from flows.steps.artifacts import Restored
+from flows.planning.estimate import Forecast
+from flows.processes.file_tail import FileTail
+from flows.processes.secret_values import find_secrets, redact
+from flows.steps.artifacts import RestoredFiles
 from flows.steps.step_spec import MadeInput, StepSpec, TaskReport
-from flows.steps.task_run import progress_file
+from flows.steps.task_run import progress_path
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import StepError
@@ -76,15 +76,15 @@ class Execution:
         run: str,
         stop: threading.Event | None = None,
         ledger: Ledger | None = None,
-        outlook: Outlook | None = None,
+        outlook: Forecast | None = None,
     ):
         self.plan, self.layout, self.executor, self.reporter, self.run = plan, layout, executor, reporter, run
         self.ledger = ledger or Ledger(plan, layout, run, {})
-        self.outlook = outlook or Outlook(plan, layout)
+        self.outlook = outlook or Forecast(plan, layout)
         self.store = Store(layout)
         self.states: dict[str, StepState] = {}
         self.stop = stop or threading.Event()
-        self.restored: Restored = {}
+        self.restored: RestoredFiles = {}
         """Files of artifacts that were restored before the run, by step."""
         self.ask_people: Callable[[Step, StepState], StepState] = lambda step, state: state
         """Waits for approvals of a step's gates; by default the run goes on without what depends on the step."""
@@ -98,7 +98,7 @@ class Execution:
         except StepError as error:
             state = StepState(step.name, "failed", _message_of(step, error), seconds=time.monotonic() - begun)
         if state.manifest is not None:
-            state = replace(state, gates=judged(step, state.manifest, self.layout))
+            state = replace(state, gates=judge_gates(step, state.manifest, self.layout))
         if state.waits:
             state = self.ask_people(step, state)
         self.states[step.name] = state
@@ -163,7 +163,7 @@ class Execution:
             try:
                 manifest = self._run_once(step, on_line)
             except StepError as failure:
-                error = hidden(_message_of(step, failure), secrets_of(step.settings))
+                error = redact(_message_of(step, failure), find_secrets(step.settings))
                 if self.stop.is_set():
                     reason = "stopped; `posttrain resume` continues from its checkpoints"
                     return StepState(step.name, "cancelled", reason)
@@ -179,8 +179,8 @@ class Execution:
         if self.executor is None:
             raise StepError(f"{step.name}: its artifact disappeared during the run; run again")
         spec = self._make_spec(step)
-        log = Tail(self.layout.work(step.key) / "step.log", at_end=True)
-        progress = Tail(progress_file(self.layout, step.key, spec.attempt))
+        log = FileTail(self.layout.work(step.key) / "step.log", at_end=True)
+        progress = FileTail(progress_path(self.layout, step.key, spec.attempt))
         with closing(progress), closing(log):
             handle = self.executor.submit(spec)
             try:
@@ -196,16 +196,18 @@ class Execution:
             self._pass_on(step, {"started": 0})
         return manifest
 
-    def _watch(self, step: Step, handle: Handle, progress: Tail, log: Tail, on_line: Callable[[str], None]) -> bool:
+    def _watch(
+        self, step: Step, handle: Handle, progress: FileTail, log: FileTail, on_line: Callable[[str], None]
+    ) -> bool:
         """Report how the step goes until it ends; return whether it reported anything."""
-        ended, started, has_reported, secret_values = False, None, False, secrets_of(step.settings)
+        ended, started, has_reported, secret_values = False, None, False, find_secrets(step.settings)
         while not ended:
             ended = handle.wait(POLL)
             for report in progress.events():
                 started, has_reported = time.monotonic() if "started" in report else started, True
                 self._pass_on(step, report)
             for raw in log.lines(self.layout.artifact(step.kind, step.key) / "step.log" if ended else None):
-                line = hidden(raw, secret_values)
+                line = redact(raw, secret_values)
                 on_line(line)
                 self.reporter.report({"type": "log", "step": step.name, "line": line})
             late = step.timeout is not None and started is not None and time.monotonic() - started > step.timeout
@@ -256,7 +258,7 @@ def _message_of(step: Step, error: StepError) -> str:
     return str(error).removeprefix(f"{step.name}: ")
 
 
-def execute(execution: Execution) -> dict[str, StepState]:
+def execute_plan(execution: Execution) -> dict[str, StepState]:
     """Perform every step that has not ended as soon as its needs have; independent steps run at the same time."""
     waiting = [step for step in execution.plan.steps if step.name not in execution.states]
     names = {step.name for step in waiting}

@@ -25,7 +25,7 @@ class GateState:
     """What it measured and required; for a decision also who decided, when and why."""
 
 
-def judged(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
+def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
     """Return the gates of a finished step; the plan, not the artifact, says what a failed gate does."""
     policies = step.settings.get("gate") or []
     states = []

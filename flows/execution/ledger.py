@@ -1,4 +1,4 @@
-"""What a run has spent while it goes on, and whether that passes its budget."""
+"""The ledger of a running run: what it has spent, and whether that exceeds its budget."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from flows.planning.estimate import Outlook, holding, over, predicted, said
+from flows.planning.estimate import Forecast, cost_of_holding, format_cost, list_exceeded_limits, predict_costs
 from lineage.layout import Layout
 from lineage.reports.spending import Cost, Spending, read_spending, total, write_spending
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
@@ -85,7 +85,7 @@ class Ledger:
         with self.lock:
             cost = self._cost(self.attempts.pop(step.name)) if step.name in self.attempts else Cost()
             if made is not None:
-                cost = holding(
+                cost = cost_of_holding(
                     step,
                     max(cost.seconds, made.seconds),
                     max(cost.tokens, made.tokens),
@@ -103,7 +103,7 @@ class Ledger:
             running = [self._cost(attempt) for attempt in self.attempts.values()]
             if self.clock() - self.noted > EVERY:
                 self._note()
-            return over(self.budget, total([*self.spent.values(), *running]))
+            return list_exceeded_limits(self.budget, total([*self.spent.values(), *running]))
 
     def find_stop_reason(self) -> str:
         """Return why nothing may continue or begin; empty while the budget lasts or only warns."""
@@ -114,7 +114,7 @@ class Ledger:
 
     def _cost(self, attempt: _Attempt) -> Cost:
         seconds = self.clock() - attempt.since
-        return holding(attempt.step, seconds, attempt.tokens, attempt.paid, attempt.paid_tokens)
+        return cost_of_holding(attempt.step, seconds, attempt.tokens, attempt.paid, attempt.paid_tokens)
 
     def _note(self) -> None:
         running = {name: self.spent.get(name, Cost()) + self._cost(one) for name, one in self.attempts.items()}
@@ -122,44 +122,44 @@ class Ledger:
         self.noted = self.clock()
 
 
-def open_ledger(run: str, outlook: Outlook) -> Ledger:
-    """The ledger of a run that begins or goes on; what it will cost is foreseen once, before its first step."""
-    return Ledger(outlook.plan, outlook.layout, run, predicted(outlook.estimates))
+def open_ledger(run: str, outlook: Forecast) -> Ledger:
+    """Return the ledger of a run that begins or resumes; its cost is predicted once, before its first step."""
+    return Ledger(outlook.plan, outlook.layout, run, predict_costs(outlook.estimates))
 
 
-def spending_lines(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
-    """What a run spent beside what was foreseen, and the limits it passed; nothing for a run that spent nothing."""
+def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
+    """Yield what a run spent next to the prediction, and the limits it exceeded; nothing if it spent nothing."""
     noted = read_spending(layout, run)
     if noted is None:
         return
     prices, spent = plan.budget.prices if plan.budget else Prices(), total(noted.spent.values())
     foreseen = [cost for cost in noted.predicted.values() if cost is not None]
-    before = f"; estimated: {said(total(foreseen), prices)}" if foreseen else ""
-    yield f"spent: {said(spent, prices)}{before}"
-    if plan.budget and (passed := over(plan.budget, spent)):
+    before = f"; estimated: {format_cost(total(foreseen), prices)}" if foreseen else ""
+    yield f"spent: {format_cost(spent, prices)}{before}"
+    if plan.budget and (passed := list_exceeded_limits(plan.budget, spent)):
         advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""
         yield f"the run passed its budget: {'; '.join(passed)}{advice}"
 
 
-def with_budget(plan: Plan, changes: Sequence[str]) -> Plan:
-    """The plan with another budget, from `core_seconds=600` and the like. Raises PlanError."""
+def change_budget(plan: Plan, changes: Sequence[str]) -> Plan:
+    """Return the plan with budget keys changed, as `core_seconds=600`. Raise PlanError if a change is not valid."""
     if not changes:
         return plan
     values: dict[str, Any] = plan.budget.model_dump() if plan.budget else {}
     try:
         for change in changes:
-            _set(values, change)
+            _set_key(values, change)
         budget = Budget.model_validate(values)
         if budget.lacks_prices(step.settings for step in plan.steps):
             raise PlanError(f"--budget: {MONEY_NEEDS_PRICES}")
         return plan.model_copy(update={"budget": budget})
     except (ValidationError, yaml.YAMLError) as error:
         wrong = error.errors() if isinstance(error, ValidationError) else []
-        told = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"
-        raise PlanError(f"--budget: {told}\n    keys: {', '.join(Budget.model_fields)}") from error
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong) or "not YAML"
+        raise PlanError(f"--budget: {problems}\n    keys: {', '.join(Budget.model_fields)}") from error
 
 
-def _set(values: dict[str, Any], change: str) -> None:
+def _set_key(values: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     *parents, last = name.split(".")
     place: Any = values

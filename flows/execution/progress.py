@@ -86,18 +86,23 @@ class TerminalReporter:
             row.values |= {k: v for k, v in event.get("metrics", {}).items() if k in FIGURES and _is_number(v)}
         row.reason = "; ".join(part for part in (row.reason, event.get("gates", "")) if part)
         if row.state != before:
-            took = f" in {clock_text(elapsed)}" if row.state == "done" and (elapsed := self._elapsed(row)) else ""
+            took = f" in {format_clock(elapsed)}" if row.state == "done" and (elapsed := self._elapsed(row)) else ""
             self._print(f"{event['step']}: {row.state}{took}" + (f" ({row.reason})" if row.reason else ""))
 
     def _show_progress(self, row: Row, event: ProgressEvent) -> None:
         now = self.clock()
         row.at, row.total = int(event.get("at") or row.at), event.get("total", row.total)
-        row.values |= figures_of(event)
+        row.values |= extract_figures(event)
         row.first = row.first or (row.at, now)
         row.started = row.started if row.started is not None else now
         if now - row.printed >= LINE_EVERY:
             row.printed = now
-            shown = [_steps_text(row), *_figure(row), _speed(row), f"{left} left" if (left := self._left(row)) else ""]
+            shown = [
+                _format_steps(row),
+                *_format_figure(row),
+                _format_speed(row),
+                f"{left} left" if (left := self._left(row)) else "",
+            ]
             self._print(f"{event['step']}: " + ", ".join(text for text in shown if text))
 
     def _print(self, line: str) -> None:
@@ -114,11 +119,11 @@ class TerminalReporter:
         table.add_column("", overflow="ellipsis", no_wrap=True, ratio=1)
         with self.lock:
             for name, row in self.rows.items():
-                figure = next(iter(_figure(row)), "")
-                speed = _speed(row).removesuffix(" tokens/s") if row.state == "running" else ""
-                elapsed = clock_text(self._elapsed(row)) if row.started is not None else ""
+                figure = next(iter(_format_figure(row)), "")
+                speed = _format_speed(row).removesuffix(" tokens/s") if row.state == "running" else ""
+                elapsed = format_clock(self._elapsed(row)) if row.started is not None else ""
                 left = self._left(row) if row.state == "running" else ""
-                cells = (_steps_text(row), figure, speed, left, elapsed)
+                cells = (_format_steps(row), figure, speed, left, elapsed)
                 state = Text(row.state, STYLES.get(row.state, ""))
                 table.add_row(Text(name), state, *cells, Text(row.reason, "dim"))
         return table
@@ -133,32 +138,32 @@ class TerminalReporter:
         if row.first is None or row.total is None or row.at <= row.first[0]:
             return ""
         per_step = (self.clock() - row.first[1]) / (row.at - row.first[0])
-        return clock_text(per_step * max(0, row.total - row.at))
+        return format_clock(per_step * max(0, row.total - row.at))
 
 
-def clock_text(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Return seconds as 0:07, 12:03 or 1:02:03."""
     whole = int(seconds + 0.5)
     hours, minutes = whole // 3600, whole % 3600 // 60
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def _steps_text(row: Row) -> str:
+def _format_steps(row: Row) -> str:
     if row.total is None:
         return str(row.at) if row.at else ""
     return f"{row.at}/{row.total}"
 
 
-def _figure(row: Row) -> list[str]:
+def _format_figure(row: Row) -> list[str]:
     return [f"{name} {row.values[name]:.4g}" for name in FIGURES if name in row.values][:1]
 
 
-def _speed(row: Row) -> str:
+def _format_speed(row: Row) -> str:
     speed = row.values.get("tokens_per_second")
     return f"{speed:,.0f} tokens/s" if speed is not None else ""
 
 
-def figures_of(event: Mapping[str, object]) -> dict[str, float]:
+def extract_figures(event: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers that a step reports with its progress, by name."""
     return {
         name: value

@@ -20,7 +20,7 @@ UNRECORDED = frozenset({"log", "progress"})
 """Types of events that are not recorded, since the artifact holds them: its log and its curves."""
 
 
-def new_run() -> str:
+def make_run_name() -> str:
     """Return a name for a run; names sort by time, also within a second: three hex digits of it, then three random."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond * 16**3 // 10**6:03x}{secrets.randbelow(16**3):03x}"
@@ -37,13 +37,13 @@ class RunLog:
     def report(self, event: Event) -> None:
         """Record an event with the time (seconds since the epoch), and pass it on."""
         if event["type"] not in UNRECORDED:
-            append(self.file, {"time": time.time(), **event})
+            append_event(self.file, {"time": time.time(), **event})
         with self.lock:
             for other in self.others:
                 other.report(event)
 
 
-def append(file: Path, event: Mapping[str, object]) -> None:
+def append_event(file: Path, event: Mapping[str, object]) -> None:
     """Append an event as one line in one write, so that lines of several processes never mix."""
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -70,13 +70,13 @@ def read_plan(layout: Layout, run: str) -> Plan:
     return Plan.model_validate_json(file.read_bytes())
 
 
-def runs(layout: Layout) -> list[str]:
+def list_runs(layout: Layout) -> list[str]:
     """Return the names of all runs with a plan, latest first."""
     folder = layout.state / "runs"
     return sorted((p.parent.name for p in folder.glob("*/plan.json")), reverse=True)
 
 
-def events(layout: Layout, run: str) -> Iterator[Any]:
+def read_events(layout: Layout, run: str) -> Iterator[Any]:
     """Yield the recorded events of a run; skip a line that a killed process left unfinished."""
     file = layout.run(run) / "events.jsonl"
     for line in file.read_text().splitlines() if file.is_file() else ():
@@ -88,4 +88,4 @@ def events(layout: Layout, run: str) -> Iterator[Any]:
 
 def read_step_events(layout: Layout, run: str) -> dict[str, RecordedStep]:
     """Return the last event of every step of a run, by step."""
-    return {event["step"]: event for event in events(layout, run) if event["type"] == "step"}
+    return {event["step"]: event for event in read_events(layout, run) if event["type"] == "step"}

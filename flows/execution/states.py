@@ -81,7 +81,7 @@ class StepState:
         return event
 
 
-def exit_code(states: dict[str, StepState]) -> int:
+def compute_exit_code(states: dict[str, StepState]) -> int:
     """Return 0 when all went well, 130 for a cancelled run, 1 for a failed step, 2 for a gate that failed or waits."""
     if any(s.state == "cancelled" for s in states.values()):
         return EXIT_CANCELLED

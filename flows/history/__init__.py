@@ -1,1 +1,1 @@
-"""What was made: asked about, compared, exported, exchanged, cleared away."""
+"""What was made: queried, compared, exported, exchanged, cleared."""

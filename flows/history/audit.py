@@ -17,11 +17,11 @@ def show_lineage(target: str | None, layout: Layout, console: Console, as_json: 
 
     if target is None:
         raise PlanError("lineage of what? name a step, run, key, digest, artifact, row or source; or use --verify")
-    found = trace(layout, target)
+    lineage_trace = trace(layout, target)
     if as_json:
-        print(json.dumps(found.as_json(), indent=1))
+        print(json.dumps(lineage_trace.as_json(), indent=1))
     else:
-        console.print(render(found))
+        console.print(render(lineage_trace))
     return 0
 
 
@@ -37,23 +37,27 @@ def show_verification(
     from lineage.audit.log import append
     from lineage.verification.verify import verify
 
-    found = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
+    verification = verify(layout, target, all_signed=all_signed, rebuild=rebuild)
     try:
-        append(layout, "verified", target=target, artifacts=found.artifacts, problems=len(found.problems))
+        append(layout, "verified", target=target, artifacts=verification.artifacts, problems=len(verification.problems))
     except (OSError, PlanError) as error:  # one may look at what one cannot write to, or not sign
         why = getattr(error, "strerror", None) or str(error)
         note = f"{layout.state}: that this was checked could not be noted: {why}"
-        found = replace(found, notes=(*found.notes, note))
+        verification = replace(verification, notes=(*verification.notes, note))
     if as_json:
-        print(json.dumps(asdict(found), indent=1))
-        return 1 if found.problems else 0
-    for lines, style in ((found.notes, "yellow"), (found.problems, "red"), (found.rebuilt, "green")):
+        print(json.dumps(asdict(verification), indent=1))
+        return 1 if verification.problems else 0
+    for lines, style in (
+        (verification.notes, "yellow"),
+        (verification.problems, "red"),
+        (verification.rebuilt, "green"),
+    ):
         for line in map(_one_line, lines):
             console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
-    verdict = f"{len(found.problems)} differences" if found.problems else "all as recorded"
-    what = f"{found.artifacts} artifacts ({found.signed} signed), {found.files} files, {found.entries} audit entries"
-    console.print(f"{what}: {verdict}", highlight=False, soft_wrap=True)
-    return 1 if found.problems else 0
+    verdict = f"{len(verification.problems)} differences" if verification.problems else "all as recorded"
+    counts = f"{verification.artifacts} artifacts ({verification.signed} signed), {verification.files} files"
+    console.print(f"{counts}, {verification.entries} audit entries: {verdict}", highlight=False, soft_wrap=True)
+    return 1 if verification.problems else 0
 
 
 def _one_line(text: str) -> str:

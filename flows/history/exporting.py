@@ -1,4 +1,4 @@
-"""Lineage in the formats of others: as text, or given to a server."""
+"""Lineage in standard formats: as text, or sent to a server."""
 
 import os
 
@@ -6,8 +6,8 @@ from lineage.layout import Layout
 from schemas.errors import PlanError
 
 
-def exported(what: str, target: str, layout: Layout) -> str:
-    """OpenLineage events (one per line), PROV-JSON, PROV-N or CycloneDX JSON. Raises UnknownTarget or PlanError."""
+def export_text(what: str, target: str, layout: Layout) -> str:
+    """Return OpenLineage (one event per line), PROV-JSON, PROV-N or CycloneDX. Raise UnknownTarget or PlanError."""
     if what == "openlineage":
         from lineage.exports.openlineage_events import as_json_lines, lineage_events
 
@@ -21,8 +21,8 @@ def exported(what: str, target: str, layout: Layout) -> str:
     return as_text(prov_document(layout, target), "provn" if what == "provn" else "json")
 
 
-def sent(what: str, target: str, layout: Layout) -> str:
-    """Give the events of a target to the server of OPENLINEAGE_URL; returns a line that says so. Raises PlanError."""
+def send_events(what: str, target: str, layout: Layout) -> str:
+    """Send the events of a target to the server at OPENLINEAGE_URL; return a message. Raise PlanError."""
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:
         raise PlanError("--send gives openlineage events to the server that OPENLINEAGE_URL names; set it")
@@ -32,7 +32,7 @@ def sent(what: str, target: str, layout: Layout) -> str:
 
 
 def send_run(layout: Layout, run: str) -> None:
-    """Tell the server of OPENLINEAGE_URL, if there is one, what a run did. Raises PlanError when it does not listen."""
+    """Send a run's events to the server at OPENLINEAGE_URL, if it is set. Raise PlanError if it does not answer."""
     if url := os.environ.get("OPENLINEAGE_URL"):
         from lineage.exports.openlineage_events import lineage_events, send
 

@@ -1,4 +1,4 @@
-"""`posttrain gc`: what a checkout need not keep, said first and removed on request; safe beside runs under way."""
+"""`posttrain gc`: list what a checkout need not keep, and remove it on request; safe next to active runs."""
 
 import shutil
 from contextlib import nullcontext
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.execution.active_runs import clearing
-from flows.history.needed_artifacts import keys_of, needed_by_runs
-from flows.processes.locks import unused
+from flows.execution.active_runs import prevent_runs
+from flows.history.needed_artifacts import find_needed, list_keys
+from flows.processes.locks import lock_if_free
 from lineage.artifacts.reclaim import Garbage, freed, left_over, remove, unneeded_objects
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
@@ -26,7 +26,7 @@ from schemas.errors import PlanError
 
 @dataclass(frozen=True)
 class Policy:
-    """What to keep besides what is promoted or pinned, and the ancestors of everything kept."""
+    """What to keep besides promoted and pinned artifacts and their ancestors."""
 
     last: int
     """What the latest runs used."""
@@ -42,7 +42,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Clearance:
-    """What stays and why, and what need not."""
+    """What stays and why, and what can go."""
 
     kept: list[tuple[Record, str]]
     garbage: Garbage
@@ -50,25 +50,25 @@ class Clearance:
     """Work folders of steps that are being done right now; they stay."""
 
 
-def clear_away(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
-    """Say what could be removed and what the disk would get back; remove it when told so.
+def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
+    """Print what can be removed and how many bytes that frees; remove it with `yes`.
 
-    Raises PlanError when the metric or a run is unknown, when the audit log or a manifest of what stays does not hold,
-    or the registry cannot be asked.
+    Raise PlanError if the metric or a run is unknown, if the audit log or a manifest to keep does not verify, or the
+    registry does not answer.
     """
-    with clearing(layout) if yes else nullcontext():
-        found = clearance(layout, policy)
-        size = freed(found.garbage.paths)
+    with prevent_runs(layout) if yes else nullcontext():
+        clearance = find_garbage(layout, policy)
+        size = freed(clearance.garbage.paths)
         if yes:
-            _clear(layout, found, size, policy)
+            _remove_garbage(layout, clearance, size, policy)
     if as_json:
-        console.print_json(data={**_as_json(found), "bytes": size, "removed": yes})
+        console.print_json(data={**_as_json(clearance), "bytes": size, "removed": yes})
     else:
-        _show(found, size, console, yes)
+        _print_clearance(clearance, size, console, yes)
 
 
-def clearance(layout: Layout, policy: Policy) -> Clearance:
-    """What stays under a policy and what need not. Raises PlanError."""
+def find_garbage(layout: Layout, policy: Policy) -> Clearance:
+    """Return what stays under a policy and what can go. Raise PlanError."""
     log = check_log(layout)
     if log.problems:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
@@ -76,12 +76,12 @@ def clearance(layout: Layout, policy: Policy) -> Clearance:
     records = read_records(layout)
     reasons = promoted(layout, policy.champions) | pinned(layout)
     refuse_missing(log, records, reasons)
-    planned = needed_by_runs(layout, log, policy.last, policy.given_up)
+    planned = find_needed(layout, log, policy.last, policy.given_up)
     if policy.keep:
         leaders = best(records, policy.by, policy.keep)
         makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
         reasons = leaders | reasons
-        planned = {key: why for run, why in makers.items() for key in keys_of(layout, log, run)} | planned
+        planned = {key: why for run, why in makers.items() for key in list_keys(layout, log, run)} | planned
     kept = with_ancestors(records, planned | reasons)
     stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
     refuse_damaged(layout, log, (record for record, _ in stay))
@@ -94,10 +94,10 @@ def clearance(layout: Layout, policy: Policy) -> Clearance:
 
 
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
-    """Pin what a word means, or unpin it; without one, list the pins. Raises UnknownTarget."""
+    """Pin or unpin what a word names; without a word, list the pins. Raise UnknownTarget."""
     if target is None:
-        for key, said in keepsakes(layout).items():
-            console.print(Text(f"{key[:16]}  {said['word']}, since {said['since']}"))
+        for key, keepsake in keepsakes(layout).items():
+            console.print(Text(f"{key[:16]}  {keepsake['word']}, since {keepsake['since']}"))
         return
     keys = trace(layout, target).target.keys
     unpin(layout, keys) if remove else pin(layout, keys, target)
@@ -107,13 +107,13 @@ def pin_target(layout: Layout, target: str | None, console: Console, *, remove: 
 def _is_used(work: Path) -> bool:
     if not (work / "lock").is_file():
         return False
-    with unused(work / "lock") as free:
+    with lock_if_free(work / "lock") as free:
         return not free
 
 
-def _clear(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
-    """Remove; noted before it begins, so that what is gone can always be explained."""
-    garbage = found.garbage
+def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Policy) -> None:
+    """Remove garbage; the audit log records it first, so that what is gone can always be explained."""
+    garbage = clearance.garbage
     audit_log.append(
         layout,
         "gc",
@@ -121,40 +121,42 @@ def _clear(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
         objects=len(garbage.objects),
         works=[work.name for work in garbage.works],
         bytes=size,
-        kept=len(found.kept),
+        kept=len(clearance.kept),
         policy=asdict(policy),
     )
     remove(layout, garbage)
     for work in garbage.works:
-        with unused(work / "lock") as free:
+        with lock_if_free(work / "lock") as free:
             if free or not (work / "lock").exists():
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _as_json(found: Clearance) -> dict[str, Any]:
-    garbage = found.garbage
+def _as_json(clearance: Clearance) -> dict[str, Any]:
+    garbage = clearance.garbage
     return {
-        "kept": [{**_names(record), "why": why} for record, why in found.kept],
-        "artifacts": [{**_names(record), "bytes": freed([Path(record["folder"])])} for record in garbage.artifacts],
+        "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],
+        "artifacts": [
+            {**_describe_record(record), "bytes": freed([Path(record["folder"])])} for record in garbage.artifacts
+        ],
         "objects": len(garbage.objects),
         "temporaries": len(garbage.temporaries),
         "works": [work.name for work in garbage.works],
-        "in_use": [work.name for work in sorted(found.in_use)],
+        "in_use": [work.name for work in sorted(clearance.in_use)],
     }
 
 
-def _names(record: Record) -> dict[str, str]:
+def _describe_record(record: Record) -> dict[str, str]:
     return {name: record[name] for name in ("step", "kind", "key", "recipe", "run")}
 
 
-def _show(found: Clearance, size: int, console: Console, yes: bool) -> None:
-    garbage = found.garbage
+def _print_clearance(clearance: Clearance, size: int, console: Console, yes: bool) -> None:
+    garbage = clearance.garbage
     table = Table(title="What nothing needs any more", title_justify="left")
     for column in ("step", "kind", "key", "made by run", "size"):
         table.add_column(column, justify="right" if column == "size" else "left")
     for record in garbage.artifacts:
         names = (Text(record["step"]), record["kind"], record["key"][:16], record["run"])
-        table.add_row(*names, human(sum(f["size"] for o in record["outputs"].values() for f in o["files"])))
+        table.add_row(*names, format_bytes(sum(f["size"] for o in record["outputs"].values() for f in o["files"])))
     if garbage.artifacts:
         console.print(table)
     counts = (
@@ -165,14 +167,14 @@ def _show(found: Clearance, size: int, console: Console, yes: bool) -> None:
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"
     did = "removed" if yes else "could go"
-    console.print(f"{did}: {what}; {len(found.kept)} artifacts stay", highlight=False, soft_wrap=True)
+    console.print(f"{did}: {what}; {len(clearance.kept)} artifacts stay", highlight=False, soft_wrap=True)
     gets = "got back" if yes else "would get back"
     more = "" if yes or not size else "; remove it with --yes"
-    console.print(f"the disk {gets} {human(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)
+    console.print(f"the disk {gets} {format_bytes(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)
 
 
-def human(size: float) -> str:
-    """A number of bytes as people read it."""
+def format_bytes(size: float) -> str:
+    """Return a number of bytes as text."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""A plan before it runs: its keys, what differs from before, what it costs and needs."""
+"""From a recipe to a plan: keys, differences from earlier runs, costs and memory."""

@@ -1,4 +1,4 @@
-"""`against: champion`: the model that MLflow's alias names becomes an input of the evaluation, pinned."""
+"""`against: champion`: the champion that a gate compares with becomes an input of the evaluation."""
 
 from typing import Any
 
@@ -9,27 +9,27 @@ from schemas.plan import Input
 from schemas.recipe.load import Recipe
 
 
-def with_champions(
+def add_champions(
     recipe: Recipe, settings: dict[str, Any], inputs: tuple[Input, ...], layout: Layout
 ) -> tuple[dict[str, Any], tuple[Input, ...]]:
-    """Settings and inputs of an evaluation with the champions that its gates ask for.
+    """Return settings and inputs of an evaluation with the champions that its gates name.
 
-    Where there is none yet they stay as they are, and the gate says so. Raises PlanError when the audit log does not
-    hold, MLflow cannot be asked or names a champion that no known move made, or the champion is not in this checkout.
+    Without a champion they stay as they are, and the gate says so. Raise PlanError if the audit log does not verify,
+    MLflow does not answer or names a champion that no recorded move made, or the champion is not in this checkout.
     """
     from lineage.registry.champions import standing
 
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue
-        model = registered_name(recipe, gate)
+        model = champion_name(recipe, gate)
         here = standing(layout, model)
-        found = here.champion
-        if found is None and here.alarms:
+        champion = here.champion
+        if champion is None and here.alarms:
             raise PlanError(f"a gate compares with the champion of {model}, and {here.alarms[0]}")
-        if found is None:
+        if champion is None:
             continue
-        source, word = f"mlflow:{found.name}@{found.version}", "champion"
+        source, word = f"mlflow:{champion.name}@{champion.version}", "champion"
         digest = find_source(source, layout, recipe.folders).digest
         if settings["against"].get(word, source) != source:
             word = f"champion of {model}"
@@ -40,6 +40,6 @@ def with_champions(
     return settings, inputs
 
 
-def registered_name(recipe: Recipe, gate: dict[str, Any]) -> str:
-    """The registered model whose champion a gate means: as it says, as the recipe promotes, else the recipe's name."""
+def champion_name(recipe: Recipe, gate: dict[str, Any]) -> str:
+    """Return the registered model that a gate names, else the one the recipe promotes, else the recipe's name."""
     return str(gate["champion"] or (recipe.promotion.name if recipe.promotion else recipe.name))

@@ -1,14 +1,14 @@
-"""From a recipe to a plan: steps in an order in which they can run, each with its key. Pure but for reading sources.
+"""Compile a recipe into a plan: steps in an order in which they can run, each with its key.
 
-A key is made of what a step does and reads, never of names: renaming a stage runs nothing again.
+A key is made of what a step does and reads, never of names: renaming a stage reruns nothing.
 """
 
 from collections.abc import Iterable
 from typing import Any, cast
 
-from flows.planning.champion_inputs import with_champions
+from flows.planning.champion_inputs import add_champions
 from flows.planning.closure import Closure, uses
-from flows.planning.contracts import check_contracts
+from flows.planning.contracts import verify_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -27,11 +27,11 @@ FRESH = "fresh"
 
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
-    """The plan of a recipe. Raises PlanError when a source is missing or the models of a step do not fit together."""
+    """Return the plan of a recipe. Raise PlanError if a source is missing or the models of a step do not fit."""
     closure = Closure(recipe.folders)
     steps: dict[str, Step] = {}
     for name in recipe.steps:
-        steps[name] = _step(recipe, name, steps, closure, layout)
+        steps[name] = _make_step(recipe, name, steps, closure, layout)
     plan = Plan(
         recipe=recipe.name,
         file=recipe.file,
@@ -42,20 +42,20 @@ def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
         budget=recipe.head.budget,
         schedule=recipe.head.schedule,
     )
-    check_contracts(plan, layout, recipe.folders)
+    verify_contracts(plan, layout, recipe.folders)
     return plan
 
 
-def only(plan: Plan, names: Iterable[str]) -> Plan:
-    """The part of a plan that some stages or steps need, themselves included. Raises PlanError for an unknown name."""
+def select_stages(plan: Plan, names: Iterable[str]) -> Plan:
+    """Return the part of a plan that some stages or steps need, themselves included. Raise PlanError for others."""
     wanted: set[str] = set()
     for name in names:
-        found = [s.name for s in plan.steps if name in (s.name, s.stage)]
-        if not found:
+        matching = [s.name for s in plan.steps if name in (s.name, s.stage)]
+        if not matching:
             raise PlanError(
                 f"no step `{name}` in {plan.recipe}; {suggest(name, [s.name for s in plan.steps], 'steps')}"
             )
-        wanted.update(found)
+        wanted.update(matching)
     if not wanted:
         return plan
     for step in reversed(plan.steps):
@@ -64,17 +64,17 @@ def only(plan: Plan, names: Iterable[str]) -> Plan:
     return plan.model_copy(update={"steps": tuple(s for s in plan.steps if s.name in wanted)})
 
 
-def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, layout: Layout) -> Step:
+def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, layout: Layout) -> Step:
     stage = recipe.stages[name]
     settings = recipe.settings(name)
     kind = settings["kind"]
     ports = recipe.ports(name)
-    inputs = tuple(_input(recipe, port, layout) for port in ports)
+    inputs = tuple(_make_input(recipe, port, layout) for port in ports)
     if settings.get("gate"):
-        settings, inputs = with_champions(recipe, settings, inputs, layout)
+        settings, inputs = add_champions(recipe, settings, inputs, layout)
     slots = [module for use in uses(stage) for module in closure.modules_of(use)]
     code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
-    identity = _identity(kind, settings, recipe.seed(name), inputs, code, steps)
+    identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,
         stage=recipe.origin(name),
@@ -95,7 +95,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     )
 
 
-def _identity(
+def _make_identity(
     kind: str,
     settings: dict[str, Any],
     seed: int,
@@ -103,28 +103,28 @@ def _identity(
     code: dict[str, str],
     steps: dict[str, Step],
 ) -> dict[str, Any]:
-    """What the key of a step is the hash of."""
+    """Return what the key of a step is the hash of."""
     return {
         "format": IDENTITY_FORMAT,
         "kind": kind,
-        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
+        "settings": blank_references(without_operation(without_policy(settings)), {given.port for given in inputs}),
         "seed": seed,
-        "inputs": {i.port: identity_of(i, steps) for i in inputs},
+        "inputs": {i.port: identify_input(i, steps) for i in inputs},
         "code": code,
     }
 
 
 def has_own_key(step: Step, plan: Plan) -> bool:
-    """Whether the key of a planned step is that of what it does and reads; a plan in a file may have been edited."""
+    """Return whether the key of a planned step matches what it does and reads; a plan file may have been edited."""
     steps = {other.name: other for other in plan.steps}
     if any(name not in steps for name in step.needs):
         return False
-    fresh = {name: said for name, said in step.identity.items() if name == FRESH}
-    whole = _identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
+    fresh = {name: value for name, value in step.identity.items() if name == FRESH}
+    whole = _make_identity(step.kind, step.settings, step.seed, step.inputs, step.code, steps) | fresh
     return step.key == digest_of(whole)
 
 
-def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
+def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     if port.source is not None:
         digest = find_source(port.source, layout, recipe.folders).digest
         return Input(port=port.path, source=port.source, digest=digest, type=cast(ArtifactType, port.type))
@@ -132,45 +132,45 @@ def _input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
 
 
-def identity_of(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
-    """What an input adds to the key. After a loop: all iterations, and the conditions that choose among them."""
+def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
+    """Return what an input adds to the key; after a loop, all iterations and the conditions that choose among them."""
     if given.source is not None:
         return {"digest": given.digest, "type": given.type}
     if len(given.steps) == 1:
         return {"key": steps[given.steps[0]].key, "output": given.output}
     ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
     chosen = {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
-    gates = [sorted(list(c) for c in _conditions(name, steps)) for name in given.steps]
+    gates = [sorted(list(c) for c in _find_conditions(name, steps)) for name in given.steps]
     return chosen | ({"gates": gates} if any(gates) else {})
 
 
-def _conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
-    """Key, gate and outcome of everything that decides whether a step runs or another in its place."""
-    found, seen, waiting = set(), {name}, [name]
+def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, str]]:
+    """Return key, gate and outcome of everything that decides whether a step runs, or another in its place."""
+    conditions, seen, waiting = set(), {name}, [name]
     while waiting:
         step = steps[waiting.pop()]
         own = {(b.step, b.gate) for b in step.branch_of}
-        found |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
+        conditions |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
         for need in step.needs:
-            for index, gate in enumerate(_gates(steps[need])):
+            for index, gate in enumerate(_list_gates(steps[need])):
                 if gate["on_fail"] == "branch" and (need, index) not in own:
-                    found.add((steps[need].key, index, "passed"))
+                    conditions.add((steps[need].key, index, "passed"))
         before = {source for given in step.inputs for source in given.steps} - seen
         seen |= before
         waiting += before
-    return found
+    return conditions
 
 
-def _gates(step: Step) -> list[dict[str, Any]]:
+def _list_gates(step: Step) -> list[dict[str, Any]]:
     return step.settings.get("gate") or []
 
 
-def nameless(value: Any, ports: set[str], path: str = "") -> Any:
-    """Settings with every reference at one of `ports` (dotted paths) blanked: the inputs say what it stands for."""
+def blank_references(value: Any, ports: set[str], path: str = "") -> Any:
+    """Return settings with the references at `ports` (dotted paths) blanked: the key has the inputs instead."""
     if path in ports:
         return ""
     if isinstance(value, dict):
-        return {k: nameless(v, ports, f"{path}.{k}" if path else k) for k, v in value.items()}
+        return {k: blank_references(v, ports, f"{path}.{k}" if path else k) for k, v in value.items()}
     if isinstance(value, list):
-        return [nameless(v, ports, f"{path}.{i}") for i, v in enumerate(value)]
+        return [blank_references(v, ports, f"{path}.{i}") for i, v in enumerate(value)]
     return value

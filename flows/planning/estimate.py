@@ -1,10 +1,10 @@
-"""What a plan will cost, by what the nearest earlier artifacts cost; what nobody knows is said to be unknown."""
+"""Estimate the cost of a plan from the nearest earlier artifacts; what has no like is unknown."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flows.planning.difference import changes
+from flows.planning.difference import list_changes
 from flows.planning.explain import Verdict, explain_plan
 from lineage.catalogue.index import Index, ask
 from lineage.layout import Layout
@@ -20,7 +20,7 @@ SIMILAR = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost, or for a HIT what it cost when it was made: so much is saved."""
+    """The expected cost of a step; for a HIT, what it cost when it was made, and so what is saved."""
 
     cost: Cost | None
     """None: nothing like it ran before."""
@@ -29,92 +29,92 @@ class Estimate:
     is_hit: bool
 
 
-class Outlook:
-    """What a run is going to do and to cost, as it stands before its first step; looked up once."""
+class Forecast:
+    """What a run will do and cost, as it stands before the first step; computed once."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self.plan, self.layout = plan, layout
 
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
-        """Step to whether it is there, and why not."""
+        """Return HIT or MISS and the reason, by step."""
         return explain_plan(self.plan, self.layout)
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """Step to its estimate."""
-        return estimates(self.plan, self.layout, self.verdicts)
+        """Return the estimates by step."""
+        return estimate_steps(self.plan, self.layout, self.verdicts)
 
 
-def estimates(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
-    """Step to its estimate."""
-    return ask(layout, lambda index: {s.name: _estimate(s, plan, index, verdicts[s.name][0]) for s in plan.steps})
+def estimate_steps(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
+    """Return the estimates by step."""
+    return ask(layout, lambda index: {s.name: _estimate_step(s, plan, index, verdicts[s.name][0]) for s in plan.steps})
 
 
-def _estimate(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
+def _estimate_step(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
     if verdict == "HIT" and (made := index.record(step.key)):
-        return Estimate(cost_of(made, step), f"run {made['run']}", True)
+        return Estimate(compute_cost(made, step), f"run {made['run']}", True)
     records, same_name = earlier(index, step.kind, step.name, plan.recipe)
-    by_distance = [(_distance(record, step), place, record) for place, record in enumerate(records)]
+    by_distance = [(_count_changes(record, step), place, record) for place, record in enumerate(records)]
     if not by_distance:
         return Estimate(None, "", False)
-    distance, _, nearest = min(by_distance, key=lambda found: found[:2])
+    distance, _, nearest = min(by_distance, key=lambda candidate: candidate[:2])
     if not same_name and distance > SIMILAR:
         return Estimate(None, "", False)
-    return Estimate(cost_of(nearest, step), _basis(nearest, distance, step), False)
+    return Estimate(compute_cost(nearest, step), _describe_basis(nearest, distance, step), False)
 
 
-def _distance(record: Record, step: Step) -> int:
-    return sum(1 for _ in changes(record["identity"]["settings"], step.identity["settings"]))
+def _count_changes(record: Record, step: Step) -> int:
+    return sum(1 for _ in list_changes(record["identity"]["settings"], step.identity["settings"]))
 
 
-def _basis(record: Record, distance: int, step: Step) -> str:
-    said = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
+def _describe_basis(record: Record, distance: int, step: Step) -> str:
+    origin = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
     other = {0: "", 1: ", 1 setting differs"}.get(distance, f", {distance} settings differ")
-    return f"{said}run {record['run']}{other}"
+    return f"{origin}run {record['run']}{other}"
 
 
-def cost_of(record: Record, step: Step) -> Cost:
-    """What an artifact cost, with the resources that the step asks for now."""
+def compute_cost(record: Record, step: Step) -> Cost:
+    """Return the cost of an artifact with the resources that the step requests now."""
     paid = float(record.get("paid") or 0.0), int(record.get("paid_tokens") or 0)
-    return holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
+    return cost_of_holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
 
 
-def holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
-    """What it costs that a step holds its resources for so long, with the tokens it told and what servers charged."""
+def cost_of_holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
+    """Return the cost of holding a step's resources, with its tokens and what servers charged."""
     held = step.resources
     return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
 
 
-def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
-    """Step to the predicted cost, of the steps that will run."""
-    return {name: estimate.cost for name, estimate in found.items() if not estimate.is_hit}
+def predict_costs(estimates: Mapping[str, Estimate]) -> dict[str, Cost | None]:
+    """Return the predicted cost of each step that will run; None where it is unknown."""
+    return {name: estimate.cost for name, estimate in estimates.items() if not estimate.is_hit}
 
 
-def cost_lines(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
-    """What will be spent and what is saved, in sentences for a plan."""
+def describe_costs(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[str]:
+    """Yield what the plan will spend and what it saves, as sentences."""
     prices = plan.budget.prices if plan.budget else Prices()
-    costs = predicted(found)
+    costs = predict_costs(estimates)
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
         without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
-        yield f"estimated cost: {said(total(costs.values()), prices)}{without}"
+        yield f"estimated cost: {format_cost(total(costs.values()), prices)}{without}"
     elif unknown:
         yield "estimated cost: unknown, nothing like these steps ran before"
-    if saved := [estimate.cost for estimate in found.values() if estimate.is_hit]:
-        yield f"saved by what is there: {said(total(saved), prices)}"
+    if saved := [estimate.cost for estimate in estimates.values() if estimate.is_hit]:
+        yield f"saved by what is there: {format_cost(total(saved), prices)}"
 
 
-def excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
-    """Every limit of the budget that the plan is predicted to pass."""
+def describe_excess(plan: Plan, estimates: Mapping[str, Estimate]) -> Iterator[str]:
+    """Yield every limit of the budget that the plan is predicted to exceed."""
     if plan.budget is None:
         return
-    for line in over(plan.budget, total(predicted(found).values())):
+    for line in list_exceeded_limits(plan.budget, total(predict_costs(estimates).values())):
         yield f"the plan is predicted to pass its budget: {line}"
 
 
-def over(budget: Budget, cost: Cost) -> list[str]:
-    """The limits of a budget that a cost passes, as `120 core-seconds of 100`."""
+def list_exceeded_limits(budget: Budget, cost: Cost) -> list[str]:
+    """Return the limits of a budget that a cost exceeds, as `120 core-seconds, the limit is 100`."""
     money = cost.money(budget.prices)
     facts = (
         ("core-seconds", cost.core_seconds, budget.core_seconds),
@@ -123,22 +123,22 @@ def over(budget: Budget, cost: Cost) -> list[str]:
         ("of money", money, budget.money),
     )
     return [
-        f"{_number(amount)} {what}, the limit is {_number(limit)}"
+        f"{_format_number(amount)} {what}, the limit is {_format_number(limit)}"
         for what, amount, limit in facts
         if limit is not None and amount is not None and amount > limit
     ]
 
 
-def said(cost: Cost, prices: Prices) -> str:
-    """A cost in words, with money only where there are prices."""
-    parts = [f"{_number(cost.core_seconds)} core-seconds"]
-    parts += [f"{_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
+def format_cost(cost: Cost, prices: Prices) -> str:
+    """Return a cost as text, with money only where there are prices."""
+    parts = [f"{_format_number(cost.core_seconds)} core-seconds"]
+    parts += [f"{_format_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
     parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
     money = cost.money(prices)
-    return ", ".join(parts) + (f", {_number(money)} of money" if money is not None else "")
+    return ", ".join(parts) + (f", {_format_number(money)} of money" if money is not None else "")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

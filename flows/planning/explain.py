@@ -1,8 +1,8 @@
-"""HIT or MISS for each step of a plan, with the first thing that differs from when the step last ran."""
+"""HIT or MISS for each step of a plan, with the first difference from when the step last ran."""
 
 from typing import Literal
 
-from flows.planning.difference import first_difference
+from flows.planning.difference import find_first_difference
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.tracing.history import latest
@@ -13,33 +13,33 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 
 
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
-    """Step name to (HIT, which run made it) or (MISS, why)."""
+    """Return, by step, (HIT, the run that made it) or (MISS, the reason)."""
     store = Store(layout)
     before = latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
-        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)
+        verdicts[step.name] = _explain_step(step, plan, store, before.get(step.name), verdicts)
     return verdicts
 
 
-def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
-    found = store.examine(step.kind, step.key)
-    if found.manifest is not None and found.is_whole:
-        return "HIT", f"made by run {found.manifest.run}"
-    if found.damages:
-        again = "restores it from DVC's cache" if store.is_restorable(found) else "makes it again"
-        return "MISS", f"its artifact is damaged: {found.text}; a run {again}"
+def _explain_step(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
+    condition = store.examine(step.kind, step.key)
+    if condition.manifest is not None and condition.is_whole:
+        return "HIT", f"made by run {condition.manifest.run}"
+    if condition.damages:
+        again = "restores it from DVC's cache" if store.is_restorable(condition) else "makes it again"
+        return "MISS", f"its artifact is damaged: {condition.text}; a run {again}"
     if "fresh" in step.identity:
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
-    said = first_difference(last.identity, step.identity)
-    if said.startswith("input "):
-        said = _input_difference(step, plan, last, verdicts) or said
-    return "MISS", said
+    reason = find_first_difference(last.identity, step.identity)
+    if reason.startswith("input "):
+        reason = _explain_input(step, plan, last, verdicts) or reason
+    return "MISS", reason
 
 
-def _input_difference(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:
+def _explain_input(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:
     before = last.identity.get("inputs", {})
     for given in step.inputs:
         now = step.identity["inputs"][given.port]

@@ -1,4 +1,4 @@
-"""Before a run: the smallest difference that each gate of a plan can see, and which steps gates decide about."""
+"""Before a run: the smallest difference that each gate of a plan can detect, and which steps gates decide about."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,50 +19,50 @@ WORST = 1.0
 """Spread of differences of values between 0 and 1 when the models never agree."""
 
 
-def gate_lines(plan: Plan, layout: Layout) -> list[str]:
-    """One line per difference that a gate tests: what it can see, from the latest evaluation of the step, or at worst.
+def describe_gate_power(plan: Plan, layout: Layout) -> list[str]:
+    """Return one line per tested difference: what the gate detects, from the latest evaluation or at worst.
 
-    A difference of this size is seen in 80 % of evaluations.
+    A difference of this size is detected in 80 % of evaluations.
     """
     asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
     if not asked:
         return []
     before = latest(layout, plan.recipe, [step.name for step in asked])
     last = {name: manifest for name, manifest in before.items() if traits_of(manifest.kind).scores_models}
-    return [line for step in asked for line in _of_step(step, last.get(step.name))]
+    return [line for step in asked for line in _describe_step(step, last.get(step.name))]
 
 
-def _of_step(step: Step, last: Manifest | None) -> Iterator[str]:
+def _describe_step(step: Step, last: Manifest | None) -> Iterator[str]:
     names = list(step.settings["models"]) or ["model"]
     for raw in step.settings["gate"]:
         gate = Gate.model_validate(raw)
         for asked in list_questions(gate, step.settings["confidence"]) if gate.against else ():
             pair = f"{asked.name} of {gate.model or names[-1]} − {gate.against}"
-            yield f"gate of {step.name}: {pair}: {_seen(step, gate, asked, last)}"
+            yield f"gate of {step.name}: {pair}: {_describe_detectable(step, gate, asked, last)}"
 
 
-def _seen(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str:
-    known = _known(asked, gate, last) if last else None
-    planned = _planned(step, asked.name)
+def _describe_detectable(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str:
+    known = _find_earlier_test(asked, gate, last) if last else None
+    planned = _count_problems(step, asked.name)
     if known is None and (planned is None or not _is_share(step, asked.name)):
         return "what it can see is known after the first evaluation"
     n = planned or 0
-    if last and known and (planned is None or last.details.get("problems") == _planned(step, "")):
+    if last and known and (planned is None or last.details.get("problems") == _count_problems(step, "")):
         n = known[0]
     spread, floor = known[1:] if known else (WORST, 0.0)
-    found = find_minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
+    detectable = find_minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
     rates = f"error rate {asked.tail:.2g}, power {POWER:g}"
     basis = f"spread {spread:.2f} as in run {last.run}" if known and last else "at worst: it was never evaluated"
-    if found is None or found > 1:
+    if detectable is None or detectable > 1:
         return f"{n:,} problems are too few to show any difference ({rates}; {basis})"
-    return f"{n:,} problems show a difference of {found:.3f} ({rates}; {basis})"
+    return f"{n:,} problems show a difference of {detectable:.3f} ({rates}; {basis})"
 
 
-def _known(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
-    """Problems, spread and noise floor of the same test, else of any comparison of the metric, in an evaluation."""
-    for told in last.details.get("gates", []):
-        for test in told.get("tests", []):
-            if test["name"] == asked.name and told.get("model") == (gate.model or told.get("model")):
+def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
+    """Return problems, spread and noise floor of the same test, else of a comparison of the metric; None without."""
+    for outcome in last.details.get("gates", []):
+        for test in outcome.get("tests", []):
+            if test["name"] == asked.name and outcome.get("model") == (gate.model or outcome.get("model")):
                 return test["n"], test["spread"], test["floor"] if gate.noise_repeats else 0.0
     confidence = last.details.get("confidence", 0.95)
     width = ndtri(1 - (1 - confidence) / 2) + ndtri(POWER)
@@ -74,10 +74,10 @@ def _known(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, flo
     return None
 
 
-def _planned(step: Step, name: str) -> int | None:
-    """Problems that the tasks of a step make, of the family after a metric's name; None when they do not say."""
-    found = split_metric(name, [_metric(m) for m in step.settings["metrics"]])
-    family = found[1] if found else None
+def _count_problems(step: Step, name: str) -> int | None:
+    """Return the problems that a step's tasks make, of the metric's family; None where the settings do not tell."""
+    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    family = parts[1] if parts else None
     tasks: list[dict[str, Any]] = step.settings["tasks"]
     if step.settings.get("prompts") or any("size" not in task for task in tasks):
         return None
@@ -90,18 +90,20 @@ def _planned(step: Step, name: str) -> int | None:
 
 
 def _is_share(step: Step, name: str) -> bool:
-    """Whether a metric is one of ours, which lie between 0 and 1."""
-    found = split_metric(name, [_metric(m) for m in step.settings["metrics"]])
-    return found is not None and all(":" not in m["use"] for m in step.settings["metrics"] if _metric(m) == found[0])
+    """Return whether a metric is built in, and so lies between 0 and 1."""
+    parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    return parts is not None and all(
+        ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == parts[0]
+    )
 
 
-def _metric(use: dict[str, Any]) -> str:
+def _metric_name(use: dict[str, Any]) -> str:
     name = str(use["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in use.items() if key != "use")])
 
 
-def condition(step: Step, plan: Plan) -> str:
-    """Whether a step runs only when a gate fails, or not then; empty when no gate branches around it."""
+def describe_condition(step: Step, plan: Plan) -> str:
+    """Return whether a step runs only if a gate fails, or only if it passes; empty if no gate decides."""
     if step.branch_of:
         return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
     there = {s.name: s for s in plan.steps}

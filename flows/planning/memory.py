@@ -1,4 +1,4 @@
-"""What a plan needs in memory, step by step and role by role, beside what it asked for and what a GPU has."""
+"""Predict the memory of a plan by step and role, next to what was requested and what a GPU has."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.planning import memory_steps
-from flows.planning.memory_models import Models
+from flows.planning.memory_models import PlanModels
 from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -28,8 +28,8 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Need:
-    """One step: its places, or why they are not known; a step without models has neither."""
+class StepMemory:
+    """The places of one step, or why they are unknown; a step without models has neither."""
 
     step: str
     places: tuple[Place, ...] = ()
@@ -39,39 +39,41 @@ class Need:
 def show_memory(
     plan: Plan, layout: Layout, console: Console, *, gpu: str | None, prompt: int | None, as_json: bool
 ) -> None:
-    """Print the table, or JSON. Raises PlanError when `gpu` is no size."""
+    """Print the memory table, or JSON. Raise PlanError if `gpu` is not a size."""
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
         raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
     limit = bytes_of(gpu) or None
-    found = needs(plan, layout, gpu=limit, prompt=prompt)
+    steps = estimate_memory(plan, layout, gpu=limit, prompt=prompt)
     if as_json:
-        print(json.dumps(told(plan, found, limit), indent=2))
+        print(json.dumps(memory_as_json(plan, steps, limit), indent=2))
     else:
-        console.print(memory_table(plan, found, limit))
+        console.print(make_memory_table(plan, steps, limit))
 
 
-def needs(plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None) -> list[Need]:
-    """What every step needs; `gpu` is the memory of one GPU in bytes, `prompt` the tokens of the longest prompt."""
-    models = Models(plan, layout)
-    return [_need(step, models, gpu, prompt) for step in plan.steps]
+def estimate_memory(
+    plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None
+) -> list[StepMemory]:
+    """Return the memory of every step; `gpu`: bytes of one GPU, `prompt`: tokens of the longest prompt."""
+    models = PlanModels(plan, layout)
+    return [_estimate_step(step, models, gpu, prompt) for step in plan.steps]
 
 
-def _need(step: Step, models: Models, gpu: int | None, prompt: int | None) -> Need:
+def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
     places = getattr(memory_steps, step.kind, None)
     if places is None:
-        return Need(step.name)
+        return StepMemory(step.name)
     ports = dict(models.ports(step))
     if traits_of(step.kind).defines_model:
         ports["made"] = next(iter(models.made[step.name].values()))
     try:
-        return Need(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
+        return StepMemory(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
     except StepError as error:
-        return Need(step.name, unknown=str(error))
+        return StepMemory(step.name, unknown=str(error))
 
 
-def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[str]:
-    """What does not fit: a place beside the `memory` it reserves, and beside a GPU where it has one."""
-    for need in found:
+def list_warnings(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Iterator[str]:
+    """Yield places that exceed the `memory` they reserve, or the memory of a GPU."""
+    for need in steps:
         resources = plan.step(need.step).resources
         for place in need.places:
             role = getattr(resources, place.role, None) or resources
@@ -79,13 +81,13 @@ def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[
             for name, limit in limits.items():
                 if limit and place.peak.total > limit:
                     yield (
-                        f"{need.step}: {place.role} needs {size(place.peak.total)} at its worst moment "
-                        f"({place.peak.name}), {name} has {size(limit)}; {advice(place)}"
+                        f"{need.step}: {place.role} needs {format_size(place.peak.total)} at its worst moment "
+                        f"({place.peak.name}), {name} has {format_size(limit)}; {advise(place)}"
                     )
 
 
-def advice(place: Place) -> str:
-    """What makes the largest part of a place smaller."""
+def advise(place: Place) -> str:
+    """Return how to make the largest part of a place smaller."""
     part = max(place.peak.parts, key=lambda name: place.peak.parts[name])
     return {
         "weights": "spread it over more workers (train: {strategy: fsdp2}), or use dtype: bfloat16",
@@ -99,10 +101,10 @@ def advice(place: Place) -> str:
     }.get(part, "lower the tokens of a pass")
 
 
-def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table:
-    """One row per place, the parts of its worst moment, and what was reserved."""
+def make_memory_table(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> Table:
+    """Return a table with one row per place: the parts of its peak, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
-    caption = "\n".join([caption, *warnings(plan, found, gpu)])
+    caption = "\n".join([caption, *list_warnings(plan, steps, gpu)])
     table = Table(
         title=f"Memory of {plan.recipe}",
         caption=caption,
@@ -118,23 +120,23 @@ def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table
         table.add_column(
             heading, overflow="fold", no_wrap=column in ("step", "role"), justify="right" if number else "left"
         )
-    for need in found:
+    for need in steps:
         resources = plan.step(need.step).resources
         if need.unknown:
             table.add_row(need.step, "", *[""] * 8, "unknown", Text(need.unknown), "")
         for place in need.places:
             parts = place.peak.parts
-            shown = [size(parts.get(name, 0)) for name in PARTS]
+            shown = [format_size(parts.get(name, 0)) for name in PARTS]
             work = sum(amount for name, amount in parts.items() if name not in PARTS)
             role = getattr(resources, place.role, None) or resources
             name = place.role if place.workers == 1 else f"{place.role} x {place.workers}"
-            total = Text(size(place.peak.total), style="bold")
-            table.add_row(need.step, name, *shown, size(work), total, place.peak.name, role.memory or "")
+            total = Text(format_size(place.peak.total), style="bold")
+            table.add_row(need.step, name, *shown, format_size(work), total, place.peak.name, role.memory or "")
     return table
 
 
-def size(number: int) -> str:
-    """Bytes for people."""
+def format_size(number: int) -> str:
+    """Return bytes as text."""
     if not number:
         return "-"
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
@@ -143,12 +145,16 @@ def size(number: int) -> str:
     return f"{max(1, number // 1024)} KiB"
 
 
-def told(plan: Plan, found: list[Need], gpu: int | None = None) -> dict[str, Any]:
-    """The same for programs, in bytes."""
-    return {"recipe": plan.recipe, "steps": [_told(need) for need in found], "warnings": [*warnings(plan, found, gpu)]}
+def memory_as_json(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
+    """Return the same for programs, in bytes."""
+    return {
+        "recipe": plan.recipe,
+        "steps": [_step_as_json(need) for need in steps],
+        "warnings": [*list_warnings(plan, steps, gpu)],
+    }
 
 
-def _told(need: Need) -> dict[str, Any]:
+def _step_as_json(need: StepMemory) -> dict[str, Any]:
     return {
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),

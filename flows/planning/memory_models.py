@@ -1,6 +1,6 @@
-"""Which model comes into each port of a plan, as far as it is known before anything has run.
+"""Find the model at each port of a plan, as far as it is known before anything has run.
 
-A model that is there is known by its `config.json`, one that is still to be made by the `init` stage at its beginning.
+An existing model is known by its `config.json`, a future one by the stage at its beginning that defines it.
 """
 
 import json
@@ -21,8 +21,8 @@ from schemas.use import TokenizerUse
 
 
 @dataclass(frozen=True)
-class Known:
-    """A model: its shape, the longest sequence it holds, whether its head is that of a language model."""
+class KnownModel:
+    """A model: its shape, its longest sequence, and whether its head is that of a language model."""
 
     shape: Shape
     max_length: int
@@ -30,70 +30,70 @@ class Known:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """Return the number of all parameters."""
         return self.shape.parameters if self.language else self.shape.body_parameters + self.shape.width
 
 
-class Models:
+class PlanModels:
     """The models of a plan."""
 
     def __init__(self, plan: Plan, layout: Layout):
         self.layout, self.store = layout, Store(layout)
         self.folders = tuple(dict.fromkeys((Path(plan.file).resolve().parent, Path.cwd(), layout.root)))
-        self.made: dict[str, dict[str, Known | str]] = {}
+        self.made: dict[str, dict[str, KnownModel | str]] = {}
         for step in plan.steps:
             self.made[step.name] = self._outputs(step)
 
-    def ports(self, step: Step) -> dict[str, Known | str]:
-        """Port to its model, or to why it is not known."""
+    def ports(self, step: Step) -> dict[str, KnownModel | str]:
+        """Return, by port, its model, or why it is unknown."""
         return {given.port: self._received(given) for given in step.inputs if given.type in MODEL_TYPES}
 
-    def _outputs(self, step: Step) -> dict[str, Known | str]:
+    def _outputs(self, step: Step) -> dict[str, KnownModel | str]:
         manifest = self.store.find(step.kind, step.key)
         named = {name: kind for name, kind in step.outputs.items() if kind in MODEL_TYPES}
         if manifest is not None:
-            return {name: _tried(self.store.output_folder(step.kind, step.key, name)) for name in named}
+            return {name: _read_model(self.store.output_folder(step.kind, step.key, name)) for name in named}
         if traits_of(step.kind).defines_model:
-            return dict.fromkeys(named, _initial(step.settings))
+            return dict.fromkeys(named, _define_model(step.settings))
         first = next(iter(self.ports(step).values()), f"{step.name} makes it, and nothing says of what shape")
-        return {name: _as(first, kind) for name, kind in named.items()}
+        return {name: _with_head(first, kind) for name, kind in named.items()}
 
-    def _received(self, given: Input) -> Known | str:
+    def _received(self, given: Input) -> KnownModel | str:
         if given.steps:
-            found = self.made[given.steps[0]]
-            return found.get(given.output or next(iter(found), ""), f"{given.steps[0]} makes no model")
+            outputs = self.made[given.steps[0]]
+            return outputs.get(given.output or next(iter(outputs), ""), f"{given.steps[0]} makes no model")
         try:
-            return _tried(find_source(str(given.source), self.layout, self.folders).folder)
+            return _read_model(find_source(str(given.source), self.layout, self.folders).folder)
         except PosttrainError as error:
             return str(error)
 
 
-def _as(model: Known | str, kind: str) -> Known | str:
+def _with_head(model: KnownModel | str, kind: str) -> KnownModel | str:
     return model if isinstance(model, str) else replace(model, language=kind in POLICY_TYPES)
 
 
-def _tried(folder: Path) -> Known | str:
-    """The model in a folder; what an adapter belongs to lies in `base/`."""
+def _read_model(folder: Path) -> KnownModel | str:
+    """Return the model in a folder; the base of an adapter lies in `base/`."""
     base = folder / "base" if (folder / "adapter_config.json").is_file() else folder
     if not (base / "config.json").is_file():
         return f"{folder.name} has no config.json"
     tokenizer = base / "tokenizer_config.json"
     try:
         config = json.loads((base / "config.json").read_text())
-        told = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
+        max_length = json.loads(tokenizer.read_text()).get("model_max_length") if tokenizer.is_file() else None
     except (OSError, ValueError, AttributeError) as error:
         return f"{folder.name}: its configuration cannot be read: {error}"
     labelled = any("ForCausalLM" not in name and "LMHead" not in name for name in config.get("architectures") or [])
     try:
-        shape = read_shape(_whole(config))
+        shape = read_shape(_complete_config(config))
     except StepError as error:
         return str(error)
-    limits = (told, config.get("max_position_embeddings"), config.get("n_positions"))
-    return Known(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
+    limits = (max_length, config.get("max_position_embeddings"), config.get("n_positions"))
+    return KnownModel(shape, int(min([n for n in limits if n], default=UNBOUNDED)), not labelled)
 
 
-def _whole(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with what it leaves to its model type filled in; raises StepError for one that it refuses."""
+def _complete_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration completed by the defaults of its model type. Raise StepError if the type refuses it."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING  # takes seconds to import
 
@@ -105,13 +105,13 @@ def _whole(config: dict[str, Any]) -> dict[str, Any]:
         raise StepError(f"config: {kind} refuses these values: {error}") from error
 
 
-def _initial(settings: dict[str, Any]) -> Known | str:
-    """The model that an init stage will make; its vocabulary is that of its tokenizer."""
+def _define_model(settings: dict[str, Any]) -> KnownModel | str:
+    """Return the model that a stage's settings define; its vocabulary is that of its tokenizer."""
     from learning.lookup import bind  # torch comes with it
 
     try:
         tokenizer = bind(TokenizerUse.model_validate(settings["tokenizer"]), "tokenizer", {})()
-        shape = read_shape(_whole({**settings["config"], "vocab_size": len(tokenizer)}))
+        shape = read_shape(_complete_config({**settings["config"], "vocab_size": len(tokenizer)}))
     except (PosttrainError, TypeError, ValueError) as error:
         return str(error)
-    return Known(shape, settings["max_length"])
+    return KnownModel(shape, settings["max_length"])

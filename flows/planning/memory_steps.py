@@ -1,6 +1,7 @@
-"""The places of a step of each kind, with what they hold: one function per kind, named as the kind.
+"""Predict the places of a step and what they hold: one function per kind, named as the kind.
 
-Where a length depends on data that is still to be made, the longest that the settings allow is taken.
+Where a length depends on data that is still to be made, the longest that the settings allow counts. These functions lie
+here and not in the tasks, so that a change of a prediction does not change the key of a step.
 """
 
 from collections.abc import Mapping
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.planning.closure import uses
-from flows.planning.memory_models import Known
+from flows.planning.memory_models import KnownModel
 from learning.memory_model.estimate import (
     BYTES,
     Phase,
@@ -36,54 +37,54 @@ UTILIZATION = 0.5
 
 @dataclass(frozen=True)
 class Job:
-    """A step: its settings, what it may have, the models at its ports; limits in bytes and tokens, if given."""
+    """A step to predict: its settings, its resources, the models at its ports; limits in bytes and tokens, if given."""
 
     settings: Mapping[str, Any]
     resources: Resources
-    models: Mapping[str, Known | str]
+    models: Mapping[str, KnownModel | str]
     gpu: int | None = None
     prompt: int | None = None
 
-    def model(self, port: str = "model") -> Known:
-        """The model at a port. Raises StepError when it is not known."""
-        found = self.models.get(port, f"nothing comes in at `{port}`")
-        if isinstance(found, str):
-            raise StepError(found)
-        return found
+    def model(self, port: str = "model") -> KnownModel:
+        """Return the model at a port. Raise StepError if it is unknown."""
+        known = self.models.get(port, f"nothing comes in at `{port}`")
+        if isinstance(known, str):
+            raise StepError(known)
+        return known
 
     @property
     def where(self) -> Resources | Any:
-        """What holds the trained model: the group, or the step's own process."""
+        """Return the resources that hold the trained model: those of the group, or of the step's own process."""
         return self.resources.train or self.resources
 
     @property
     def workers(self) -> int:
-        """Processes that train."""
+        """Return the number of processes that train."""
         return self.resources.train.workers if self.resources.train else 1
 
     @property
     def role(self) -> str:
-        """What they are called."""
+        """Return the role of these processes."""
         return "train" if self.resources.train else "step"
 
     @property
     def size(self) -> int:
-        """Bytes of a weight."""
+        """Return the bytes of a weight."""
         return BYTES[self.settings.get("dtype", "float32")]
 
     @property
     def precision(self) -> Precision:
-        """Of a training pass."""
+        """Return the precision of a training pass."""
         rank = self.settings["lora_r"] if self.settings.get("use_peft") else 0
         mixed = bool(self.settings.get("bf16"))
         return Precision(self.size, on_cpu=not self.where.num_gpus, rank=rank, mixed=mixed)
 
-    def forward(self, known: Known, tokens: Pass) -> Forward:
-        """A training pass of a model."""
+    def forward(self, known: KnownModel, tokens: Pass) -> Forward:
+        """Return a training pass of a model."""
         return Forward(known.shape, tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
 
-    def trained(self, known: Known, parameters: int | None = None) -> Trained:
-        """A model under training, spread as `resources` say."""
+    def trained(self, known: KnownModel, parameters: int | None = None) -> Trained:
+        """Return a model under training, spread as `resources` say."""
         total = parameters or known.parameters
         chosen = total
         if self.settings.get("use_peft"):
@@ -92,18 +93,18 @@ class Job:
         shards = self.workers if strategy == "fsdp2" else 1
         return Trained(known.shape, total, chosen, self.size, shards, copies=strategy == "ddp")
 
-    def limit(self, known: Known) -> int:
-        """Tokens of the longest row."""
+    def limit(self, known: KnownModel) -> int:
+        """Return the tokens of the longest row."""
         return min(self.settings.get("max_length") or known.max_length, known.max_length)
 
-    def prompts(self, known: Known) -> int:
-        """Tokens of the longest prompt."""
+    def prompts(self, known: KnownModel) -> int:
+        """Return the tokens of the longest prompt."""
         room = max(1, known.max_length - self.settings["max_completion_length"])
         return min(self.prompt or room, room)
 
 
 def sft(job: Job) -> list[Place]:
-    """Rows of the longest length, as many as a pass takes."""
+    """Return the places for rows of the longest length, as many as a pass takes."""
     known, rows = job.model(), job.settings["per_device_train_batch_size"]
     limit = job.limit(known)
     lengths = {limit, min(limit, ROW[1])} if job.settings["packing"] else {limit}
@@ -117,14 +118,14 @@ def sft(job: Job) -> list[Place]:
 
 
 def reward_model(job: Job) -> list[Place]:
-    """Pairs of the longest length, a prompt of half of it."""
+    """Return the places for pairs of the longest length, half of it prompt."""
     known = job.model()
     parameters = known.shape.body_parameters + known.shape.width
     return [Place(job.role, _pairs(job, known, TOKENS, parameters, needed=False), job.workers)]
 
 
 def preference(job: Job) -> list[Place]:
-    """The same with logits; references are asked one after the other before the training begins."""
+    """Return the places for such pairs with logits; references are asked in turn before the training begins."""
     known = job.model()
     phases = _pairs(job, known, job.settings["max_tokens_per_micro_batch"], known.parameters, needed=True)
     asked = [f"lp_{name}" for name in ("reference", "previous") if name in job.models]
@@ -134,7 +135,7 @@ def preference(job: Job) -> list[Place]:
     return [Place(job.role, (*phases, references), job.workers)]
 
 
-def _of_pairs(job: Job, known: Known, budget: int, needed: bool) -> tuple[Pass, int]:
+def _of_pairs(job: Job, known: KnownModel, budget: int, needed: bool) -> tuple[Pass, int]:
     limit = job.limit(known)
     prompt = min(job.prompt or limit // 2, limit - 1)
     answer, batch = limit - prompt, job.settings["per_device_train_batch_size"]
@@ -143,13 +144,13 @@ def _of_pairs(job: Job, known: Known, budget: int, needed: bool) -> tuple[Pass, 
     return tokens, -(-batch // count)
 
 
-def _pairs(job: Job, known: Known, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
+def _pairs(job: Job, known: KnownModel, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
     tokens, passes = _of_pairs(job, known, budget, needed)
     return estimate_training(job.trained(known, parameters), job.forward(known, tokens), passes)
 
 
 def rl(job: Job) -> list[Place]:
-    """Sampling and updates take turns in the trainer's places, unless `rollout` has places of its own."""
+    """Return the places of sampling and updates, in turns in the trainer's places unless `rollout` has its own."""
     known, settings = job.model(), job.settings
     trained, apart = job.trained(known), job.resources
     tokens, passes = _groups(job, known)
@@ -163,7 +164,7 @@ def rl(job: Job) -> list[Place]:
     glance = forward.glance if references else 0
     phases += (Phase("log-probabilities", {**held, "activations": glance}),) if references else ()
     others = 0 if apart.reference else sum(model.parameters for model in references) * job.size
-    judges = [m for port, m in job.models.items() if port.startswith("rewards.") and isinstance(m, Known)]
+    judges = [m for port, m in job.models.items() if port.startswith("rewards.") and isinstance(m, KnownModel)]
     others += 0 if apart.reward else sum(model.parameters for model in judges) * BYTES["float32"]
     places = [Place(job.role, estimate_auxiliary(phases, "other models", others + _networks(job, known)), job.workers)]
     if apart.rollout:
@@ -178,7 +179,7 @@ def rl(job: Job) -> list[Place]:
     return places
 
 
-def _groups(job: Job, known: Known) -> tuple[Pass, int]:
+def _groups(job: Job, known: KnownModel) -> tuple[Pass, int]:
     """The largest micro-batch, as `learning.batch.split` cuts it, and how many there are."""
     settings, prompt = job.settings, job.prompts(known)
     answer, size = settings["max_completion_length"], settings["num_generations"]
@@ -191,8 +192,8 @@ def _groups(job: Job, known: Known) -> tuple[Pass, int]:
     return Pass(((1, prompt),), ((1, paths, answer, prompt),), paths * answer), max(2, groups)
 
 
-def _references(job: Job) -> list[Known]:
-    """The reference policies that some part of the algorithm asks for and that are models of their own."""
+def _references(job: Job) -> list[KnownModel]:
+    """Return the reference policies that the algorithm asks for and that are models of their own."""
     stage = Rl.model_validate(job.settings)
     asked: set[str] = set()
     for use in uses(stage):
@@ -200,17 +201,17 @@ def _references(job: Job) -> list[Known]:
             asked.update(signature(type(use), use.use).supplied)
         except SignatureError:
             continue  # a module of the user's own that is not here
-    found = []
+    references = []
     for name, port in {"ref": "reference", **{n: f"references.{n}.model" for n in stage.references}}.items():
         moves = name in stage.references and stage.references[name].sync_steps is not None
         itself = port not in job.models and stage.use_peft and not moves
         if f"lp_{name}_T" in asked and not itself:
-            found.append(job.model(port if port in job.models else "model"))
-    return found
+            references.append(job.model(port if port in job.models else "model"))
+    return references
 
 
-def _networks(job: Job, known: Known) -> int:
-    """Critic and auxiliaries: weights, gradients and moments of each, which learn one after the other."""
+def _networks(job: Job, known: KnownModel) -> int:
+    """Return the bytes of critic and auxiliaries: weights, gradients and moments of each; they learn in turn."""
     blocks = [job.settings["critic"]] if job.settings.get("critic") else []
     blocks += list(job.settings.get("auxiliary_models", {}).values())
     learnt = [block for block in blocks if block.get("target") is not None or "head" not in block]
@@ -219,8 +220,8 @@ def _networks(job: Job, known: Known) -> int:
     return body * (4 * len(learnt) + len(blocks) - len(learnt) + copies)
 
 
-def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> dict[str, int]:
-    """What the engine holds beside the weights of the policy; a `flight` gives its results away as they end."""
+def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False) -> dict[str, int]:
+    """Return what the engine holds besides the policy's weights; a `flight` returns each result as it ends."""
     engine, answer = job.settings["engine"], job.settings["max_completion_length"]
     samples, prompt = max(1, samples), job.prompts(known)
     if engine["use"] == "vllm":
@@ -234,8 +235,8 @@ def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> d
     return estimate_sampling(known.shape, job.size, call)
 
 
-def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
-    """A copy of the weights and the paged cache; on a GPU vLLM takes its whole share at its start."""
+def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
+    """Return a copy of the weights and the paged cache; on a GPU vLLM takes its whole share at the start."""
     engine, spread = job.settings["engine"], job.settings["engine"].get("tensor_parallel_size", 1)
     dtype = engine.get("dtype", "auto")
     size = job.size if dtype == "auto" else BYTES[dtype]
@@ -253,7 +254,7 @@ def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
 
 
 def evaluate(job: Job) -> list[Place]:
-    """One model after the other, in float32; workers of `rollout` hold each of them in turn."""
+    """Return the places of one model after the other, in float32; workers of `rollout` hold each in turn."""
     samples, limit = UNDER_WAY, job.settings.get("limit")
     if limit:
         samples = min(samples, limit * job.settings["num_generations"])
@@ -262,16 +263,16 @@ def evaluate(job: Job) -> list[Place]:
 
 
 def synthesize(job: Job) -> list[Place]:
-    """A model that samples; a programmatic teacher holds nothing."""
+    """Return the places of a model that samples; a programmatic teacher holds nothing."""
     return _sampled(job, {"sampling": job.model()}, UNDER_WAY) if "model" in job.models else []
 
 
 def practice(job: Job) -> list[Place]:
-    """The model that practises, as it samples; nothing of it is trained."""
+    """Return the places of the model that practises; it samples and is not trained."""
     return _sampled(job, {"sampling": job.model()}, min(UNDER_WAY, job.settings["generation_batch_size"]))
 
 
-def _sampled(job: Job, models: Mapping[str, Known], samples: int) -> list[Place]:
+def _sampled(job: Job, models: Mapping[str, KnownModel], samples: int) -> list[Place]:
     apart = job.resources.rollout
     held = {name: {"weights": known.parameters * job.size} for name, known in models.items()}
     both = {n: {**parts, **_sampler(job, models[n], samples, flight=True)} for n, parts in held.items()}
@@ -282,13 +283,13 @@ def _sampled(job: Job, models: Mapping[str, Known], samples: int) -> list[Place]
 
 
 def init(job: Job) -> list[Place]:
-    """A model in float32."""
+    """Return the place of a model in float32."""
     known = job.model("made")
     return [Place("step", (Phase("made", {"weights": known.parameters * BYTES["float32"]}),))]
 
 
 def merge(job: Job) -> list[Place]:
-    """The largest tensor of every model and of the result, in float32."""
+    """Return the place of the largest tensor of every model and of the result, in float32."""
     models = [job.model(port) for port in job.models]
     largest = [max(m.shape.vocabulary * m.shape.width, max(a * b for a, b in m.shape.linears)) for m in models]
     held = (sum(largest) + 2 * max(largest)) * BYTES["float32"]

@@ -1,4 +1,4 @@
-"""The question to a person in Prefect's pages: the flow run pauses, a typed form asks, a page holds the evidence."""
+"""The approval of a gate in Prefect's UI: the flow run pauses with a typed form and a page of evidence."""
 
 import os
 import time
@@ -14,12 +14,12 @@ from prefect.input import RunInput, keyset_from_paused_state
 from prefect.states import Paused, Running
 from pydantic import Field
 
-from flows.execution.approval import LOOK, Answer, Desk, Question
+from flows.execution.approval import LOOK, ApprovalQueue, ApprovalRequest, PersonalDecision
 from flows.execution.execute import Execution
 from flows.prefect_runs.artifacts import show_page
-from flows.prefect_runs.evidence_page import evidence_page, summary
+from flows.prefect_runs.evidence_page import make_evidence_page, summarise_request
 from flows.prefect_runs.flow_context import current_flow_run
-from flows.servers.up import is_up
+from flows.servers.up import read_addresses
 from lineage.audit.approvals import Decision
 from lineage.layout import Layout
 
@@ -35,22 +35,22 @@ class Approval(RunInput):
     reason: str = Field(title="Reason", min_length=1, description="Kept with the model's lineage.")
 
 
-def open_desk(execution: Execution) -> Desk:
-    """A desk for a flow run; people are asked only where somebody can look: on a server that outlives the run."""
+def open_queue(execution: Execution) -> ApprovalQueue:
+    """Return the queue of a flow run; people are asked only on a server that outlives the run."""
 
-    def pause(question: Question, over: Callable[[], bool]) -> Answer | None:
+    def pause(question: ApprovalRequest, over: Callable[[], bool]) -> PersonalDecision | None:
         return ask_in_prefect(execution, question, over)
 
-    desk = Desk(execution, pause)
-    if is_attended(execution.layout):
+    desk = ApprovalQueue(execution, pause)
+    if is_watched(execution.layout):
         execution.ask_people = desk.ask
     return desk
 
 
-def is_attended(layout: Layout) -> bool:
-    """Whether the Prefect server is one of `posttrain up` or of the user's own, not one that ends with its runs."""
+def is_watched(layout: Layout) -> bool:
+    """Return whether the Prefect server outlives this run: that of `posttrain up`, or the user's own."""
     url = os.environ.get("PREFECT_API_URL", "")
-    if (is_up(layout) or {}).get("prefect") == url:
+    if (read_addresses(layout) or {}).get("prefect") == url:
         return True
     try:
         own = (layout.state / "prefect" / "server.json").read_text()
@@ -59,14 +59,16 @@ def is_attended(layout: Layout) -> bool:
     return bool(url) and f'"{url}"' not in own
 
 
-def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], bool]) -> Answer | None:
-    """Pause the flow run with a form until it is filled in; None when `over`, or nobody answers in time.
+def ask_in_prefect(
+    execution: Execution, question: ApprovalRequest, over: Callable[[], bool]
+) -> PersonalDecision | None:
+    """Pause the flow run with a form until it is filled in; return None when `over` or unanswered in time.
 
-    Prefect's own `pause_flow_run` hears neither Ctrl-C nor `posttrain approve` while it waits.
+    Prefect's own `pause_flow_run` reacts neither to Ctrl-C nor to `posttrain approve` while it waits.
     """
     flow_run, logger = current_flow_run().id, get_run_logger()
     name = f"evidence-{question.step.name}-{question.gate.index}"
-    page = evidence_page(execution, question)
+    page = make_evidence_page(execution, question)
     link = show_page(execution.plan, name, page, f"What to decide about: {question.step.name}, {question.gate.name}.")
     limit = time.monotonic() + question.within
     state = Paused(
@@ -77,7 +79,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
     keys = keyset_from_paused_state(state)
     # The stubs take keys of another class than Prefect itself passes here.
     state.state_details.run_input_keyset = cast(Any, keys)
-    form = Approval.with_initial_data(description=summary(question, link))
+    form = Approval.with_initial_data(description=summarise_request(question, link))
     form.save(keys, flow_run_id=flow_run)
     logger.warning("%s waits for approval: %s", question.step.name, question.gate.text)
     with get_client(sync_client=True) as client:
@@ -93,7 +95,7 @@ def ask_in_prefect(execution: Execution, question: Question, over: Callable[[], 
             if now.is_running():
                 # Outside of an event loop Prefect returns the form, and not a coroutine as its stubs say.
                 given = cast(Approval, form.load(keys, flow_run_id=flow_run))
-                return Answer(given.decision, given.name, given.reason)
+                return PersonalDecision(given.decision, given.name, given.reason)
             execution.stop.wait(LOOK)
         if (now := client.read_flow_run(flow_run).state) is not None and now.is_paused():
             client.set_flow_run_state(flow_run, Running(), force=True)

@@ -1,6 +1,6 @@
-"""Artifacts of a flow run: the plan, progress of long steps, results, links. Shown beside the run, never in its way.
+"""Artifacts of a flow run in Prefect: the plan, progress of long steps, results, links.
 
-An artifact that cannot be written is told in the log; the run goes on.
+An artifact that cannot be written is logged; the run goes on.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from prefect.exceptions import PrefectHTTPStatusError
 
 from flows.execution.events import Event, Reporter
 from flows.execution.execute import Execution
-from flows.execution.progress import figures_of
-from flows.planning.estimate import cost_lines, excess
-from flows.planning.gate_power import gate_lines
-from flows.planning.recipe_plan import repeated
+from flows.execution.progress import extract_figures
+from flows.planning.estimate import describe_costs, describe_excess
+from flows.planning.gate_power import describe_gate_power
+from flows.planning.recipe_plan import compare_repeated
 from flows.prefect_runs.flow_context import current_flow_run
-from flows.prefect_runs.run_page import plan_page, result_page, result_rows
-from flows.servers.up import is_up
+from flows.prefect_runs.run_page import list_result_rows, make_plan_page, make_result_page
+from flows.servers.up import read_addresses
 from lineage.layout import Layout
 from lineage.tracking.record import run_page
 from schemas.plan import Plan
@@ -37,38 +37,40 @@ log = logging.getLogger("prefect.flow_runs.posttrain")
 
 
 def show_plan(execution: Execution) -> None:
-    """The plan as it stands before the first step."""
+    """Show the plan as it is before the first step."""
     plan, layout = execution.plan, execution.layout
-    verdicts, found = execution.outlook.verdicts, execution.outlook.estimates
-    took = {name: estimate.cost.seconds for name, estimate in found.items() if estimate.cost}
-    page = plan_page(plan, execution.run, verdicts, took)
-    page = "\n\n".join([page, *cost_lines(plan, found), *excess(plan, found), *gate_lines(plan, layout)])
-    _create(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
+    verdicts, estimates = execution.outlook.verdicts, execution.outlook.estimates
+    took = {name: estimate.cost.seconds for name, estimate in estimates.items() if estimate.cost}
+    page = make_plan_page(plan, execution.run, verdicts, took)
+    page = "\n\n".join(
+        [page, *describe_costs(plan, estimates), *describe_excess(plan, estimates), *describe_gate_power(plan, layout)]
+    )
+    _create_artifact(plan, "plan", "markdown", page, f"What run {execution.run} is going to do, and why.")
 
 
 def show_ended(execution: Execution) -> None:
-    """Results as a page and as a table, and links to where more is told."""
+    """Show results as a page and as a table, with links to MLflow and files."""
     plan, states = execution.plan, {step.name: execution.states[step.name] for step in execution.plan.steps}
-    links = _links(execution.layout, execution.run)
-    page = result_page(execution.run, states, repeated(plan.steps, execution.layout), links)
-    _create(plan, "results", "markdown", page, f"How run {execution.run} ended.")
-    if rows := result_rows(states):
-        _create(plan, "table", "table", json.dumps(rows), "Held-out problems: every number with its interval.")
+    links = _find_links(execution.layout, execution.run)
+    page = make_result_page(execution.run, states, compare_repeated(plan.steps, execution.layout), links)
+    _create_artifact(plan, "results", "markdown", page, f"How run {execution.run} ended.")
+    if rows := list_result_rows(states):
+        _create_artifact(plan, "table", "table", json.dumps(rows), "Held-out problems: every number with its interval.")
     for name in ("mlflow", "report"):
         if (link := links.get(name, "")).startswith("["):
-            _create(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
+            _create_artifact(plan, name, "markdown", link, f"Run {execution.run} in MLflow: {name}.")
 
 
 def show_page(plan: Plan, name: str, page: str, description: str) -> str:
-    """Any page of markdown, under a name of its own; returns its path among Prefect's pages, empty where it failed."""
-    made = _create(plan, name, "markdown", page, description)
+    """Show a page of markdown under its own name; return its path in Prefect's UI, empty if that failed."""
+    made = _create_artifact(plan, name, "markdown", page, description)
     return f"/artifacts/artifact/{made}" if made else ""
 
 
-def _links(layout: Layout, run: str) -> dict[str, str]:
-    """Where a run is told: in MLflow's pages where they are served, and in files."""
+def _find_links(layout: Layout, run: str) -> dict[str, str]:
+    """Return links to a run's pages in MLflow where they are served, and to its files."""
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
-    served = (is_up(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
+    served = (read_addresses(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
         page = run_page(layout, run) if served.startswith("http") else None
     except Exception as error:  # MLflow's record is a projection, this is a link to it
@@ -80,10 +82,10 @@ def _links(layout: Layout, run: str) -> dict[str, str]:
     return links
 
 
-def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
+def _create_artifact(plan: Plan, name: str, kind: str, data: str, description: str) -> UUID | None:
     flow_run = current_flow_run().id
     artifact = ArtifactCreate(
-        key=artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
+        key=make_artifact_key(plan.recipe, name), type=kind, data=data, description=description, flow_run_id=flow_run
     )
     try:
         with get_client(sync_client=True) as client:
@@ -93,15 +95,15 @@ def _create(plan: Plan, name: str, kind: str, data: str, description: str) -> UU
         return None
 
 
-def artifact_key(recipe: str, name: str) -> str:
-    """A key as Prefect wants it: lower case, digits and dashes."""
+def make_artifact_key(recipe: str, name: str) -> str:
+    """Return a key as Prefect requires it: lower case, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{recipe}-{name}".lower()).strip("-")
 
 
 class ProgressBars:
-    """Hears the events of a run, passes them on, and shows progress of running steps as artifacts, now and then.
+    """A reporter that passes events on and shows progress of running steps as artifacts every few seconds.
 
-    Prefect is asked by a thread of its own: a server that is slow or gone does not hold up a step.
+    A separate thread talks to Prefect: a slow or dead server does not hold up a step.
     """
 
     def __init__(self, inner: Reporter, plan: Plan, flow_run: UUID):
@@ -114,23 +116,23 @@ class ProgressBars:
         self.thread = threading.Thread(target=self._show, name="progress", daemon=True)
 
     def __enter__(self) -> "ProgressBars":
-        """Begin to show."""
+        """Start the thread."""
         self.thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Show how far every step came, and end."""
+        """Show the final progress of every step, and end."""
         self.over.set()
         self.thread.join(10)
 
     def belongs(self, step: str, task_run: UUID) -> None:
-        """Say which task run shows a step."""
+        """Set the task run that shows a step."""
         with self.lock:
             self.tasks[step] = task_run
             self.nameless.pop(step, None)
 
     def waits(self, step: str, task_run: UUID) -> None:
-        """Say which task run stands for a step that may have to wait: Prefect names it only when it begins."""
+        """Set the task run of a step that may have to wait: Prefect names it only when it begins."""
         with self.lock:
             self.nameless[step] = task_run
 
@@ -149,7 +151,7 @@ class ProgressBars:
         while not ending:
             ending = self.over.wait(EVERY)
             with self.lock:
-                now = {step: progress_words(event) for step, event in self.heard.items() if event.get("total")}
+                now = {step: format_progress(event) for step, event in self.heard.items() if event.get("total")}
             try:
                 self._name()
                 for step, (percent, text) in now.items():
@@ -176,7 +178,7 @@ class ProgressBars:
             if known is None:
                 made = client.create_artifact(
                     ArtifactCreate(
-                        key=artifact_key(self.plan.recipe, f"progress-{step}"),
+                        key=make_artifact_key(self.plan.recipe, f"progress-{step}"),
                         type="progress",
                         data=percent,
                         description=f"{step}: {text}",
@@ -190,8 +192,8 @@ class ProgressBars:
         self.shown[step] = (known[0], percent, text)
 
 
-def progress_words(event: Mapping[str, Any]) -> tuple[float, str]:
-    """Percent done, and the figures of a progress event in words."""
+def format_progress(event: Mapping[str, Any]) -> tuple[float, str]:
+    """Return percent done, and the figures of a progress event as text."""
     at, total = event.get("at") or 0, event["total"]
-    figures = [f"{k} {v:.4g}" for k, v in figures_of(event).items()]
+    figures = [f"{k} {v:.4g}" for k, v in extract_figures(event).items()]
     return round(min(100.0, 100.0 * at / total), 1), ", ".join([f"{at} of {total}", *figures[:4]])

@@ -1,11 +1,11 @@
-"""A run goes on when Prefect's server is gone for good: Prefect shows a run, it does not make it."""
+"""Continue a run when Prefect's server is gone for good: Prefect shows a run, it does not execute it."""
 
 import sys
 from collections.abc import Callable
 
 import httpx
 
-from flows.execution.execute import Execution, execute
+from flows.execution.execute import Execution, execute_plan
 from flows.prefect_runs.pipeline import run_flow
 
 GONE = (
@@ -14,17 +14,17 @@ GONE = (
 )
 
 
-def shown_while_it_can_be(execution: Execution, ended: Callable[[], None]) -> None:
-    """Carry out an execution as a flow run; when the server stays away, do what is left without it.
+def run_flow_with_fallback(execution: Execution, ended: Callable[[], None]) -> None:
+    """Perform an execution as a flow run; if the server stays away, finish it without Prefect.
 
     `ended` is called once.
     """
-    told, reporter = False, execution.reporter
+    has_ended, reporter = False, execution.reporter
 
     def once() -> None:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal has_ended
+        if not has_ended:
+            has_ended = True
             ended()
 
     try:
@@ -32,5 +32,5 @@ def shown_while_it_can_be(execution: Execution, ended: Callable[[], None]) -> No
     except httpx.HTTPError as error:
         print(GONE.format(error=str(error) or type(error).__name__), file=sys.stderr)
         execution.reporter = reporter  # without the bars in Prefect's UI
-        execute(execution)
+        execute_plan(execution)
         once()

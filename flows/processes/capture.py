@@ -1,4 +1,4 @@
-"""What a step prints, logs and warns goes to its log."""
+"""Capture what a step prints, logs and warns in its log."""
 
 import contextlib
 import fcntl
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from flows.processes import log_writer
-from flows.processes.log_writer import Stream, write_all
-from flows.processes.redaction import redactor
+from flows.processes.log_writer import RedactingStream, write_all
+from flows.processes.redaction import make_redactor
 
 LOOK = 0.01
 """Seconds between looks whether a log is written to."""
@@ -25,33 +25,33 @@ PATIENCE = 10.0
 
 
 @contextlib.contextmanager
-def captured(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
-    """Append stdout, stderr and warnings to `log`; no secret reaches the file, however it is written down.
+def capture_output(log: Path, whole_process: bool, secrets: frozenset[str] = frozenset()) -> Iterator[None]:
+    """Append stdout, stderr and warnings to `log`, without secrets in any of their written forms.
 
-    With `whole_process` also what C code and children write; otherwise only what this thread writes, because others
-    report on the same terminal.
+    With `whole_process` also what C code and children write; otherwise only what this thread writes, since other
+    threads report on the same terminal.
     """
-    patterns = redactor(secrets).patterns
+    patterns = make_redactor(secrets).patterns
     logging.captureWarnings(True)
     with log.open("ab", buffering=0) as file, contextlib.ExitStack() as stack:
         stack.callback(logging.captureWarnings, False)
         target: Any = file
         if whole_process:
             if patterns:
-                target = stack.enter_context(_writer(log, patterns))
-            stack.enter_context(_descriptors(target.fileno()))
+                target = stack.enter_context(_start_log_writer(log, patterns))
+            stack.enter_context(_redirect_descriptors(target.fileno()))
         elif patterns:
-            target = stack.enter_context(Hiding(file.fileno(), patterns))
-        log_stream = stack.enter_context(_text(target))
-        out = log_stream if whole_process else for_this_thread(log_stream, sys.stdout)
-        err = log_stream if whole_process else for_this_thread(log_stream, sys.stderr)
+            target = stack.enter_context(RedactedFile(file.fileno(), patterns))
+        log_stream = stack.enter_context(_open_text(target))
+        out = log_stream if whole_process else make_thread_stream(log_stream, sys.stdout)
+        err = log_stream if whole_process else make_thread_stream(log_stream, sys.stderr)
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         yield
 
 
 def wait_for_writers(log: Path) -> None:
-    """Return when no process writes to a log any more, at the latest after PATIENCE seconds."""
+    """Wait until no process writes to a log, at most PATIENCE seconds."""
     limit = time.monotonic() + PATIENCE
     with log.open("rb") as file:
         while time.monotonic() < limit:
@@ -61,32 +61,32 @@ def wait_for_writers(log: Path) -> None:
             time.sleep(LOOK)
 
 
-class Hiding(io.RawIOBase):
-    """A file into which no secret is written; it has no descriptor, since that would lead past it."""
+class RedactedFile(io.RawIOBase):
+    """A file that writes no secret; it has no descriptor, since writing to that would bypass it."""
 
     def __init__(self, handle: int, patterns: list[bytes]):
-        self.handle, self.stream = handle, Stream(patterns)
+        self.handle, self.stream = handle, RedactingStream(patterns)
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, content: Any) -> int:
-        """Write bytes without the secrets; returns how many were taken."""
+        """Write bytes without the secrets; return how many were taken."""
         taken = bytes(content)
         write_all(self.handle, self.stream.feed(taken))
         return len(taken)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what was held back."""
         if not self.closed:
             write_all(self.handle, self.stream.end())
         super().close()
 
 
 @contextlib.contextmanager
-def _text(target: io.RawIOBase) -> Iterator[TextIO]:
-    """A text stream into a file that stays open after it."""
+def _open_text(target: io.RawIOBase) -> Iterator[TextIO]:
+    """Yield a text stream into a file, and leave the file open."""
     content = io.BufferedWriter(target)
     text = io.TextIOWrapper(content, encoding="utf-8", errors="replace", line_buffering=True)
     try:
@@ -97,8 +97,8 @@ def _text(target: io.RawIOBase) -> Iterator[TextIO]:
 
 
 @contextlib.contextmanager
-def _writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
-    """A pipe to a process that writes the log; it goes on to the end of the pipe when this process is killed."""
+def _start_log_writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
+    """Yield a pipe to a process that writes the log; it drains the pipe even if this process is killed."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "wb", buffering=0) as pipe:
         try:
@@ -127,7 +127,7 @@ def _writer(log: Path, patterns: list[bytes]) -> Iterator[Any]:
                     process.stdin.flush()
 
 
-def for_this_thread(mine: TextIO, others: TextIO) -> TextIO:
+def make_thread_stream(mine: TextIO, others: TextIO) -> TextIO:
     """Return a stream that is `mine` for the calling thread, and `others` for all other threads."""
     return cast(TextIO, ThreadStream(mine, others))
 
@@ -144,7 +144,7 @@ class ThreadStream:
 
 
 @contextlib.contextmanager
-def _descriptors(target: int) -> Iterator[None]:
+def _redirect_descriptors(target: int) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]

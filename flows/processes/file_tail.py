@@ -1,4 +1,4 @@
-"""Following files that another process writes."""
+"""Follow files that another process writes."""
 
 import io
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-class Tail:
-    """New whole lines of a file since the last look; the file may appear late, be renamed, or be removed."""
+class FileTail:
+    """New complete lines of a file since the last read; the file may appear late, be renamed, or be removed."""
 
     def __init__(self, path: Path, at_end: bool = False):
         self.path = path
@@ -17,7 +17,7 @@ class Tail:
         self.rest = b""
 
     def lines(self, moved_to: Path | None = None) -> Iterator[str]:
-        """Whole lines; `moved_to` is where the file may be when it was never seen under its name."""
+        """Yield complete lines; `moved_to` is where the file may be if it was never seen under its name."""
         if self.stream is None and (self._open(self.path) or (moved_to is not None and self._open(moved_to))):
             pass
         if self.stream is None:
@@ -27,7 +27,7 @@ class Tail:
             yield line.decode(errors="replace")
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Lines as JSON objects."""
+        """Yield complete lines as JSON objects."""
         for line in self.lines():
             yield json.loads(line)
 

@@ -1,4 +1,4 @@
-"""One process at a time does a step; the kernel gives the lock back when its holder dies, however it dies."""
+"""File locks; the kernel releases them when their holder dies."""
 
 import fcntl
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 @contextmanager
-def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold `folder/lock` exclusively; `on_wait` is called once when another process has it.
+def hold_lock(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold `folder/lock` exclusively; call `on_wait` once if another process has it.
 
-    The folder may be removed by the holder: who waited for the removed file looks again.
+    The holder may remove the folder: a process that waited for the removed file tries again.
     """
     handle = _acquire(folder, on_wait)
     try:
@@ -21,8 +21,8 @@ def locked(folder: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator
 
 
 @contextmanager
-def locked_at_once(folder: Path) -> Iterator[bool]:
-    """Hold `folder/lock` where no other process has it; whether it is held."""
+def try_lock(folder: Path) -> Iterator[bool]:
+    """Hold `folder/lock` if no other process has it; yield whether it is held."""
 
     def give_up() -> None:
         raise BlockingIOError
@@ -74,8 +74,8 @@ def _is_current(handle: int, path: Path) -> bool:
 
 
 @contextmanager
-def unused(lock: Path) -> Iterator[bool]:
-    """Whether nobody holds the lock; it is held inside. A lock that is missing is not known to be free."""
+def lock_if_free(lock: Path) -> Iterator[bool]:
+    """Hold a lock file if it is free; yield whether it is held. A missing file yields False."""
     try:
         stream = lock.open("rb")
     except OSError:

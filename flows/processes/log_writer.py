@@ -1,7 +1,7 @@
-"""The process that writes the log of a step with secrets: what arrives by a pipe reaches the disk without them.
+"""The process that writes the log of a step with secrets: it copies a pipe to the file without them.
 
-It is a process of its own, because code that holds the interpreter's lock may fill the pipe, and because what a step
-wrote before it was killed is to be kept. It is started as a script, so it imports nothing of ours.
+It is a process of its own, because code that holds the interpreter's lock may fill the pipe, and because what a killed
+step wrote before must be kept. It is started as a script, so it imports no module of this project.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ LAST = 64
 """Pieces that are still read when the step has ended; what it left running may write for ever."""
 
 
-class Stream:
-    """Bytes that come in pieces; what may be the beginning of a secret waits for what follows."""
+class RedactingStream:
+    """Removes secrets from bytes that arrive in pieces; a possible beginning of a secret is held back."""
 
     def __init__(self, patterns: Sequence[bytes]):
         self.patterns = sorted(set(patterns), key=len, reverse=True)
@@ -30,24 +30,24 @@ class Stream:
         self.waiting = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take a piece; returns what may be written now."""
-        content, said, at = self.waiting + data, [], 0
+        """Take a piece; return what may be written now."""
+        content, written, at = self.waiting + data, [], 0
         held = self._held(content, at)
         while (secret := self.found.search(content, at)) and secret.start() < held:
-            said += [content[at : secret.start()], STARS]
+            written += [content[at : secret.start()], STARS]
             at = secret.end()
             if at > held:
                 held = self._held(content, at)
         self.waiting = content[held:]
-        return b"".join([*said, content[at:held]])
+        return b"".join([*written, content[at:held]])
 
     def end(self) -> bytes:
-        """No piece follows: what waits."""
+        """Return what was held back, at the end of the stream."""
         rest, self.waiting = self.waiting, b""
         return self.found.sub(STARS, rest)
 
     def _held(self, content: bytes, start: int) -> int:
-        """Where the longest end of the content begins that a secret may begin with."""
+        """Return where the longest possible beginning of a secret starts at the end of the content."""
         for at in range(max(start, len(content) - self.longest + 1), len(content)):
             if content[at] in self.firsts:
                 rest = content[at:]
@@ -57,20 +57,20 @@ class Stream:
 
 
 def write_all(handle: int, content: bytes) -> None:
-    """Write bytes to a file, all of them."""
+    """Write all bytes to a file descriptor."""
     while content:
         content = content[os.write(handle, content) :]
 
 
 def main(log: str, pipe: int) -> None:
-    """Copy the pipe to the log until the standard input says anything more; its first line is the patterns."""
+    """Copy the pipe to the log until standard input has a second line; its first line holds the patterns."""
     control = os.fdopen(0, "rb", buffering=0)
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (part := control.read(1)):
             return
         line += part
-    stream = Stream([bytes.fromhex(pattern) for pattern in json.loads(line)])
+    stream = RedactingStream([bytes.fromhex(pattern) for pattern in json.loads(line)])
     handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     fcntl.flock(handle, fcntl.LOCK_SH)  # until this process has ended: see `capture.wait_for_writers`
     os.write(1, b"\n")

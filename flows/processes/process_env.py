@@ -1,16 +1,16 @@
-"""What a process of a step sets before it imports anything that computes."""
+"""The environment of a step's process, set before it imports anything that computes."""
 
 import os
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
-def surroundings(num_cpus: float) -> None:
-    """Set what libraries of numbers read when they are imported."""
-    os.environ |= environment_of(num_cpus)
+def set_process_env(num_cpus: float) -> None:
+    """Set the variables that numeric libraries read when they are imported."""
+    os.environ |= make_process_env(num_cpus)
 
 
-def environment_of(num_cpus: float) -> dict[str, str]:
-    """Variables for one thread per core, and equal results for equal inputs."""
+def make_process_env(num_cpus: float) -> dict[str, str]:
+    """Return variables for one thread per core and for deterministic kernels."""
     threads = dict.fromkeys(THREADS, str(max(1, int(num_cpus))))
     return {**threads, "TOKENIZERS_PARALLELISM": "false", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

@@ -1,8 +1,8 @@
-"""Work whose whole family of processes ends with it, however it ends.
+"""Run work so that all its processes end with it, however it ends.
 
-Two processes watch each other: the front, which the terminal knows, and the keeper, which does the work and whose
-descendants are its family. When the front is gone the keeper's pipe ends and it stops; when the keeper is gone the
-front, to whom Linux hands its orphans, kills them.
+Two processes watch each other: the front, which the terminal knows, and the keeper, which does the work in a session
+of its own. If the front dies the keeper's pipe closes and it stops; if the keeper dies the front, which adopts its
+orphans, kills them.
 """
 
 import contextlib
@@ -22,29 +22,29 @@ import psutil
 
 from schemas.errors import PosttrainError
 
-Stopped = Callable[[float], bool]
+WaitForStop = Callable[[float], bool]
 """Waits at most that many seconds; whether the work should stop."""
 SUBREAPER, DEATH_SIGNAL = 36, 1  # PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
-ASKS_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def with_family(work: Callable[[Stopped], int]) -> int:
-    """Do the work in a keeper until it ends, or Ctrl-C, SIGTERM or SIGHUP asks it to; returns its exit code."""
+def run_in_process_tree(work: Callable[[WaitForStop], int]) -> int:
+    """Do the work in a keeper until it ends or Ctrl-C, SIGTERM or SIGHUP stops it; return its exit code."""
     _prctl(SUBREAPER, 1)
     ours, theirs = os.pipe()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ASKS_TO_STOP}  # until somebody listens
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}  # until somebody listens
     sys.stdout.flush()
     keeper = os.fork()
     if not keeper:
         os.close(theirs)
-        os._exit(_keep(work, ours))
+        os._exit(_run_keeper(work, ours))
     os.close(ours)
-    for number in ASKS_TO_STOP:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: os.kill(keeper, signal.SIGTERM))
     try:
         _, status = os.waitpid(keeper, 0)
     finally:
-        kill_family()
+        kill_descendants()
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(theirs)
@@ -53,19 +53,19 @@ def with_family(work: Callable[[Stopped], int]) -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent's thread ends; for `preexec_fn`."""
+    """Make the kernel kill this process when its parent's thread ends; for `preexec_fn`."""
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
-def end_when_asked() -> None:
-    """Have the kernel end this process at SIGINT, SIGTERM and SIGHUP: handlers of Python wait for calls of C code.
+def use_default_stop_signals() -> None:
+    """Make the kernel end this process at SIGINT, SIGTERM and SIGHUP: Python's handlers wait for C code.
 
-    What a step has done so far stays as it does when it is killed.
+    What a step has done so far is kept, as when it is killed.
     """
     if threading.current_thread() is threading.main_thread():
-        for number in ASKS_TO_STOP:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_STOP)  # Ray blocks SIGINT
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # Ray blocks SIGINT
 
 
 @dataclass(frozen=True)
@@ -87,35 +87,35 @@ class ProcessGroup:
                 os.setpgid(0, self.number)
 
 
-def kill_family(patience: float = 10.0) -> None:
-    """Kill every descendant of this process, also those that start meanwhile."""
+def kill_descendants(patience: float = 10.0) -> None:
+    """Kill every descendant of this process, including those that start meanwhile."""
     limit = time.monotonic() + patience
-    while (alive := _descendants()) and time.monotonic() < limit:
+    while (alive := _list_descendants()) and time.monotonic() < limit:
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(alive, timeout=0.5)
 
 
-def bury(known: Collection[int]) -> None:
-    """Take note of the end of children that were adopted; `known` are those that somebody else waits for."""
+def reap_children(known: Collection[int]) -> None:
+    """Reap adopted children that have ended; `known` are those that other code waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):
             if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
-def _descendants() -> list[psutil.Process]:
-    found = []
+def _list_descendants() -> list[psutil.Process]:
+    descendants = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                descendants.append(process)
+    return descendants
 
 
-def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
-    """The keeper's life: in a session of its own, so that Ctrl-C reaches it through the front only."""
+def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:
+    """Run the work as the keeper: in its own session, so that Ctrl-C reaches it through the front only."""
     asked = False
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -130,7 +130,7 @@ def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
 
     os.setsid()
     _prctl(SUBREAPER, 1)
-    for number in ASKS_TO_STOP:
+    for number in STOP_SIGNALS:
         signal.signal(number, ask)
     code = 1
     try:
@@ -141,7 +141,7 @@ def _keep(work: Callable[[Stopped], int], pipe: int) -> int:
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
-        kill_family()
+        kill_descendants()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Whoever reads what this process prints may die: then nobody hears it any more, and that is all."""
+"""Survive the death of the process that reads this process's output."""
 
 import os
 import select
@@ -6,17 +6,18 @@ import stat
 import threading
 
 
-def outlive_reader() -> None:
-    """Send standard output and error nowhere as soon as the pipe that they are has lost its reader.
+def survive_closed_output() -> None:
+    """Redirect stdout and stderr to /dev/null as soon as their pipe has no reader.
 
-    A flow run's output goes through its worker. When that is killed, the next line of a log would end the flow run.
+    A flow run's output goes through its worker. Without this, the next log line after the worker's death would end the
+    run.
     """
     pipes = [number for number in (1, 2) if stat.S_ISFIFO(os.fstat(number).st_mode)]
     if pipes:
-        threading.Thread(target=_silence, args=(pipes,), name="reader", daemon=True).start()
+        threading.Thread(target=_redirect_when_closed, args=(pipes,), name="reader", daemon=True).start()
 
 
-def _silence(pipes: list[int]) -> None:
+def _redirect_when_closed(pipes: list[int]) -> None:
     while pipes:
         watched = select.poll()
         for number in pipes:

@@ -1,7 +1,7 @@
-"""Secrets taken out of what is said: in every form in which text is usually written down.
+"""Remove secrets from text, in every form in which text is usually written down.
 
-A value is looked for as it is and as Python, JSON, URLs, shells, HTML and base64 would write it; of a value that is a
-URL also its user, password, query and longer parts of its path.
+A value is found as it is and as Python, JSON, URLs, shells, HTML and base64 write it; of a URL also its user, password,
+query and longer parts of its path.
 """
 
 import base64
@@ -22,23 +22,23 @@ STARS = "***"
 
 
 class Redactor:
-    """Takes the given secrets out of text, names, errors and values; without secrets it changes nothing."""
+    """Removes given secrets from text, names, errors and values; without secrets it changes nothing."""
 
     def __init__(self, secrets: Iterable[str]):
-        self.forms = forms_of(frozenset(secrets))
+        self.forms = list_written_forms(frozenset(secrets))
         self.pattern = re.compile("|".join(map(re.escape, self.forms))) if self.forms else None
 
     @property
     def patterns(self) -> list[bytes]:
-        """What is looked for in bytes."""
+        """Return the patterns as bytes."""
         return [form.encode(errors="surrogateescape") for form in self.forms]
 
     def text(self, text: str) -> str:
-        """The text with stars in the place of every secret."""
+        """Return the text with every secret starred out."""
         return self.pattern.sub(STARS, text) if self.pattern else text
 
     def value(self, value: Any) -> Any:
-        """JSON with the same done to its texts and to the names in it; numbers stay."""
+        """Return JSON with its texts and names redacted; numbers stay."""
         if self.pattern is None:
             return value
         if isinstance(value, dict):
@@ -48,7 +48,7 @@ class Redactor:
         return self.text(value) if isinstance(value, str) else value
 
     def error(self, error: BaseException) -> BaseException | None:
-        """The error with its causes, changed so that none of them says a secret; None where that cannot be done."""
+        """Redact an error and its causes in place and return it; None if that cannot be done."""
         chain: list[BaseException] = []
         following: BaseException | None = error
         while following is not None and following not in chain:
@@ -57,48 +57,48 @@ class Redactor:
         for each in chain if self.pattern else ():
             each.args = tuple(self.value(list(each.args)))
             for name in (*vars(each), "strerror", "filename", "filename2"):
-                if isinstance(said := getattr(each, name, None), str):
-                    setattr(each, name, self.text(said))
+                if isinstance(text := getattr(each, name, None), str):
+                    setattr(each, name, self.text(text))
             each.__notes__ = [self.text(note) for note in getattr(each, "__notes__", [])]
             if self.pattern and self.pattern.search(f"{each} {each!r}"):
                 return None
         return error
 
     def _named(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """Names that became equal are numbered."""
-        found: dict[Any, Any] = {}
+        """Return pairs as a dict; names that became equal are numbered."""
+        numbered: dict[Any, Any] = {}
         for name, value in pairs:
             number, own = 1, name
-            while name in found:
+            while name in numbered:
                 number += 1
                 name = f"{own} ({number})"
-            found[name] = value
-        return found
+            numbered[name] = value
+        return numbered
 
 
 @lru_cache(maxsize=64)
-def redactor(secrets: frozenset[str]) -> Redactor:
-    """The redactor of these secrets, made once."""
+def make_redactor(secrets: frozenset[str]) -> Redactor:
+    """Return the redactor of these secrets, cached."""
     return Redactor(secrets)
 
 
-def forms_of(secrets: frozenset[str]) -> tuple[str, ...]:
-    """Every text that is to be hidden, the longest first."""
-    parts = {part for secret in secrets for part in _parts(secret) if len(part) >= SHORTEST}
-    written = {form for part in parts for form in _written(part)}
+def list_written_forms(secrets: frozenset[str]) -> tuple[str, ...]:
+    """Return every text to redact, the longest first."""
+    parts = {part for secret in secrets for part in _split_parts(secret) if len(part) >= SHORTEST}
+    written = {form for part in parts for form in _write_forms(part)}
     return tuple(sorted((form for form in written if len(form) >= SHORTEST), key=lambda form: (-len(form), form)))
 
 
-def _parts(secret: str) -> Iterator[str]:
-    """The value, what is left without blanks at its ends, its lines, and what a URL carries."""
+def _split_parts(secret: str) -> Iterator[str]:
+    """Yield the value, the value without surrounding blanks, its lines, and the parts of a URL."""
     yield secret
     yield secret.strip()
     yield from (line.strip() for line in secret.splitlines())
     if "://" in secret or "@" in secret:
-        yield from _url_parts(secret.strip())
+        yield from _split_url(secret.strip())
 
 
-def _url_parts(address: str) -> Iterator[str]:
+def _split_url(address: str) -> Iterator[str]:
     try:
         url = urlsplit(address if "://" in address else f"//{address}")
     except ValueError:  # no URL after all
@@ -112,14 +112,14 @@ def _url_parts(address: str) -> Iterator[str]:
     yield from (value for _, value in parse_qsl(url.query))
 
 
-def _written(text: str) -> set[str]:
-    """A text in the ways in which it is written down, two of them upon each other included: an error inside of JSON."""
-    once = {text, *_escaped(text)}
-    twice = once | {form for each in once for form in _escaped(each)}
-    return twice | set(_encoded(text))
+def _write_forms(text: str) -> set[str]:
+    """Return the written forms of a text, also two applied in turn, such as an error inside JSON."""
+    once = {text, *_escape(text)}
+    twice = once | {form for each in once for form in _escape(each)}
+    return twice | set(_encode(text))
 
 
-def _escaped(text: str) -> Iterator[str]:
+def _escape(text: str) -> Iterator[str]:
     yield repr(text)[1:-1]
     yield ascii(text)[1:-1]
     yield repr(text + "'\"")[1:-1].removesuffix("\\'\"")  # as in a text that holds both kinds of quotes
@@ -136,11 +136,11 @@ def _escaped(text: str) -> Iterator[str]:
         return
     for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw), quote(raw, safe=":/?#[]@!$&'()*+,;=")):
         yield quoted
-        yield re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), quoted)
+        yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
 
 
-def _encoded(text: str) -> Iterator[str]:
-    """Base64 at each of the three places at which a text can begin in it, and hexadecimal."""
+def _encode(text: str) -> Iterator[str]:
+    """Yield base64 at each of the three offsets at which a text can begin, and hexadecimal."""
     raw = text.encode(errors="surrogateescape")
     yield raw.hex()
     yield raw.hex().upper()

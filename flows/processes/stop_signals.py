@@ -1,10 +1,10 @@
-"""A stop that does not wait for Python: a process beside this one ends it if it does not end when it is asked to.
+"""Stop a run on Ctrl-C and SIGTERM, also where Python's handlers cannot run.
 
-A handler of Python runs between two instructions of Python. Where one call of C code holds the interpreter, a power of
-huge numbers or a comparison of huge lists, no handler runs, nor any thread. What still happens is that C code of the
-interpreter writes the number of each signal to a file descriptor; at its other end a process waits and counts the time.
+A handler of Python runs between two of its instructions. While one call of C code holds the interpreter, such as a
+power of huge numbers, no handler and no thread runs. The interpreter's C code still writes the number of each signal
+to a file descriptor; a process reads its other end and measures the time.
 
-This file is also that process's program: it imports nothing but the standard library.
+This file is also the program of that process: it imports nothing but the standard library.
 """
 
 import contextlib
@@ -22,15 +22,16 @@ GRACE = 15.0
 """Seconds in which a run ends by itself: a step is given five of them (`flows.steps.in_process`)."""
 TWICE = 0.5
 """Seconds after which another signal is a second request; one request may reach a process in two ways."""
-ASKS = (signal.SIGINT, signal.SIGTERM)
-TOLD = "the run did not stop when it was asked to, so its process was ended; go on with: posttrain resume\n"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MESSAGE = "the run did not stop when it was asked to, so its process was ended; go on with: posttrain resume\n"
 
 
 @contextlib.contextmanager
-def enforced_stop(grace: float = GRACE) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end this process after the grace, and at once when one comes again.
+def enforce_stop(grace: float = GRACE) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end this process after the grace period, and at once when repeated.
 
-    The process ends as if it were killed. Their handlers must be those of Python; only the main thread has them.
+    The process ends as if killed. Python's own handlers must be installed; outside of the main thread this does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -50,8 +51,8 @@ def enforced_stop(grace: float = GRACE) -> Iterator[None]:
         watcher.wait()
 
 
-def watch(process: int, grace: float) -> None:
-    """Read numbers of signals from the standard input; end the process when it is time. Returns when it has ended."""
+def enforce_from_outside(process: int, grace: float) -> None:
+    """Read signal numbers from standard input and kill the process when its time is up; return when it has ended."""
     first: float | None = None
     while True:
         left = None if first is None else max(0.0, first + grace - time.monotonic())
@@ -60,20 +61,20 @@ def watch(process: int, grace: float) -> None:
             numbers = os.read(0, 4096)
             if not numbers:
                 return
-            if any(number in ASKS for number in numbers):
+            if any(number in STOP_SIGNALS for number in numbers):
                 now = time.monotonic()
                 first = now if first is None else first
                 again = now - first > TWICE
         if first is not None and (again or time.monotonic() >= first + grace):
             if os.getppid() == process:
-                sys.stderr.write(TOLD)
+                sys.stderr.write(MESSAGE)
                 os.kill(process, signal.SIGKILL)
             return
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C and SIGTERM set `stop`; only the main thread can hear them."""
+def set_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set `stop` on Ctrl-C and SIGTERM; outside of the main thread this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -90,4 +91,4 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), float(sys.argv[2]))
+    enforce_from_outside(int(sys.argv[1]), float(sys.argv[2]))

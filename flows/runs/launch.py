@@ -1,4 +1,4 @@
-"""Simple functions for callers: a recipe to a plan, a plan to a finished run."""
+"""Run a plan to its end: executor, Prefect, audit log and projections around one execution."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,17 +6,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.execution.active_runs import alive
-from flows.execution.audit_entries import run_ended, run_started
+from flows.execution.active_runs import mark_active
+from flows.execution.audit_entries import log_run_ended, log_run_started
 from flows.execution.events import Reporter
-from flows.execution.execute import Execution, Executor, execute
+from flows.execution.execute import Execution, Executor, execute_plan
 from flows.execution.ledger import open_ledger
-from flows.execution.run_log import RunLog, new_run, write_plan
-from flows.execution.states import EXIT_CANCELLED, StepState, exit_code
-from flows.planning.compatibility import check_engines
-from flows.planning.estimate import Outlook
-from flows.processes.cleanup import sweep
-from flows.processes.stop_signals import enforced_stop, stopped_by_signals
+from flows.execution.run_log import RunLog, make_run_name, write_plan
+from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
+from flows.planning.compatibility import verify_engines
+from flows.planning.estimate import Forecast
+from flows.processes.cleanup import clean_up
+from flows.processes.stop_signals import enforce_stop, set_on_signals
 from flows.steps.artifacts import restore_damaged
 from flows.steps.ray_workers import check_machine
 from lineage.artifacts.store import Store
@@ -25,7 +25,7 @@ from lineage.layout import Layout
 from schemas.plan import Plan, Step
 
 ExecutorName = Literal["ray", "inprocess"]
-Carry = Callable[[Execution, Callable[[], None]], object]
+Perform = Callable[[Execution, Callable[[], None]], object]
 """Performs all steps, then calls the function that it is given."""
 
 
@@ -38,8 +38,8 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 ok, 1 a step failed, 2 a gate failed, 130 stopped."""
-        return exit_code(self.states)
+        """Return 0 for ok, 1 for a failed step, 2 for a failed gate, 130 for a stopped run."""
+        return compute_exit_code(self.states)
 
 
 def run_plan(
@@ -50,31 +50,31 @@ def run_plan(
     prefect: bool = True,
     reporter: Reporter | None = None,
     run: str | None = None,
-    carry: Carry | None = None,
+    carry: Perform | None = None,
     project: Callable[[Outcome], object] = lambda outcome: None,
     stop: threading.Event | None = None,
 ) -> Outcome:
-    """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
+    """Run a plan to its end; `run` resumes that run. If nothing is missing, no server and no Ray start.
 
-    `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
-    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process
-    that do not end are ended with it (`flows.processes.stop_signals`). Raises PlanError before anything starts when a
-    step asks for more than there is.
+    `carry` performs it in an existing flow run; `project` is called at the end unless the run is stopped. Ctrl-C,
+    SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process that do
+    not end are killed with it (`flows.processes.stop_signals`). Raise PlanError before anything starts if a step asks
+    for more than there is.
     """
     restored = restore_damaged(plan.steps, layout)
-    missing, run = _missing(plan, layout, executor), run or new_run()
+    missing, run = _find_missing(plan, layout, executor), run or make_run_name()
     write_plan(layout, run, plan)
-    sweep(layout)
+    clean_up(layout)
     log = RunLog(layout, run, reporter)
-    outlook = _announce(log, run, Outlook(plan, layout))
+    outlook = _announce_run(log, run, Forecast(plan, layout))
     used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
     stop = stop or threading.Event()
     with (
-        alive(layout, run),
-        stopped_by_signals(stop),
-        _server(layout, used_prefect) as ready,
-        _executor(executor if missing else None, layout) as hands,
-        stopped_by_signals(stop),  # again: Ray sets handlers of its own
+        mark_active(layout, run),
+        set_on_signals(stop),
+        _open_server(layout, used_prefect) as ready,
+        _open_executor(executor if missing else None, layout) as hands,
+        set_on_signals(stop),  # again: Ray sets handlers of its own
     ):
         if hands is not None:
             hands.check(missing)
@@ -82,23 +82,23 @@ def run_plan(
         execution = Execution(plan, layout, hands, log, run, stop, ledger, outlook)
         execution.restored = restored
         used_prefect = used_prefect and ready(stop)
-        _carried_out(execution, used_prefect, carry, lambda: _ended(execution, log, project))
+        _perform_all(execution, used_prefect, carry, lambda: _end_run(execution, log, project))
     return Outcome(run, execution.states)
 
 
-def _missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
-    """The steps whose artifacts are not there. Raises PlanError when one asks for more than this machine has."""
+def _find_missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
+    """Return the steps without artifacts. Raise PlanError if one asks for more than this machine has."""
     store = Store(layout)
     missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
-    check_engines(missing)
+    verify_engines(missing)
     if executor == "ray":
         check_machine(missing)
     return missing
 
 
-def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
+def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
     outcome = Outcome(execution.run, execution.states)
-    noted = run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
+    noted = log_run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
     log.report(
         {
             "type": "run",
@@ -112,40 +112,40 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
         project(outcome)
 
 
-def _announce(log: RunLog, run: str, outlook: Outlook) -> Outlook:
+def _announce_run(log: RunLog, run: str, outlook: Forecast) -> Forecast:
     plan, verdicts = outlook.plan, outlook.verdicts
-    run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
+    log_run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
     log.report({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
     for name, (hit, why) in verdicts.items():
         log.report({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
     return outlook
 
 
-def _carried_out(execution: Execution, prefect: bool, carry: Carry | None, ended: Callable[[], None]) -> None:
+def _perform_all(execution: Execution, prefect: bool, carry: Perform | None, ended: Callable[[], None]) -> None:
     if carry is None and prefect:
-        from flows.prefect_runs.prefect_fallback import shown_while_it_can_be
+        from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
 
-        carry = shown_while_it_can_be
+        carry = run_flow_with_fallback
     if carry is not None:
         carry(execution, ended)
     else:
-        execute(execution)
+        execute_plan(execution)
         ended()
 
 
 @contextmanager
-def _server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event], bool]]:
+def _open_server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event], bool]]:
     if not wanted:
         yield lambda stop: False
         return
-    from flows.servers.prefect_server import prefect_server
+    from flows.servers.prefect_server import use_prefect_server
 
-    with prefect_server(layout) as ready:
+    with use_prefect_server(layout) as ready:
         yield ready
 
 
 @contextmanager
-def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | None]:
+def _open_executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | None]:
     if name is None:
         yield None
     elif name == "ray":
@@ -156,5 +156,5 @@ def _executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | 
     else:
         from flows.steps.in_process import InProcess
 
-        with enforced_stop():  # a step's call of C code may keep the handlers of this process from running
+        with enforce_stop():  # a step's call of C code may keep the handlers of this process from running
             yield InProcess()

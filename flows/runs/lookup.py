@@ -1,4 +1,4 @@
-"""Look at a run: which one is meant, the state of its steps, their logs, its report."""
+"""Look at runs: find one, show the state of its steps, their logs, its report."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from flows.execution.audit_entries import report_written
+from flows.execution.audit_entries import log_report_written
 from flows.execution.events import StepEvent
-from flows.execution.run_log import events, read_plan, read_step_events, runs
+from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
 from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -17,45 +17,45 @@ from schemas.manifest import Manifest
 from schemas.suggestions import suggest
 
 
-def chosen_run(run: str | None, layout: Layout) -> str:
-    """A run by its name or the start of it, or as `latest~1`; default: the latest. Raises PlanError."""
-    names = runs(layout)
+def find_run(run: str | None, layout: Layout) -> str:
+    """Return a run by its name, the start of it, or as `latest~1`; default: the latest. Raise PlanError."""
+    names = list_runs(layout)
     if not names:
         raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
     if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
-        found = names[int(back[1] or 0) :]
+        matching = names[int(back[1] or 0) :]
     else:
-        found = [name for name in names if name.startswith(run or "")]
-    if not found:
+        matching = [name for name in names if name.startswith(run or "")]
+    if not matching:
         raise PlanError(f"no run `{run}`; {suggest(run or '', names, 'runs')}")
-    return found[0]
+    return matching[0]
 
 
-def asked_step(
+def find_step(
     words: list[str], profile: str | None, overrides: list[str], layout: Layout
 ) -> tuple[str, str, str | None, list[str]]:
-    """Recipe, step, profile and overrides of a question; without a recipe those of the latest run are meant.
+    """Return recipe, step, profile and overrides of a question; without a recipe, those of the latest run.
 
-    Raises PlanError when there is no run, its recipe is gone, or there are too many words.
+    Raise PlanError if there is no run, its recipe is gone, or there are too many words.
     """
     if len(words) == 2:
         return words[0], words[1], profile, overrides
     if len(words) > 2:
         raise PlanError(f"one recipe and one step, these are {len(words)} words: {' '.join(words)}")
-    plan = read_plan(layout, chosen_run(None, layout))
+    plan = read_plan(layout, find_run(None, layout))
     file = next((f for f in (Path(plan.file), layout.root / plan.file) if f.is_file()), None)
     if file is None:
         raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
     return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
 
 
-def status_table(run: str | None, layout: Layout) -> Table:
-    """State, time and key of every step of a run."""
-    name = chosen_run(run, layout)
+def make_status_table(run: str | None, layout: Layout) -> Table:
+    """Return a table with state, time and key of every step of a run."""
+    name = find_run(run, layout)
     plan = read_plan(layout, name)
     steps = read_step_events(layout, name)
     state = "planned"
-    for event in events(layout, name):
+    for event in read_events(layout, name):
         if event["type"] == "run":
             under_way = "under way, or killed (then: posttrain resume)"
             ended = event.get("exit_code")
@@ -73,24 +73,24 @@ def status_table(run: str | None, layout: Layout) -> Table:
     return table
 
 
-def step_log(step: str, run: str | None, layout: Layout) -> str:
-    """What a step wrote, finished or not; raises PlanError when it has not started."""
-    plan = read_plan(layout, chosen_run(run, layout))
+def read_step_log(step: str, run: str | None, layout: Layout) -> str:
+    """Return the log of a step, finished or not. Raise PlanError if it has not started."""
+    plan = read_plan(layout, find_run(run, layout))
     names = [s.name for s in plan.steps]
     if step not in names:
         raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
-    found = plan.step(step)
-    for folder in (layout.artifact(found.kind, found.key), layout.work(found.key)):
+    planned = plan.step(step)
+    for folder in (layout.artifact(planned.kind, planned.key), layout.work(planned.key)):
         if (folder / "step.log").is_file():
             return (folder / "step.log").read_text(errors="replace")
     raise PlanError(f"{step} has not started in that run")
 
 
 def rebuild_report(run: str | None, layout: Layout) -> Path:
-    """Write the report of a run again from its plan, its events and the manifests."""
+    """Write the report of a run again from its plan, its events and the manifests; return its path."""
     from lineage.reports.report import write_report
 
-    name = chosen_run(run, layout)
+    name = find_run(run, layout)
     plan, store = read_plan(layout, name), Store(layout)
     states = read_step_events(layout, name)
     manifests: dict[str, Manifest] = {}
@@ -99,5 +99,5 @@ def rebuild_report(run: str | None, layout: Layout) -> Path:
         if manifest is not None and step.name in states and states[step.name]["state"] in FINISHED:
             manifests[step.name] = manifest
     report = write_report(plan, {step: dict(event) for step, event in states.items()}, manifests, layout, name)
-    report_written(layout, name)
+    log_report_written(layout, name)
     return report

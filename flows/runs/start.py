@@ -1,4 +1,4 @@
-"""What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
+"""Start or resume a run in the terminal, and update its projections (DVC, MLflow, report)."""
 
 import os
 import time
@@ -11,20 +11,20 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.champions.promotion import promote_after
-from flows.execution.audit_entries import planned, report_written
-from flows.execution.ledger import spending_lines, with_budget
+from flows.execution.audit_entries import log_report_written, read_verified_plan
+from flows.execution.ledger import change_budget, describe_spending
 from flows.execution.results import ScoredRow, read_scores
-from flows.execution.run_log import append
+from flows.execution.run_log import append_event
 from flows.execution.states import EXIT_CANCELLED, StepState
-from flows.planning.recipe_plan import repeated
+from flows.planning.recipe_plan import compare_repeated
 from flows.runs.launch import ExecutorName, Outcome, run_plan
-from flows.runs.lookup import chosen_run
+from flows.runs.lookup import find_run
 from lineage.layout import Layout
 from schemas.plan import Plan
 
 
-def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
-    """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
+def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
+    """Run a plan, show its progress, update projections, print the results; return the exit code."""
     from flows.execution.progress import TerminalReporter
 
     report: list[Path] = []
@@ -35,40 +35,40 @@ def start(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, 
             executor=executor,
             reporter=reporter,
             run=run,
-            project=lambda ended: report.append(project(ended, plan, layout, console)),
+            project=lambda ended: report.append(update_projections(ended, plan, layout, console)),
         )
     if outcome.exit_code == EXIT_CANCELLED:
-        _say(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
+        print_line(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
         return outcome.exit_code
-    for table in result_tables(outcome):
+    for table in make_result_tables(outcome):
         console.print(table)
     for state in outcome.states.values():
         if state.state == "failed":
-            _say(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
+            print_line(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
         if state.gate:
-            _say(console, "gate failed", f"{state.step}: {state.gate}")
+            print_line(console, "gate failed", f"{state.step}: {state.gate}")
         if state.waits:
             how = f"posttrain approve {outcome.run} {state.step} --approve --reason TEXT (or --reject), then resume"
-            _say(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
+            print_line(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
     if outcome.exit_code not in (0, 2):
-        _say(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
-    for line in spending_lines(plan, layout, outcome.run):
-        _say(console, "", line)
-    for step, said in repeated(plan.steps, layout).items():
-        _say(console, "", f"done again: {step} came to {said}")
-    _say(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
+        print_line(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
+    for line in describe_spending(plan, layout, outcome.run):
+        print_line(console, "", line)
+    for step, comparison in compare_repeated(plan.steps, layout).items():
+        print_line(console, "", f"done again: {step} came to {comparison}")
+    print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
     return outcome.exit_code
 
 
-def _say(console: Console, what: str, text: str) -> None:
-    """A line of its own, whatever it contains and however long it is."""
+def print_line(console: Console, what: str, text: str) -> None:
+    """Print a line of its own, whatever it contains and however long it is."""
     console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
 
 
-def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
-    """Bring DVC's files, MLflow and the report up to what the run left; returns the report's path.
+def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
+    """Update DVC's files, MLflow and the report to what the run left; return the report's path.
 
-    These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
+    These are projections of manifests: if one cannot be written, the run stands, and a warning is printed.
     """
     from flows.history.exporting import send_run
     from lineage.catalogue.index import ask
@@ -77,37 +77,39 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     from lineage.reports.report import write_report
     from lineage.tracking.record import add_report, project_run
 
-    states = {name: dict(_as_made(state, outcome.run).as_event()) for name, state in outcome.states.items()}
+    states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
-    _projected("DVC", lambda: project_dvc(layout, plan), console)
-    _projected("The index of lineage", lambda: ask(layout, read_new_tables), console)
-    _projected("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
+    _update_projection("DVC", lambda: project_dvc(layout, plan), console)
+    _update_projection("The index of lineage", lambda: ask(layout, read_new_tables), console)
+    _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
-        append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})
-        _say(console, "", verdict.text)
+        append_event(
+            layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)}
+        )
+        print_line(console, "", verdict.text)
     report = write_report(plan, states, manifests, layout, outcome.run)
-    report_written(layout, outcome.run)
-    _projected("MLflow", lambda: add_report(layout, outcome.run, report), console)
-    _projected("OpenLineage", lambda: send_run(layout, outcome.run), console)
+    log_report_written(layout, outcome.run)
+    _update_projection("MLflow", lambda: add_report(layout, outcome.run, report), console)
+    _update_projection("OpenLineage", lambda: send_run(layout, outcome.run), console)
     return report
 
 
-def _as_made(state: StepState, run: str) -> StepState:
-    """A step that this very run made before it was stopped is done by it, and not found: its curves are told once."""
+def _as_done(state: StepState, run: str) -> StepState:
+    """Return a step that this run made before it was stopped as done, so that its curves are exported once."""
     if state.state != "cached" or state.manifest is None or state.manifest.run != run:
         return state
     return replace(state, state="done", reason="", seconds=state.manifest.seconds)
 
 
-def _projected(what: str, projection: Callable[[], object], console: Console) -> None:
+def _update_projection(what: str, projection: Callable[[], object], console: Console) -> None:
     try:
         projection()
     except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
-        _say(console, f"{what} was not brought up to date:", str(error))
+        print_line(console, f"{what} was not brought up to date:", str(error))
 
 
-def result_tables(outcome: Outcome) -> Iterable[Table]:
-    """The tables of all evaluations of a run: model by problem family, each number with its interval."""
+def make_result_tables(outcome: Outcome) -> Iterable[Table]:
+    """Yield a table per evaluation of a run: model by problem family, each number with its interval."""
     for name, state in outcome.states.items():
         rows = read_scores(state.manifest)
         if not rows:
@@ -118,20 +120,20 @@ def result_tables(outcome: Outcome) -> Iterable[Table]:
             table.add_column(column)
         for model, metric in dict.fromkeys((row["model"], row["metric"]) for row in rows):
             cells = {r["family"]: r for r in rows if (r["model"], r["metric"]) == (model, metric)}
-            table.add_row(Text(model), metric, *(_cell(cells.get(family)) for family in families))
+            table.add_row(Text(model), metric, *(_format_cell(cells.get(family)) for family in families))
         yield table
 
 
-def _cell(row: ScoredRow | None) -> str:
+def _format_cell(row: ScoredRow | None) -> str:
     return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row else ""
 
 
 def resume_run(
     run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
 ) -> int:
-    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint.
+    """Resume a run as planned: finished steps are found, a killed one continues from its checkpoint.
 
     `budget` changes what the run may cost, as `core_seconds=600`.
     """
-    name = chosen_run(run, layout)
-    return start(with_budget(planned(layout, name), budget), layout, executor, console, name)
+    name = find_run(run, layout)
+    return start_run(change_budget(read_verified_plan(layout, name), budget), layout, executor, console, name)

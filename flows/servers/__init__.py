@@ -1,1 +1,1 @@
-"""Prefect's server and its pages, and the services that `posttrain up` keeps running."""
+"""Prefect's server, and the services that `posttrain up` keeps running."""

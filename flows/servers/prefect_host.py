@@ -1,9 +1,4 @@
-"""Keeps Prefect's server of a checkout alive for as long as any run uses it, and no longer.
-
-Runs hold a shared lock on `users`; the kernel takes it back however they end. The host holds `host.lock`, handed down
-by the run that started it. A server that has answered and dies is started again at the same address.
-Usage: python -m flows.servers.prefect_host FOLDER LOCK_DESCRIPTOR PORT COMMAND...
-"""
+"""The process that keeps a checkout's Prefect server alive while any run uses it."""
 
 import contextlib
 import fcntl
@@ -26,13 +21,13 @@ PATIENCE = 5.0
 """Seconds that the server has to end by itself."""
 
 
-def host(folder: Path, port: int, command: list[str]) -> None:
-    """Run the server until nobody holds `folder/users`, or it ends before it answered; then remove `server.json`."""
+def run_host(folder: Path, port: int, command: list[str]) -> None:
+    """Run the server until no process holds `folder/users` or it fails to answer; then remove `server.json`."""
     with (folder / "server.log").open("ab") as log, (folder / "users").open("ab") as users:
         server, answered, deaths = _start(command, folder, log), False, 0
-        while _used(users.fileno()):
+        while _is_used(users.fileno()):
             time.sleep(LOOK)
-            answered = answered or _listens(port)
+            answered = answered or _is_listening(port)
             if server.poll() is not None:
                 if not answered:
                     break
@@ -45,7 +40,7 @@ def host(folder: Path, port: int, command: list[str]) -> None:
 
 
 def write_server(home: Path, pid: int, url: str = "") -> None:
-    """Let everything of this checkout find a server (another `pid`: it died); the caller holds `home/host.lock`."""
+    """Write where this checkout's server is (a new `pid`: it was restarted); the caller holds `home/host.lock`."""
     url = url or json.loads((home / "server.json").read_text())["url"]
     write_text_atomically(home / "server.json", json.dumps({"url": url, "pid": pid}))
 
@@ -62,13 +57,13 @@ def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[
     )
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
-def _used(users: int) -> bool:
+def _is_used(users: int) -> bool:
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -87,4 +82,4 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    host(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4:])
+    run_host(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4:])

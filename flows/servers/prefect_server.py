@@ -1,7 +1,4 @@
-"""Prefect's server for a run: one that another run started is shared, otherwise one is started; it ends with the last.
-
-Everything that Prefect writes lies in `.posttrain/prefect`; it binds to 127.0.0.1 and tells nobody anything.
-"""
+"""Prefect's server for a run: shared with other runs, started if there is none, ended with the last."""
 
 import contextlib
 import fcntl
@@ -35,8 +32,8 @@ NOTICE = 5 * LOOK
 """Seconds in which a host notices that nobody uses its server."""
 
 
-def prefect_environment(layout: Layout) -> dict[str, str]:
-    """Settings that keep Prefect in the state folder and quiet; those already set are left alone."""
+def make_prefect_environment(layout: Layout) -> dict[str, str]:
+    """Return settings that keep Prefect in the state folder and quiet; variables already set are kept."""
     home = layout.state / "prefect"
     wanted = {
         "PREFECT_HOME": str(home),
@@ -58,8 +55,8 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def server_environment(layout: Layout) -> dict[str, str]:
-    """Where a server keeps its records, for its own process only: an address may hold a password."""
+def make_server_environment(layout: Layout) -> dict[str, str]:
+    """Return where a server keeps its records; only for its own process, as an address may hold a password."""
     database = chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
         return {}
@@ -70,15 +67,15 @@ def server_environment(layout: Layout) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
-    """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
+def use_prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
+    """Use a server inside; yield a function that waits until it answers.
 
-    The function returns False when its event was set before that; else it sets this process's PREFECT_API_URL, so
+    The function returns False if its event was set before that; else it sets PREFECT_API_URL of this process, so
     Prefect must not be imported before.
     """
-    os.environ.update(prefect_environment(layout))
+    os.environ.update(make_prefect_environment(layout))
     if given := os.environ.get("PREFECT_API_URL"):
-        yield lambda stop: _given(given)
+        yield lambda stop: _add_defaults(given)
         return
     home = layout.make_state() / "prefect"
     home.mkdir(exist_ok=True)
@@ -89,42 +86,42 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
         def ready(stop: threading.Event) -> bool:
             nonlocal before
             healthy = _wait_until_healthy(layout, stop)
-            before = _process(home)
+            before = _read_process(home)
             return healthy
 
         try:
             yield ready
         finally:
-            if before and _process(home) != before:
+            if before and _read_process(home) != before:
                 print(RESTARTED, file=sys.stderr)
             os.environ.pop("PREFECT_API_URL", None)
             fcntl.flock(users, fcntl.LOCK_UN)
             _wait_until_ended(process, layout)
 
 
-def server_url(layout: Layout) -> str | None:
-    """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
-    return _server(layout.state / "prefect").get("url")
+def find_server_url(layout: Layout) -> str | None:
+    """Return the address of this checkout's server, also while it boots; None without one."""
+    return _read_server(layout.state / "prefect").get("url")
 
 
-def _server(home: Path) -> dict[str, Any]:
+def _read_server(home: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((home / "server.json").read_text()))
     return {}
 
 
-def _process(home: Path) -> str:
-    """Which process the server is; another one after it died."""
-    return str(_server(home).get("pid", ""))
+def _read_process(home: Path) -> str:
+    """Return which process the server is; another one after it died."""
+    return str(_read_server(home).get("pid", ""))
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a Prefect API answers there."""
-    return answers(f"{url}/health")
+    """Return whether a Prefect API answers there."""
+    return is_answering(f"{url}/health")
 
 
-def answers(url: str) -> bool:
-    """Whether a GET succeeds within two seconds."""
+def is_answering(url: str) -> bool:
+    """Return whether a GET succeeds within two seconds."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200
@@ -133,14 +130,14 @@ def answers(url: str) -> bool:
 
 
 def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
-    """Start a server, which does not answer yet, unless one is there; it ends when no process uses it any more."""
+    """Start a server unless there is one; it may not answer yet, and ends when no process uses it any more."""
     home = layout.state / "prefect"
     with (home / "host.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        port = free_port()
+        port = find_free_port()
         url = f"http://{HOST}:{port}/api"
         write_server(home, 0, url)
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
@@ -148,10 +145,10 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
             [sys.executable, "-m", "flows.servers.prefect_host", str(home), str(lock.fileno()), str(port), *server],
             env={
                 **os.environ,
-                **prefect_environment(layout),
-                **server_environment(layout),
+                **make_prefect_environment(layout),
+                **make_server_environment(layout),
                 "PREFECT_API_URL": url,
-                "PYTHONPATH": with_house(),
+                "PYTHONPATH": make_python_path(),
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -161,7 +158,7 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
         )
 
 
-def _given(url: str) -> bool:
+def _add_defaults(url: str) -> bool:
     if not is_healthy(url):
         raise PlanError(f"Prefect's server at {url} (PREFECT_API_URL) does not answer; start it or unset the variable")
     return True
@@ -169,8 +166,8 @@ def _given(url: str) -> bool:
 
 def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
     limit, home = time.monotonic() + START_LIMIT, layout.state / "prefect"
-    while (url := server_url(layout)) is None or not is_healthy(url):
-        if time.monotonic() > limit or not _hosted(home):
+    while (url := find_server_url(layout)) is None or not is_healthy(url):
+        if time.monotonic() > limit or not _is_hosted(home):
             where = f"see {home / 'server.log'}, or run with --executor inprocess"
             raise PlanError(f"Prefect's server at {url} does not answer; {where}")
         if stop.wait(0.1):
@@ -179,8 +176,8 @@ def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
     return True
 
 
-def _hosted(home: Path) -> bool:
-    """Whether a host lives: it holds the lock that it was handed."""
+def _is_hosted(home: Path) -> bool:
+    """Return whether a host lives: it holds the lock that it was handed."""
     with (home / "host.lock").open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,24 +187,24 @@ def _hosted(home: Path) -> bool:
 
 
 def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -> None:
-    """Wait for the host that was started here to end the server, unless others use it."""
+    """Wait until the host that was started here has ended the server, unless others use it."""
     if process is None:
         return
     limit = time.monotonic() + NOTICE
-    while time.monotonic() < limit and server_url(layout) is not None:
+    while time.monotonic() < limit and find_server_url(layout) is not None:
         time.sleep(0.02)
-    if server_url(layout) is None:
+    if find_server_url(layout) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3 * PATIENCE)
 
 
-def with_house() -> str:
-    """PYTHONPATH of a process that imports this checkout."""
+def make_python_path() -> str:
+    """Return PYTHONPATH for a process that imports this checkout."""
     return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses."""
+def find_free_port() -> int:
+    """Return an unused port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

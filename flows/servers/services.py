@@ -1,4 +1,4 @@
-"""What `posttrain up` keeps running: Prefect's server, MLflow's, a worker for deployments, the watcher of changes."""
+"""The services of `posttrain up`: Prefect's server, MLflow's, a worker for deployments, the watcher of changes."""
 
 import base64
 import json
@@ -9,7 +9,13 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 
-from flows.servers.prefect_server import HOST, answers, prefect_environment, server_environment, with_house
+from flows.servers.prefect_server import (
+    HOST,
+    is_answering,
+    make_prefect_environment,
+    make_python_path,
+    make_server_environment,
+)
 from flows.servers.supervisor import Service
 from lineage.layout import Layout
 
@@ -19,19 +25,19 @@ POLL = "2"
 """Seconds between looks of the worker for due runs."""
 
 
-def prefect_service(layout: Layout, api: str) -> Service:
-    """Prefect's server, answering at `api`."""
+def make_prefect_service(layout: Layout, api: str) -> Service:
+    """Return Prefect's server, answering at `api`."""
     port = api.removesuffix("/api").rpartition(":")[2]
     return Service(
         "prefect",
         [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", port],
-        _environment(layout, api) | server_environment(layout),
-        lambda since: answers(f"{api}/health"),
+        _make_environment(layout, api) | make_server_environment(layout),
+        lambda since: is_answering(f"{api}/health"),
     )
 
 
-def mlflow_service(layout: Layout, url: str) -> Service:
-    """MLflow's server on the store that runs write to; the store's address may hold a password: it is no argument."""
+def make_mlflow_service(layout: Layout, url: str) -> Service:
+    """Return MLflow's server on the store of runs; the address may hold a password, so it is no argument."""
     port = url.rpartition(":")[2]
     more = {
         "MLFLOW_BACKEND_STORE_URI": os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri,
@@ -43,13 +49,13 @@ def mlflow_service(layout: Layout, url: str) -> Service:
     return Service(
         "mlflow",
         [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", port, "--workers", "1"],
-        {**os.environ, **more, "PYTHONPATH": with_house()},
-        lambda since: answers(f"{url}/health"),
+        {**os.environ, **more, "PYTHONPATH": make_python_path()},
+        lambda since: is_answering(f"{url}/health"),
     )
 
 
-def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
-    """A worker that runs what is due in the pool, `limit` flow runs at a time; it makes the pool if missing."""
+def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
+    """Return a worker that runs due flow runs of the pool, `limit` at a time; it makes a missing pool."""
     name = f"posttrain-{socket.gethostname()}"
     return Service(
         "worker",
@@ -70,26 +76,26 @@ def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
             "--install-policy",
             "never",
         ],
-        {"PREFECT_WORKER_QUERY_SECONDS": POLL, **_environment(layout, api)},
-        _polls(api, name),
+        {"PREFECT_WORKER_QUERY_SECONDS": POLL, **_make_environment(layout, api)},
+        _make_poll_check(api, name),
         needs,
         jobs=True,
     )
 
 
-def watcher_service(layout: Layout, api: str, needs: str) -> Service:
-    """What starts recipes when data or models that they watch change."""
+def make_watcher_service(layout: Layout, api: str, needs: str) -> Service:
+    """Return the watcher that starts recipes when data or models that they watch change."""
     command = [sys.executable, "-m", "flows.deployments.watcher"]
-    return Service("watcher", command, _environment(layout, api), lambda since: True, needs)
+    return Service("watcher", command, _make_environment(layout, api), lambda since: True, needs)
 
 
-def _environment(layout: Layout, api: str) -> dict[str, str]:
-    """What all that talk to Prefect share; their console is a log file, so there they may say more."""
+def _make_environment(layout: Layout, api: str) -> dict[str, str]:
+    """Return the environment of all clients of Prefect; their console is a log file, so they may log more."""
     return {
         **os.environ,
-        **prefect_environment(layout),
+        **make_prefect_environment(layout),
         "PREFECT_API_URL": api,
-        "PYTHONPATH": with_house(),
+        "PYTHONPATH": make_python_path(),
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
         "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
         "POSTTRAIN_ROOT": str(layout.root),
@@ -97,12 +103,14 @@ def _environment(layout: Layout, api: str) -> dict[str, str]:
     }
 
 
-def _polls(api: str, name: str) -> Callable[[float], bool]:
-    """Whether the worker has told the server that it lives, since it was started."""
+def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
+    """Return whether the worker has reported to the server since it was started, as a function."""
 
     def polls(since: float) -> bool:
         asked = urllib.request.Request(
-            f"{api}/work_pools/{POOL}/workers/filter", b"{}", {"Content-Type": "application/json", **_credentials()}
+            f"{api}/work_pools/{POOL}/workers/filter",
+            b"{}",
+            {"Content-Type": "application/json", **_read_credentials()},
         )
         try:
             with urllib.request.urlopen(asked, timeout=5) as answer:
@@ -115,8 +123,8 @@ def _polls(api: str, name: str) -> Callable[[float], bool]:
     return polls
 
 
-def _credentials() -> dict[str, str]:
-    """The header that a server with a password or key wants, by Prefect's own variables."""
+def _read_credentials() -> dict[str, str]:
+    """Return the header for a server with a password or key, from Prefect's own variables."""
     if key := os.environ.get("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}
     if pair := os.environ.get("PREFECT_API_AUTH_STRING"):

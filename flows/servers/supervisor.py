@@ -1,4 +1,4 @@
-"""Services kept running: started in order, started again with back-off when they die, ended in the opposite order."""
+"""Keep services running: start them in order, restart them with back-off when they die, end them in reverse order."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.processes.process_tree import Stopped, bury, die_with_parent
+from flows.processes.process_tree import WaitForStop, die_with_parent, reap_children
 from schemas.errors import StepError
 
 LOOK = 0.2
@@ -47,8 +47,8 @@ class Service:
 
 
 @dataclass
-class Kept:
-    """A service as it stands."""
+class RunningService:
+    """The state of a service."""
 
     service: Service
     process: subprocess.Popen[bytes] | None = None
@@ -65,23 +65,23 @@ class Kept:
 
 
 class Supervisor:
-    """Keeps services until it is told to stop; `changed` hears whenever a process came or went."""
+    """Keeps services until it is stopped; calls `changed` whenever a process starts or ends."""
 
     def __init__(self, services: Sequence[Service], folder: Path, say: Say, changed: Callable[[dict[str, int]], None]):
-        self.kept = {service.name: Kept(service) for service in services}
+        self.kept = {service.name: RunningService(service) for service in services}
         self.folder, self.say, self.changed = folder, say, changed
 
-    def run(self, stopped: Stopped, ready: Callable[[], None]) -> None:
-        """Keep the services until `stopped`; `ready` is called once, when all answer.
+    def run(self, stopped: WaitForStop, ready: Callable[[], None]) -> None:
+        """Keep the services until `stopped`; call `ready` once when all answer.
 
-        Raises StepError when a service dies or does not answer before it ever did.
+        Raise StepError if a service dies or does not answer before it ever did.
         """
-        told = False
+        is_ready = False
         try:
             while not stopped(LOOK):
                 self._look()
-                if not told and all(kept.answered for kept in self.kept.values()):
-                    told = True
+                if not is_ready and all(kept.answered for kept in self.kept.values()):
+                    is_ready = True
                     ready()
         finally:
             self._end()
@@ -94,7 +94,7 @@ class Supervisor:
             needed = self.kept.get(kept.service.needs)
             if kept.process is None and time.time() >= kept.due and (needed is None or needed.answered):
                 self._start(kept)
-        bury({*before.values(), *self.pids().values()})
+        reap_children({*before.values(), *self.pids().values()})
         if self.pids() != before:
             self.changed(self.pids())
         for kept in self.kept.values():
@@ -102,14 +102,14 @@ class Supervisor:
                 self._ask(kept)
 
     def pids(self) -> dict[str, int]:
-        """Service to its process."""
+        """Return the process of each service."""
         return {name: kept.process.pid for name, kept in self.kept.items() if kept.process is not None}
 
     def log(self, name: str) -> Path:
-        """What a service writes."""
+        """Return the log of a service."""
         return self.folder / f"{name}.log"
 
-    def _start(self, kept: Kept) -> None:
+    def _start(self, kept: RunningService) -> None:
         with self.log(kept.service.name).open("ab") as log:
             kept.process = subprocess.Popen(
                 kept.service.command,
@@ -123,7 +123,7 @@ class Supervisor:
             )
         kept.started, kept.answered = time.time(), False
 
-    def _ask(self, kept: Kept) -> None:
+    def _ask(self, kept: RunningService) -> None:
         name = kept.service.name
         if kept.answered:
             if time.time() - kept.started > STEADY:
@@ -135,9 +135,11 @@ class Supervisor:
         elif not kept.answered_ever and time.time() - kept.started > START_LIMIT:
             raise StepError(f"{name} did not answer within {START_LIMIT:.0f} s; see {self.log(name)}")
         if kept.service.jobs:
-            kept.jobs = {pid for pid in kept.jobs if _lives(pid)} | {child.pid for child in _children(kept.process)}
+            kept.jobs = {pid for pid in kept.jobs if _is_process_alive(pid)} | {
+                child.pid for child in _list_children(kept.process)
+            }
 
-    def _died(self, kept: Kept) -> None:
+    def _died(self, kept: RunningService) -> None:
         process = kept.process
         assert process is not None
         name, code = kept.service.name, process.returncode
@@ -147,24 +149,24 @@ class Supervisor:
         if not kept.service.jobs:
             _signal_group(process, signal.SIGKILL)  # what it left would hold its port
         wait = min(FIRST_WAIT * 2**kept.ends, LONGEST_WAIT)
-        alive = [pid for pid in kept.jobs if _lives(pid)]
+        alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
         going_on = f"; {len(alive)} of its flow runs go on without it" if alive else ""
         self.say(name, f"{how}{going_on}; it is started again in {wait:.0f} s; see {self.log(name)}")
         kept.process, kept.due, kept.ends = None, time.time() + wait, kept.ends + 1
 
     def _end(self) -> None:
-        """End what needs others first: a flow run reports how it stopped to a server that still lives."""
+        """End dependants first: a flow run reports its stop to a server that still lives."""
         for kept in reversed(self.kept.values()):
             if kept.service.jobs:
                 self._stop_jobs(kept)
             if kept.process is not None:
                 _end(kept.process)
 
-    def _stop_jobs(self, kept: Kept) -> None:
+    def _stop_jobs(self, kept: RunningService) -> None:
         limit, asked = time.monotonic() + JOB_PATIENCE, set()
         while time.monotonic() < limit:
-            kept.jobs |= {child.pid for child in _children(kept.process)}
-            alive = [pid for pid in kept.jobs if _lives(pid)]
+            kept.jobs |= {child.pid for child in _list_children(kept.process)}
+            alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
             if not alive:
                 return
             for pid in set(alive) - asked:
@@ -189,7 +191,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
+def _list_children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
     if process is None:
         return []
     try:
@@ -198,7 +200,7 @@ def _children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
         return []
 
 
-def _lives(pid: int) -> bool:
+def _is_process_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

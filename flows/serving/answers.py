@@ -1,4 +1,4 @@
-"""Answers in the shape of the OpenAI API: whole ones, and the chunks of a stream."""
+"""Responses in the format of the OpenAI API: complete ones, and the chunks of a stream."""
 
 import json
 import secrets
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from flows.serving.asked import Asked
+from flows.serving.asked import CompletionRequest
 from flows.serving.batch import Token
 from flows.serving.worker import Finish, Piece
 
 
 @dataclass
 class Choice:
-    """One completion, as far as it goes."""
+    """One completion, as far as it is generated."""
 
     index: int
     text: str = ""
@@ -25,66 +25,67 @@ class Choice:
     """Characters of the tokens that a stream has sent."""
 
     def take(self, piece: Piece, with_tokens: bool) -> None:
-        """Add what is new; tokens only where their log-probabilities are wanted."""
+        """Add new text; add tokens only if their log-probabilities are requested."""
         self.text, self.made, self.finish = self.text + piece.text, piece.made, piece.finish
         if with_tokens:
             self.tokens += piece.tokens
 
 
 class Chat:
-    """The chat endpoint's words."""
+    """The format of the chat endpoint."""
 
     whole, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """A finished choice."""
-        told = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
+        """Return a finished choice."""
+        logprobs = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": choice.index, "message": message, "logprobs": told, "finish_reason": choice.finish}
+        return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """What a stream begins with."""
+        """Return the first chunk of a stream."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """What is new of a choice."""
+        """Return the new part of a choice."""
         logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
         delta = {"content": piece.text} if piece.text else {}
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, Any]]:
         return [
-            _shown(tokenizer, t.id, t.logprob) | {"top_logprobs": [_shown(tokenizer, *other) for other in t.others]}
+            _show_token(tokenizer, t.id, t.logprob)
+            | {"top_logprobs": [_show_token(tokenizer, *other) for other in t.others]}
             for t in tokens
         ]
 
 
 class Plain:
-    """The plain endpoint's words."""
+    """The format of the completions endpoint."""
 
     whole, part, prefix = "text_completion", "text_completion", "cmpl-"
 
     def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """A finished choice."""
-        told = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
-        return {"index": choice.index, "text": choice.text, "logprobs": told, "finish_reason": choice.finish}
+        """Return a finished choice."""
+        logprobs = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
+        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
     def first(self, index: int) -> dict[str, Any] | None:
-        """A stream begins with its first text."""
+        """Return None: a stream begins with its first text."""
         return None
 
     def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
-        """What is new of a choice."""
+        """Return the new part of a choice."""
         logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if wanted and piece.tokens else None
         if logprobs is not None:
             choice.offset += sum(map(len, logprobs["tokens"]))
         return {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> dict[str, Any]:
-        words = [_text(tokenizer, token.id) for token in tokens]
+        words = [_decode_token(tokenizer, token.id) for token in tokens]
         starts = list(accumulate(map(len, words[:-1]), initial=offset)) if words else []
-        best = [{_text(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
+        best = [{_decode_token(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
         return {
             "tokens": words,
             "token_logprobs": [token.logprob for token in tokens],
@@ -94,9 +95,9 @@ class Plain:
 
 
 class Answer:
-    """One answer under way: its number, its time, its counts."""
+    """One response in progress: its id, its time, its counts."""
 
-    def __init__(self, asked: Asked, words: Chat | Plain, fingerprint: str, tokenizer: Any):
+    def __init__(self, asked: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
         self.asked, self.words, self.tokenizer = asked, words, tokenizer
         self.wanted = asked.asks[0].alternatives is not None
         self.choices = [Choice(index) for index in range(len(asked.asks) * asked.n)]
@@ -109,33 +110,33 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether every choice has ended."""
+        """Return whether every choice has ended."""
         return all(choice.finish for choice in self.choices)
 
     def rendered(self) -> bytes:
-        """The answer as JSON, when it is over; one choice at a time, so that other threads run meanwhile."""
+        """Return the finished response as JSON, one choice at a time, so that other threads run meanwhile."""
         choices = [json.dumps(self.words.choice(choice, self.tokenizer, self.wanted)) for choice in self.choices]
         head = json.dumps(self.head | {"object": self.words.whole, "usage": self.usage()})
         return f'{head[:-1]}, "choices": [{", ".join(choices)}]}}'.encode()
 
     def opening(self) -> list[dict[str, Any]]:
-        """The chunks that a stream begins with."""
+        """Return the chunks that a stream begins with."""
         first = [self.words.first(choice.index) for choice in self.choices]
         return [self._chunk([entry]) for entry in first if entry]
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """The chunk of a piece, which is taken."""
+        """Take a piece and return its chunk."""
         choice = self.choices[index]
         made = self.words.piece(choice, piece, self.tokenizer, self.wanted)
         choice.take(piece, False)
         return self._chunk([made])
 
     def closing(self) -> list[dict[str, Any]]:
-        """The chunk with the counts, for who asked for it."""
+        """Return the chunk with the counts, if it was requested."""
         return [self._chunk([]) | {"usage": self.usage()}] if self.asked.with_usage else []
 
     def usage(self) -> dict[str, int]:
-        """Tokens of the prompts, each once, and of the completions, the end token included."""
+        """Return the tokens of the prompts, each once, and of the completions, with the end token."""
         read, made = sum(len(ask.prompt_ids) for ask in self.asked.asks), sum(c.made for c in self.choices)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
@@ -143,10 +144,10 @@ class Answer:
         return self.head | {"object": self.words.part, "choices": choices}
 
 
-def _shown(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
-    said = _text(tokenizer, token)
-    return {"token": said, "logprob": logprob, "bytes": list(said.encode())}
+def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
+    text = _decode_token(tokenizer, token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _text(tokenizer: Any, token: int) -> str:
+def _decode_token(tokenizer: Any, token: int) -> str:
     return str(tokenizer.decode([token]))

@@ -1,4 +1,4 @@
-"""What a client asks for: bodies of the OpenAI API read into our own words, everything else refused by name."""
+"""Parse requests of the OpenAI API; everything that is not supported is refused by name."""
 
 import re
 import secrets
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from flows.serving.batch import Ask
+from flows.serving.batch import PromptRequest
 from flows.serving.refusals import Refused, quoted
 from learning.data.chat import encode_prompt
 from schemas.errors import StepError
@@ -52,7 +52,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
@@ -74,12 +74,12 @@ class Body(BaseModel):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, checked. Raises Refused."""
-        found = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(found, list) or len(found) > MOST_STOPS or not all(map(_is_stop, found)):
-            said = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
-            raise Refused(said, "stop")
-        return tuple(found)
+        """Return the stop strings, checked. Raise Refused."""
+        strings = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(strings, list) or len(strings) > MOST_STOPS or not all(map(_is_stop, strings)):
+            message = f"stop: at most {MOST_STOPS} strings, none of them empty or longer than {LONGEST_STOP} characters"
+            raise Refused(message, "stop")
+        return tuple(strings)
 
 
 class ChatBody(Body):
@@ -99,11 +99,11 @@ class TextBody(Body):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, understood: `n` samples of every prompt."""
+class CompletionRequest:
+    """A parsed request: `n` samples of every prompt."""
 
     model: str
-    asks: tuple[Ask, ...]
+    asks: tuple[PromptRequest, ...]
     n: int
     stops: tuple[str, ...]
     stream: bool
@@ -111,12 +111,12 @@ class Asked:
     """Whether a stream ends with the counts."""
 
 
-def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
-    """Read a chat request. Raises Refused."""
-    read = _read(ChatBody, body)
+def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
+    """Parse a chat request. Raise Refused."""
+    read = _read_body(ChatBody, body)
     if read.top_logprobs is not None and not read.logprobs:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
-    messages = [_message(message, i) for i, message in enumerate(read.messages)]
+    messages = [_check_message(message, i) for i, message in enumerate(read.messages)]
     _check_characters(sum(len(message["content"]) for message in messages), max_length, "messages")
     try:
         ids = encode_prompt(tokenizer, messages)
@@ -124,21 +124,21 @@ def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
         raise Refused(str(error), "messages") from error
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     alternatives = (read.top_logprobs or 0) if read.logprobs else None
-    return _asked(read, [ids], limit, alternatives, max_length, "messages")
+    return _check_request(read, [ids], limit, alternatives, max_length, "messages")
 
 
-def text(body: Any, tokenizer: Any, max_length: int) -> Asked:
-    """Read a request for plain completions. Raises Refused."""
-    read = _read(TextBody, body)
-    prompts = _prompts(read.prompt)
+def read_text_request(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
+    """Parse a request for plain completions. Raise Refused."""
+    read = _read_body(TextBody, body)
+    prompts = _list_prompts(read.prompt)
     _check_choices(read, len(prompts))
-    ids = (_encoded(prompt, tokenizer, max_length) for prompt in prompts)
-    return _asked(read, ids, read.max_tokens or 16, read.logprobs, max_length, "prompt")
+    ids = (_encode_prompt(prompt, tokenizer, max_length) for prompt in prompts)
+    return _check_request(read, ids, read.max_tokens or 16, read.logprobs, max_length, "prompt")
 
 
-def _asked(
+def _check_request(
     read: Body, prompts: Iterable[list[int]], limit: int | None, alternatives: int | None, max_length: int, param: str
-) -> Asked:
+) -> CompletionRequest:
     seed = secrets.randbelow(LARGEST_SEED) if read.seed is None else read.seed % LARGEST_SEED
     heat = 1.0 if read.temperature is None else read.temperature
     asks = []
@@ -148,18 +148,18 @@ def _asked(
         room = max_length - len(ids)
         if room < (limit or 1):
             wanted = f"{limit} for the completion" if limit else "room for a completion"
-            said = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
-            raise Refused(said, param, "context_length_exceeded")
-        asks.append(Ask(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
+            message = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
+            raise Refused(message, param, "context_length_exceeded")
+        asks.append(PromptRequest(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
     if not asks:
         raise Refused(f"{param}: empty", param)
     _check_answer(asks, read.n or 1, alternatives)
     with_usage = bool(read.stream_options and read.stream_options.include_usage)
-    return Asked(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
+    return CompletionRequest(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
 
 
-def _read(kind: type[Any], body: Any) -> Any:
-    """A body as its schema. Raises Refused with the parameter that is wrong."""
+def _read_body(kind: type[Any], body: Any) -> Any:
+    """Parse a body by its schema. Raise Refused with the parameter that is wrong."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     kept = {}
@@ -180,8 +180,8 @@ def _read(kind: type[Any], body: Any) -> Any:
         raise Refused(f"{where}: {first['msg']}", param) from error
 
 
-def _message(message: dict[str, Any], index: int) -> dict[str, str]:
-    """A message of a role and a text. Raises Refused for tools, pictures and the like."""
+def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
+    """Return a message with a role and a text. Raise Refused for tools, images and the like."""
     where = f"messages[{index}]"
     content = message.get("content")
     if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
@@ -196,8 +196,8 @@ def _message(message: dict[str, Any], index: int) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _prompts(prompt: Any) -> list[Any]:
-    """The prompts of a request for plain completions, each a text or a list of token ids. Raises Refused."""
+def _list_prompts(prompt: Any) -> list[Any]:
+    """Return the prompts of a request for plain completions, texts or lists of token ids. Raise Refused."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return [prompt]
     if isinstance(prompt, list) and (all(isinstance(each, str) for each in prompt) or all(map(_are_ids, prompt))):
@@ -205,8 +205,8 @@ def _prompts(prompt: Any) -> list[Any]:
     raise Refused("prompt: a text, a list of texts, a list of token ids or a list of such lists is wanted", "prompt")
 
 
-def _encoded(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
-    """Token ids of a prompt. Raises Refused."""
+def _encode_prompt(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
+    """Return the token ids of a prompt. Raise Refused."""
     if isinstance(prompt, str):
         _check_characters(len(prompt), max_length, "prompt")
         return tokenizer.encode(prompt)
@@ -226,26 +226,26 @@ def _is_stop(word: Any) -> bool:
 
 def _check_choices(read: Body, prompts: int) -> None:
     if prompts * (read.n or 1) > MOST_CHOICES:
-        said = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
-        raise Refused(f"{said}; ask in several requests", "prompt")
+        message = f"{prompts} prompts with {read.n or 1} completions each are more than {MOST_CHOICES} completions"
+        raise Refused(f"{message}; ask in several requests", "prompt")
 
 
 def _check_characters(count: int, max_length: int, param: str) -> None:
-    """Refuse a prompt that cannot be short enough, before it costs anything. Raises Refused."""
+    """Raise Refused for a prompt that cannot be short enough, before it costs anything."""
     if count > CHARACTERS_PER_TOKEN * max_length:
-        said = (
+        message = (
             f"the model holds {max_length} tokens; {param} of {count} characters, more than {CHARACTERS_PER_TOKEN} "
             "for each of them, are not read"
         )
-        raise Refused(said, param, "context_length_exceeded")
+        raise Refused(message, param, "context_length_exceeded")
 
 
-def _check_answer(asks: list[Ask], n: int, alternatives: int | None) -> None:
-    """Refuse an answer that would not fit into memory. Raises Refused."""
+def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
+    """Raise Refused for an answer that would not fit into memory."""
     tokens = n * sum(ask.max_tokens for ask in asks)
     if tokens > MOST_TOKENS:
-        said = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
-        raise Refused(said, "max_tokens")
+        message = f"the completions may have {tokens} tokens together, more than {MOST_TOKENS}; lower n or max_tokens"
+        raise Refused(message, "max_tokens")
     if alternatives is not None and tokens * (1 + alternatives) > MOST_LOGPROBS:
-        said = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
-        raise Refused(f"{said}; lower n, max_tokens or top_logprobs", "max_tokens")
+        message = f"{tokens} tokens with {1 + alternatives} log-probabilities each are more than {MOST_LOGPROBS}"
+        raise Refused(f"{message}; lower n, max_tokens or top_logprobs", "max_tokens")

@@ -1,9 +1,4 @@
-"""Samples that run side by side and come and go: the torch engine's slots, for requests that arrive at any time.
-
-A sample takes the same tokens as from `learning.generation.engines.torch`, whatever runs beside it: its random
-numbers are those
-of (seed, number). Shapes: B slots in use, V vocabulary, K alternatives.
-"""
+"""The torch engine's slots for requests that arrive at any time: samples that run side by side, start and end."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +12,8 @@ from learning.generation.engines.token_sampling import pick
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What every sample of a request has in common."""
+class PromptRequest:
+    """What all samples of one prompt have in common."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -31,7 +26,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a sample; log-probabilities are those of the model itself, before temperature and top_p."""
+    """One token of a sample; log-probabilities are the model's own, before temperature and top_p."""
 
     id: int
     logprob: float | None = None
@@ -40,9 +35,9 @@ class Token:
 
 @dataclass
 class Sample:
-    """One completion under way."""
+    """One completion in progress."""
 
-    ask: Ask
+    ask: PromptRequest
     number: int
     """Which of the request's samples: its random stream."""
     owner: Any
@@ -54,13 +49,13 @@ class Sample:
     stream: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin its random stream."""
+        """Create its random stream."""
         key = np.array([self.ask.seed, self.number], dtype=np.uint64)
         self.stream, self.last = np.random.Generator(np.random.Philox(key=key)), self.ask.prompt_ids[-1]
 
     @property
     def position(self) -> int:
-        """Where its last token stands."""
+        """Return the position of its last token."""
         return len(self.ask.prompt_ids) - 1 + self.count
 
 
@@ -75,11 +70,11 @@ class Batch:
 
     @property
     def room(self) -> int:
-        """Samples that can be admitted now."""
+        """Return how many samples can be admitted now."""
         return self.max_slots - len(self.samples)
 
-    def admit(self, ask: Ask, samples: list[Sample]) -> None:
-        """Begin some samples of one request, at most `room`: its prompt is computed once."""
+    def admit(self, ask: PromptRequest, samples: list[Sample]) -> None:
+        """Start samples of one prompt, at most `room`; the prompt is computed once."""
         rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
         known = ask.prompt_ids[:-1]
         prefix = prefill(self.model, self._tensor(known)[None]) if known else None
@@ -87,18 +82,18 @@ class Batch:
         self.samples += samples
 
     def step(self) -> list[tuple[Sample, Token]]:
-        """One token for every sample."""
+        """Return one token for every sample."""
         position_B = self._tensor([sample.position for sample in self.samples])
         token_B = self._tensor([sample.last for sample in self.samples])
         logits_BV = slot_logits(self.model, self.slots, token_B, position_B)
         tokens = self._picked(logits_BV)
-        found = self._with_logprobs(tokens, logits_BV)
+        step_tokens = self._with_logprobs(tokens, logits_BV)
         for sample, token in zip(self.samples, tokens, strict=True):
             sample.last, sample.count = token, sample.count + 1
-        return list(zip(self.samples, found, strict=True))
+        return list(zip(self.samples, step_tokens, strict=True))
 
     def leave(self) -> None:
-        """Take out the samples that are over; those in use lie together again."""
+        """Remove finished samples and close the gaps."""
         stay = [b for b, sample in enumerate(self.samples) if not sample.over]
         holes = [b for b, sample in enumerate(self.samples[: len(stay)]) if sample.over]
         movers = [b for b in stay if b >= len(stay)]

@@ -1,8 +1,4 @@
-"""Connections that end: each has a limit of time for every phase, and of all only so many are open.
-
-uvicorn closes a connection that is silent after an answer; it waits for ever for the head of a first request, for one
-that comes byte by byte, and for a client that does not read.
-"""
+"""Connections with a time limit for every phase, and a limit on how many are open."""
 
 import asyncio
 import json

@@ -47,8 +47,8 @@ class Guard:
 
     def _check_room(self) -> None:
         if self.under_way >= self.rules.max_queue:
-            said = f"{self.under_way} requests are under way or waiting, and no more are taken; try again later"
-            raise Refused(said, code="queue_full", status=429, headers={"retry-after": str(RETRY_AFTER)})
+            message = f"{self.under_way} requests are under way or waiting, and no more are taken; try again later"
+            raise Refused(message, code="queue_full", status=429, headers={"retry-after": str(RETRY_AFTER)})
 
 
 def check_request(scope: Scope, rules: Rules) -> None:
@@ -58,8 +58,8 @@ def check_request(scope: Scope, rules: Rules) -> None:
         raise Refused(f"{len(scope['headers'])} headers, more than {MOST_HEADERS}", status=431)
     host = headers.get("host", "")
     if not rules.allows_host(host, scope["server"][1]):
-        said = "the Host header names another server; ask 127.0.0.1 or localhost, or start this one with --host NAME"
-        raise Refused(said, code="unknown_host", status=421)
+        message = "the Host header names another server; ask 127.0.0.1 or localhost, or start this one with --host NAME"
+        raise Refused(message, code="unknown_host", status=421)
     # Browsers send Origin with what a page asks for; a page of elsewhere has no business here.
     origins = {origin.lower() for origin in headers.getlist("origin")}
     if origins - {f"http://{host.lower()}", f"https://{host.lower()}"}:
@@ -74,8 +74,8 @@ def _check_token(headers: Headers, token: str) -> None:
     scheme, _, given = headers.get("authorization", "").partition(" ")
     fits = hmac.compare_digest(given.strip().encode(), token.encode())
     if scheme.lower() != "bearer" or not fits:
-        said = "a token is wanted: Authorization: Bearer TOKEN"
-        raise Refused(said, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"})
+        message = "a token is wanted: Authorization: Bearer TOKEN"
+        raise Refused(message, code="invalid_api_key", status=401, headers={"www-authenticate": "Bearer"})
 
 
 def _check_type(headers: Headers) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.champions.promotion import artifact
+from flows.champions.promotion import find_artifact
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit.moves import Move
@@ -38,8 +38,8 @@ class Chosen:
 
 def files_of(folder: Path) -> tuple[tuple[str, ...], ...]:
     """Path, inode, size and both times of every file: a file that is written again differs in one of them."""
-    found = ((path, path.stat()) for path in sorted(folder.rglob("*")))
-    return tuple((str(p), f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}") for p, s in found)
+    stamps = ((path, path.stat()) for path in sorted(folder.rglob("*")))
+    return tuple((str(p), f"{s.st_ino} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns}") for p, s in stamps)
 
 
 def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
@@ -47,15 +47,15 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
     scheme, colon, rest = word.partition(":")
     folder = Path(word).expanduser()
     if colon and scheme == "mlflow":
-        found = _registered(rest, layout)
+        chosen = _registered(rest, layout)
     elif colon and scheme in ("path", "hub"):
         source = find_source(word, layout, (Path.cwd(), layout.root))
-        found = Chosen(rest.rstrip("/").rpartition("/")[2] or rest, source.folder, source.digest, word)
+        chosen = Chosen(rest.rstrip("/").rpartition("/")[2] or rest, source.folder, source.digest, word)
     elif any((folder / file).is_file() for file in FILES):
-        found = Chosen(folder.resolve().name, folder.resolve(), "", str(folder))
+        chosen = Chosen(folder.resolve().name, folder.resolve(), "", str(folder))
     else:
-        found = _made(word, layout)
-    return found if name is None else replace(found, name=name)
+        chosen = _made(word, layout)
+    return chosen if name is None else replace(chosen, name=name)
 
 
 def _registered(rest: str, layout: Layout) -> Chosen:
@@ -83,13 +83,13 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
     files = files_of(folder)
     promoted_artifact(layout, by)
     number = f", version {by.version}" if asked == ALIAS else ""
-    said = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
-    return Chosen(name, folder, by.digest, said, name if asked == ALIAS else None, alarms, files)
+    description = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
+    return Chosen(name, folder, by.digest, description, name if asked == ALIAS else None, alarms, files)
 
 
 def _made(word: str, layout: Layout) -> Chosen:
     """A model that a step made."""
-    manifest = artifact(layout, word)
+    manifest = find_artifact(layout, word)
     output = next((name for name, output in manifest.outputs.items() if output.type in POLICY_TYPES), None)
     if output is None:
         kinds = ", ".join(output.type for output in manifest.outputs.values())
@@ -97,5 +97,5 @@ def _made(word: str, layout: Layout) -> Chosen:
     folder = Store(layout).output_folder(manifest.kind, manifest.key, output)
     files = files_of(folder)
     check_artifact(layout, manifest)
-    said = f"{manifest.recipe}.{manifest.step} ({manifest.key[:12]})"
-    return Chosen(manifest.step, folder, manifest.outputs[output].digest, said, files=files)
+    description = f"{manifest.recipe}.{manifest.step} ({manifest.key[:12]})"
+    return Chosen(manifest.step, folder, manifest.outputs[output].digest, description, files=files)

@@ -27,20 +27,20 @@ LAST = 30
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server that ends with exit code 0 when it is asked to end, at once when it is asked twice."""
+    """Uvicorn's server that ends with exit code 0 when asked, and at once when asked twice."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
         super().__init__(config)
         self.ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and report that it is ready."""
         await super().startup(sockets)
         self.ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM as wishes."""
+        """Handle SIGINT and SIGTERM as requests to end."""
 
         def asked(number: int, frame: FrameType | None) -> None:
             self.force_exit = self.should_exit
@@ -65,7 +65,7 @@ def serve(
     follow: bool,
     say: Callable[[str], None],
 ) -> int:
-    """Answer on 127.0.0.1 until asked to end; returns the exit code. Raises PlanError when the port is taken."""
+    """Serve on 127.0.0.1 until asked to end; return the exit code. Raise PlanError if the port is taken."""
     listening = listen(port)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = dtype or ("bfloat16" if device == "cuda" else "float32")
@@ -89,7 +89,7 @@ def serve(
 
 
 def configuration(app: Any, rules: Rules) -> uvicorn.Config:
-    """How uvicorn serves the application: connections within limits, HTTP alone, no word from forwarding headers."""
+    """Return how uvicorn serves the application: limited connections, HTTP only, no forwarding headers."""
     return uvicorn.Config(
         app,
         # uvicorn calls this as it would call the class.
@@ -105,7 +105,7 @@ def configuration(app: Any, rules: Rules) -> uvicorn.Config:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on 127.0.0.1, bound before the model is loaded. Raises PlanError when it is taken."""
+    """Return a socket on 127.0.0.1, bound before the model is loaded. Raise PlanError if the port is taken."""
     opened = socket.socket()
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

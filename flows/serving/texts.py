@@ -1,4 +1,4 @@
-"""Text out of tokens as they come: whole characters only, and nothing that may be the beginning of a stop string."""
+"""Decode tokens as they arrive: complete characters only, holding back the possible beginning of a stop string."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ HALF = "�"
 """What a tokenizer shows of a character whose last bytes are missing."""
 
 
-class Text:
-    """The text of one completion; `add` returns what may be said now.
+class DecodedText:
+    """The text of one completion; `add` returns what may be sent now.
 
-    Only the tokens since the last whole character are decoded again, so a long completion stays cheap.
+    Only the tokens since the last complete character are decoded again, so a long completion stays cheap.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()):
@@ -22,7 +22,7 @@ class Text:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """Take a token; returns the text that is certain and was not returned yet. Sets `stopped` at a stop string."""
+        """Take a token; return text that is certain and not returned yet. Set `stopped` at a stop string."""
         self.ids.append(token)
         whole = self._decode(self.ids[self.begin :])
         if not whole.endswith(HALF):
@@ -30,7 +30,7 @@ class Text:
         return self._say(len(self.text) - self._held())
 
     def finish(self) -> str:
-        """No token follows: what was held back."""
+        """Return the text that was held back, after the last token."""
         if not self.stopped and self.read < len(self.ids):
             self._take(self._decode(self.ids[self.begin :]))
         return self._say(len(self.text))
@@ -40,12 +40,12 @@ class Text:
         looked = max(0, len(self.text) - max(map(len, self.stops), default=1) + 1)
         self.text += whole[len(known) :]
         self.begin, self.read = self.read, len(self.ids)
-        found = [at for stop in self.stops if (at := self.text.find(stop, looked)) >= 0]
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
+        positions = [at for stop in self.stops if (at := self.text.find(stop, looked)) >= 0]
+        if positions:
+            self.text, self.stopped = self.text[: min(positions)], True
 
     def _held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest end of the text that begins a stop string."""
         if self.stopped:
             return 0
         longest = max(map(len, self.stops), default=1) - 1

@@ -1,4 +1,4 @@
-"""`posttrain serve --engine vllm`: the model's folder is handed to vLLM's own server, which takes this process over."""
+"""`posttrain serve --engine vllm`: replace this process with vLLM's own server over the model's folder."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from schemas.errors import PlanError
 def replace_process(
     chosen: Chosen, rules: Rules, *, port: int, dtype: str | None, max_slots: int, max_length: int | None
 ) -> None:
-    """Become vLLM's server; returns only by raising PlanError, where vLLM is not installed or cannot keep the rules."""
+    """Become vLLM's server. Raise PlanError if vLLM is not installed or cannot apply the rules."""
     if rules != replace(Rules(), token=rules.token):
         raise PlanError(
             "--host, --max-queue and --timeout are for the torch engine: vLLM's server has limits of its own"
@@ -30,7 +30,7 @@ def replace_process(
 
 
 def command(chosen: Chosen, *, port: int, dtype: str | None, max_slots: int, max_length: int | None) -> list[str]:
-    """The command line of vLLM's server; an adapter is served over its base."""
+    """Return the command line of vLLM's server; an adapter is served over its base."""
     adapter = (chosen.folder / "adapter_config.json").is_file()
     model = chosen.folder / "base" if adapter else chosen.folder
     # The module, not the program `vllm`: the packages for CPU do not start that.

@@ -1,6 +1,6 @@
-"""One thread that computes: it admits what was asked in the order of arrival and takes all samples one token further.
+"""The engine thread: it admits requests in the order of arrival and advances all samples by one token at a time.
 
-Whoever asked hears of every token from the thread, by `Job.hear`, and must return at once.
+It reports every token to its request by `Job.hear`, which must return at once.
 """
 
 import queue
@@ -11,8 +11,8 @@ from typing import Literal
 
 import torch
 
-from flows.serving.batch import Ask, Batch, Sample, Token
-from flows.serving.texts import Text
+from flows.serving.batch import Batch, PromptRequest, Sample, Token
+from flows.serving.texts import DecodedText
 from learning.generation.engines.slots import slot_mode
 from learning.models.policy import Policy
 
@@ -23,7 +23,7 @@ LATE = 5.0
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of one sample."""
+    """The new part of one sample."""
 
     sample: int
     text: str
@@ -38,7 +38,7 @@ class Piece:
 class Job:
     """A request: `n` samples of one prompt."""
 
-    ask: Ask
+    ask: PromptRequest
     n: int
     stops: tuple[str, ...]
     hear: Callable[["Piece | Exception"], None]
@@ -49,18 +49,18 @@ class Job:
 
 
 @dataclass(eq=False)
-class Voice:
-    """One sample's way from tokens to pieces."""
+class SampleStream:
+    """The state between one sample's tokens and its pieces."""
 
     job: Job
     number: int
-    text: Text
+    text: DecodedText
     pending: list[tuple[int, Token]] = field(default_factory=list)
     """Tokens not told yet, each with the length of the text before it."""
 
 
 class Worker:
-    """The engine thread over one policy; `close` lets what is under way end."""
+    """The engine thread over one policy; `close` lets running requests end."""
 
     def __init__(self, policy: Policy, *, max_slots: int, max_length: int):
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
@@ -73,13 +73,13 @@ class Worker:
         self.thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queue a request; one that comes too late hears of it."""
+        """Queue a request; one that arrives too late receives an error."""
         self.asked.put(job)
         if not self.thread.is_alive():
             job.hear(RuntimeError("this model is not served any more; ask again"))
 
     def close(self) -> None:
-        """End when nothing is under way; returns at once."""
+        """End when no request is running; return at once."""
         self.asked.put(None)
 
     def _run(self) -> None:
@@ -97,7 +97,7 @@ class Worker:
         return Batch(self.policy.model, self.max_slots, self.max_length)
 
     def _listen(self) -> bool:
-        """Take what was asked, waiting where there is nothing to do; False when all is done for good."""
+        """Take requests, waiting if there is nothing to do; return False when all is done for good."""
         while True:
             idle = not self.batch.samples and not self.waiting
             try:
@@ -124,12 +124,12 @@ class Worker:
                 sample.over = self._tell(sample, token)
             batch.leave()
 
-    def _voice(self, job: Job, number: int) -> Voice:
-        return Voice(job, number, Text(self.policy.tokenizer, job.stops))
+    def _voice(self, job: Job, number: int) -> SampleStream:
+        return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
     def _tell(self, sample: Sample, token: Token) -> bool:
-        """Pass a token on; returns whether the sample is over."""
-        voice: Voice = sample.owner
+        """Pass a token on; return whether the sample is over."""
+        voice: SampleStream = sample.owner
         if voice.job.left:
             return True
         ended, full = token.id in self.ends, sample.count == sample.ask.max_tokens
@@ -141,9 +141,9 @@ class Worker:
         if over := stopped or full:
             new += voice.text.finish()
         whole = over and not voice.text.stopped
-        told = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
+        sent = tuple(t for at, t in voice.pending if whole or at < voice.text.said)
         voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
         finish: Finish | None = ("stop" if stopped else "length") if over else None
-        if new or told or finish:
-            voice.job.hear(Piece(voice.number, new, told, sample.count, finish))
+        if new or sent or finish:
+            voice.job.hear(Piece(voice.number, new, sent, sample.count, finish))
         return over

@@ -1,9 +1,9 @@
-"""Damaged artifacts: what DVC's cache still holds is put back before anything uses them, the rest is made again."""
+"""Damaged artifacts: restored from DVC's cache where it holds them, else made again; the audit log records both."""
 
 import shutil
 from collections.abc import Iterable
 
-from flows.processes.locks import locked_at_once
+from flows.processes.locks import try_lock
 from lineage.artifacts.completeness import Condition
 from lineage.artifacts.signature import signed_by
 from lineage.artifacts.store import Store
@@ -12,54 +12,54 @@ from lineage.layout import Layout
 from schemas.manifest import Manifest
 from schemas.plan import Step
 
-Restored = dict[str, list[str]]
+RestoredFiles = dict[str, list[str]]
 """Names of steps, each with the files of its artifact that were put back."""
 MOST_DAMAGES = 20
 """Damages of one artifact that an entry names."""
 
 
-def restore_damaged(steps: Iterable[Step], layout: Layout) -> Restored:
-    """Put back what is damaged of the steps' artifacts where DVC's cache has all of it.
+def restore_damaged(steps: Iterable[Step], layout: Layout) -> RestoredFiles:
+    """Restore damaged artifacts of the steps where DVC's cache has all of them; return the restored files by step.
 
-    An artifact that another process is at work on is left to that process.
+    An artifact that another process works on is left to that process.
     """
     store, restored = Store(layout), {}
     for step in steps:
         if not store.is_restorable(store.examine(step.kind, step.key)):
             continue
         work = layout.work(step.key)
-        with locked_at_once(work) as held:
-            found = store.examine(step.kind, step.key)
-            if held and store.is_restorable(found):
-                restored[step.name] = _restore(store, found)
+        with try_lock(work) as held:
+            condition = store.examine(step.kind, step.key)
+            if held and store.is_restorable(condition):
+                restored[step.name] = _restore(store, condition)
                 shutil.rmtree(work, ignore_errors=True)
     return restored
 
 
 def find_or_restore(store: Store, step: Step) -> Manifest | None:
-    """The whole artifact of a step, restored if need be; None where it is to be made. The step's lock is held.
+    """Return the complete artifact of a step, restored if need be; None if it must be made. The step's lock is held.
 
-    The audit log notes what is damaged of an artifact that is made again.
+    The audit log records what is damaged of an artifact that will be made again.
     """
-    found = store.examine(step.kind, step.key)
-    if not found.is_whole and store.is_restorable(found):
-        _restore(store, found)
-        found = store.examine(step.kind, step.key)
-    if found.damages:
-        artifact_damaged(store.layout, step.kind, step.key, [str(damage) for damage in found.damages])
-    return found.manifest if found.is_whole else None
+    condition = store.examine(step.kind, step.key)
+    if not condition.is_whole and store.is_restorable(condition):
+        _restore(store, condition)
+        condition = store.examine(step.kind, step.key)
+    if condition.damages:
+        log_damaged(store.layout, step.kind, step.key, [str(damage) for damage in condition.damages])
+    return condition.manifest if condition.is_whole else None
 
 
-def _restore(store: Store, found: Condition) -> list[str]:
-    assert found.manifest is not None
-    store.restore(found.manifest)
-    files = [damage.path for damage in found.damages]
-    artifact_restored(store.layout, found.manifest, files)
+def _restore(store: Store, condition: Condition) -> list[str]:
+    assert condition.manifest is not None
+    store.restore(condition.manifest)
+    files = [damage.path for damage in condition.damages]
+    log_restored(store.layout, condition.manifest, files)
     return files
 
 
-def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
-    """Note what a step made, and which key signed it."""
+def log_published(layout: Layout, manifest: Manifest) -> Entry:
+    """Record what a step made, and which key signed it."""
     return append(
         layout,
         "artifact published",
@@ -72,11 +72,11 @@ def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
     )
 
 
-def artifact_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
-    """Note which files of an artifact were damaged and came back from DVC's cache."""
+def log_restored(layout: Layout, manifest: Manifest, files: list[str]) -> Entry:
+    """Record which files of an artifact were damaged and restored."""
     return append(layout, "artifact restored", step=manifest.step, kind=manifest.kind, key=manifest.key, files=files)
 
 
-def artifact_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
-    """Note what is wrong with an artifact that is going to be made again."""
+def log_damaged(layout: Layout, kind: str, key: str, damages: list[str]) -> Entry:
+    """Record what is wrong with an artifact that will be made again."""
     return append(layout, "artifact damaged", kind=kind, key=key, damages=damages[:MOST_DAMAGES], count=len(damages))

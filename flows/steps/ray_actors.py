@@ -1,7 +1,7 @@
 """Actors on Ray: the objects of a step's roles, each in a process of its own that ends with the step.
 
-The processes have the threads that their role's `num_cpus` says, see GPUs only where it has some, write into the
-step's log, and on the step's machine belong to its process group: what ends the step ends them.
+These processes have as many threads as their role's `num_cpus`, see GPUs only where it has some, write into the step's
+log, and join the step's process group on its machine: what ends the step ends them.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.processes.capture import captured
-from flows.processes.process_env import surroundings
-from flows.processes.process_tree import ProcessGroup, die_with_parent, end_when_asked
-from flows.processes.redaction import redactor
-from flows.processes.secret_values import secrets_of
-from flows.steps.ray_placement import bundles
+from flows.processes.capture import capture_output
+from flows.processes.process_env import set_process_env
+from flows.processes.process_tree import ProcessGroup, die_with_parent, use_default_stop_signals
+from flows.processes.redaction import make_redactor
+from flows.processes.secret_values import find_secrets
+from flows.steps.ray_placement import find_bundle_indices
 from flows.steps.step_spec import StepSpec
 from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, describe_error
 from schemas.errors import StepError
@@ -43,12 +43,12 @@ class StepHome:
     secrets: frozenset[str]
 
 
-def actors_of(spec: StepSpec, log: Path) -> Actors:
+def make_actors(spec: StepSpec, log: Path) -> Actors:
     """Return the workers of a step's roles: processes where the step itself is one on Ray, else threads."""
     resources = spec.step.resources
     if not spec.own_process:
         return Threads({name: role.workers for name, role in resources.roles()})
-    home = StepHome(ProcessGroup.of_this_process(), log, spec.folders, secrets_of(spec.step.settings))
+    home = StepHome(ProcessGroup.of_this_process(), log, spec.folders, find_secrets(spec.step.settings))
     return RayActors(resources, home)
 
 
@@ -57,17 +57,17 @@ class ActorHost:
 
     def __init__(self, role: str, num_cpus: float, num_gpus: float, home: StepHome):
         die_with_parent()
-        end_when_asked()
+        use_default_stop_signals()
         home.group.join()
-        surroundings(num_cpus)
+        set_process_env(num_cpus)
         if not num_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         folders = map(str, home.folders)
         sys.path.extend(folder for folder in folders if folder not in sys.path)
         self.capture = contextlib.ExitStack()
-        self.capture.enter_context(captured(home.log, True, home.secrets))
+        self.capture.enter_context(capture_output(home.log, True, home.secrets))
         self.role, self.object, self.error = role, None, None
-        self.redact = redactor(home.secrets).text
+        self.redact = make_redactor(home.secrets).text
 
     def make(self, factory: Factory, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Make the object; if that fails, every call returns the error."""
@@ -88,7 +88,7 @@ class ActorHost:
 
 
 class RayActors:
-    """The workers of roles; in the bundles of the step's placement group where it has one."""
+    """The workers of roles, in the bundles of the step's placement group if it has one."""
 
     def __init__(self, resources: Resources, home: StepHome):
         import ray
@@ -129,7 +129,7 @@ class RayActors:
 
         settings, strategy = self.roles[role], None
         if (group := get_current_placement_group()) is not None:
-            strategy = PlacementGroupSchedulingStrategy(group, bundles(self.resources, role)[index])
+            strategy = PlacementGroupSchedulingStrategy(group, find_bundle_indices(self.resources, role)[index])
         host = self.ray.remote(ActorHost).options(
             num_cpus=settings.num_cpus,
             num_gpus=settings.num_gpus,

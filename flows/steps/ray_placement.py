@@ -1,6 +1,6 @@
-"""Where the processes of a step live: one Ray placement group with a bundle for each of them, held and freed as one.
+"""One Ray placement group per step, with a bundle for each of its processes, reserved and released as one.
 
-Bundles of `train` come first, because Ray Train puts worker i of a group into bundle i; then the step's own process,
+Bundles of `train` come first, because Ray Train places worker i of a group in bundle i; then the step's own process,
 then `rollout`, `reward` and `reference`.
 """
 
@@ -23,32 +23,32 @@ LOOK = 0.01
 Bundle = dict[str, float]
 
 
-def bundle(asked: Role | Resources) -> Bundle:
-    """What one process holds, in Ray's words."""
+def make_bundle(asked: Role | Resources) -> Bundle:
+    """Return what one process holds, as Ray names it."""
     wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(bytes_of(asked.memory))}
     return {name: amount for name, amount in wanted.items() if amount}
 
 
-def requests(resources: Resources) -> list[Bundle]:
-    """Every bundle of a step, in order; a process that only waits has none."""
-    return [wanted for name in ORDER for wanted in _of(resources, name)]
+def list_bundles(resources: Resources) -> list[Bundle]:
+    """Return every bundle of a step in order; a process that only waits has none."""
+    return [wanted for name in ORDER for wanted in _list_role_bundles(resources, name)]
 
 
-def bundles(resources: Resources, role: str) -> list[int]:
-    """Index of the bundle of each worker of a role (or of the step's own process, `own`); empty where it has none."""
-    before = sum(len(_of(resources, name)) for name in ORDER[: ORDER.index(role)])
-    return list(range(before, before + len(_of(resources, role))))
+def find_bundle_indices(resources: Resources, role: str) -> list[int]:
+    """Return the bundle index of each worker of a role (or of the step's own process, `own`); empty without bundles."""
+    before = sum(len(_list_role_bundles(resources, name)) for name in ORDER[: ORDER.index(role)])
+    return list(range(before, before + len(_list_role_bundles(resources, role))))
 
 
-def _of(resources: Resources, name: str) -> list[Bundle]:
+def _list_role_bundles(resources: Resources, name: str) -> list[Bundle]:
     if name == OWN:
-        return [own] if (own := bundle(resources)) else []
+        return [own] if (own := make_bundle(resources)) else []
     role = getattr(resources, name)
-    return [bundle(role)] * role.workers if role is not None else []
+    return [make_bundle(role)] * role.workers if role is not None else []
 
 
-def misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
-    """The first bundle that finds no place on empty nodes when the largest are placed first; None when all do."""
+def find_misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
+    """Return the first bundle that fits no empty node, placing the largest first; None if all fit."""
     left = [dict(node) for node in nodes]
     for one in sorted(wanted, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0), b.get("memory", 0)), reverse=True):
         room = next((node for node in left if all(node.get(k, 0) >= v for k, v in one.items())), None)
@@ -66,17 +66,17 @@ class Placement:
         from ray.util import placement_group
 
         self.ray = ray
-        self.group = placement_group(requests(resources), strategy="PACK")
-        self.own = bundles(resources, OWN)
+        self.group = placement_group(list_bundles(resources), strategy="PACK")
+        self.own = find_bundle_indices(resources, OWN)
 
     def strategy(self) -> Any:
-        """How the step's own process is scheduled into it."""
+        """Return how to schedule the step's own process into the group."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=(self.own or [-1])[0])
 
     def free(self) -> None:
-        """Remove it with every process in it, and wait until nothing of it is held. Raises StepError when it stays."""
+        """Remove the group with its processes and wait until it holds nothing. Raise StepError if it stays."""
         from ray.util import placement_group_table, remove_placement_group
 
         remove_placement_group(self.group)
@@ -86,13 +86,13 @@ class Placement:
         )
 
     def _held(self) -> bool:
-        """Whether resources still count as this group's; nodes tell of them a moment after the group is removed."""
+        """Return whether resources still count as this group's; nodes report its removal with a delay."""
         mark = self.group.id.hex()
         return any(mark in name for name in [*self.ray.cluster_resources(), *self.ray.available_resources()])
 
 
-def gone(process_group: int) -> bool:
-    """Whether no process of a group of this machine is left."""
+def is_group_gone(process_group: int) -> bool:
+    """Return whether a process group of this machine has no process left."""
     try:
         os.killpg(process_group, 0)
     except ProcessLookupError:
@@ -101,7 +101,7 @@ def gone(process_group: int) -> bool:
 
 
 def wait_until(holds: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
-    """Raises StepError, saying what is wrong, when something does not become true within so many seconds."""
+    """Wait until a condition holds. Raise StepError with `otherwise` after `patience` seconds."""
     until = time.monotonic() + patience
     while not holds():
         if time.monotonic() > until:

@@ -27,15 +27,15 @@ from ray.train.v2._internal.execution.worker_group import DefaultPlacementGroupH
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.util import get_current_placement_group
 
-from flows.processes.capture import captured
-from flows.processes.process_env import environment_of
-from flows.processes.process_tree import ProcessGroup, die_with_parent, end_when_asked
-from flows.processes.redaction import redactor
-from flows.processes.secret_values import secrets_of
-from flows.steps.ray_actors import actors_of
-from flows.steps.ray_placement import bundle
+from flows.processes.capture import capture_output
+from flows.processes.process_env import make_process_env
+from flows.processes.process_tree import ProcessGroup, die_with_parent, use_default_stop_signals
+from flows.processes.redaction import make_redactor
+from flows.processes.secret_values import find_secrets
+from flows.steps.ray_actors import make_actors
+from flows.steps.ray_placement import make_bundle
 from flows.steps.step_spec import StepSpec, TaskReport
-from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task
+from flows.steps.task_run import make_report_listener, measure_cpu_seconds, measure_peak_rss, run_task
 from learning.parallel.group import Group
 from schemas.errors import StepError
 from schemas.resources import TrainRole
@@ -84,7 +84,7 @@ def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float
         train_loop_config={"job": job},
         torch_config=_torch_config(role, work / f"meeting-{spec.attempt}" if one_machine else None),
         scaling_config=ScalingConfig(
-            num_workers=role.workers, use_gpu=role.num_gpus > 0, resources_per_worker=bundle(role)
+            num_workers=role.workers, use_gpu=role.num_gpus > 0, resources_per_worker=make_bundle(role)
         ),
         run_config=RunConfig(
             name="ray-train",
@@ -92,7 +92,9 @@ def run_group(spec: StepSpec, context: Context) -> tuple[Result, dict[str, float
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
             # The stubs want callbacks of users; Ray Train takes those of its worker group as well.
             callbacks=[StepPlacement(get_current_placement_group())],  # pyright: ignore[reportArgumentType]
-            worker_runtime_env={"env_vars": environment_of(role.num_cpus) | QUIET | (LOOPBACK if one_machine else {})},
+            worker_runtime_env={
+                "env_vars": make_process_env(role.num_cpus) | QUIET | (LOOPBACK if one_machine else {})
+            },
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
@@ -125,14 +127,14 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
     job = config["job"]
     spec, step = job.spec, job.spec.step
     die_with_parent()
-    end_when_asked()
+    use_default_stop_signals()
     job.group.join()
-    role, secret_values = step.resources.train, secrets_of(step.settings)
+    role, secret_values = step.resources.train, find_secrets(step.settings)
     assert role is not None
     rank = get_context().get_world_rank()
-    listen, spent = listener(spec.layout, step, spec.attempt)
+    listen, spent = make_report_listener(spec.layout, step, spec.attempt)
     with _rank_folder(job.context, rank, spec.work) as (context, log):
-        actors, group = actors_of(spec, log), _make_group(role)
+        actors, group = make_actors(spec, log), _make_group(role)
         context = replace(
             context,
             group=group,
@@ -140,9 +142,9 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
             num_threads=max(1, int(role.num_cpus)),
             on_progress=listen if rank == 0 else _ignore,
             actors=actors,
-            redact=redactor(secret_values).value,
+            redact=make_redactor(secret_values).value,
         )
-        with captured(log, True, secret_values), contextlib.closing(actors):
+        with capture_output(log, True, secret_values), contextlib.closing(actors):
             try:
                 result = run_task(step, context, spec.layout, spec.folders)
             except StepError as error:
@@ -154,7 +156,7 @@ def rank_main(config: dict[str, RankJob]) -> RankReport | None:
                 }
                 (spec.work / f"failed-{spec.attempt}-{rank}").write_text(json.dumps(failed))
                 raise StepError(str(error)) from None  # Ray writes an error with its causes into its own logs
-    used = group.gather((cpu_seconds(), peak_rss()))
+    used = group.gather((measure_cpu_seconds(), measure_peak_rss()))
     spent |= {"cpu_seconds": sum(cpu for cpu, _ in used), "peak_rss": max(peak for _, peak in used)}
     return RankReport(result, dict(spent)) if rank == 0 else None
 

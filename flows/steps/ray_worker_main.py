@@ -5,18 +5,18 @@ import os
 import socket
 from pathlib import Path
 
-from flows.processes.process_env import surroundings
-from flows.processes.process_tree import die_with_parent, end_when_asked
+from flows.processes.process_env import set_process_env
+from flows.processes.process_tree import die_with_parent, use_default_stop_signals
 from flows.steps.step_spec import StepFailure, StepSpec
 from schemas.manifest import Manifest
 
 
-def work(spec: StepSpec) -> Manifest | StepFailure:
+def run_worker(spec: StepSpec) -> Manifest | StepFailure:
     """Run a step and return its manifest, or why it failed. Modules that read the number of threads come after it."""
     die_with_parent()
-    end_when_asked()
+    use_default_stop_signals()
     os.setpgid(0, 0)
-    surroundings(spec.step.resources.num_cpus)
+    set_process_env(spec.step.resources.num_cpus)
     spec.work.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):  # another run may just have finished the step and removed its folder
         pid_file(spec).write_text(f"{socket.gethostname()} {os.getpid()}")

@@ -1,7 +1,7 @@
-"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory really comes back.
+"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory is released.
 
-Without RAY_ADDRESS a cluster of this machine is started on 127.0.0.1 and ended with the run; with it, that cluster is
-used (its nodes must see the same checkout).
+Without RAY_ADDRESS a cluster of this machine starts on 127.0.0.1 and ends with the run; with it, that cluster is used
+(its nodes must see the same checkout).
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from typing import Any, TextIO
 import psutil
 
 from flows.planning.closure import HOUSE
-from flows.processes.cleanup import ELSEWHERE
-from flows.steps.ray_placement import Bundle, Placement, gone, misfit, requests, wait_until
-from flows.steps.ray_worker_main import pid_file, work
+from flows.processes.cleanup import RAY_FOLDER_PREFIX
+from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
+from flows.steps.ray_worker_main import pid_file, run_worker
 from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -82,13 +82,13 @@ class RayWorkers:
                 raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
         else:
             self._start(layout)
-        self.work = ray.remote(max_calls=1, max_retries=0)(work)
+        self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
 
     def _start(self, layout: Layout) -> None:
-        """Start a cluster on this machine; Ray gives itself 30 seconds, so on a busy machine it is tried again."""
+        """Start a cluster on this machine; try again on a busy machine, as Ray gives itself 30 seconds."""
         for left in reversed(range(TRIES)):
             before = set(psutil.Process().children())
-            self.temporary = _temporary(layout)
+            self.temporary = _make_session_folder(layout)
             self.session = (self.temporary / "lock").open("w")
             fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
             try:
@@ -114,11 +114,11 @@ class RayWorkers:
                 return
 
     def check(self, steps: list[Step]) -> None:
-        """Raises PlanError naming every step that no node can ever take."""
+        """Raise PlanError with every step that no node can ever take."""
         nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
         refuse_impossible(steps, nodes)
 
-    def submit(self, spec: StepSpec) -> "Submitted":
+    def submit(self, spec: StepSpec) -> "SubmittedStep":
         """Queue a step until a node has its resources. Raise StepError if Ray has died."""
         self.stands()
         step = spec.step
@@ -130,10 +130,10 @@ class RayWorkers:
             placement = Placement(self.ray, step.resources)
             options["scheduling_strategy"] = placement.strategy()
         reference = self.work.options(**options).remote(replace(spec, own_process=True))
-        return Submitted(self.ray, reference, pid_file(spec), self.stands, placement)
+        return SubmittedStep(self.ray, reference, pid_file(spec), self.stands, placement)
 
     def stands(self) -> None:
-        """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
+        """Raise StepError if a Ray process that was started here has died: Ray itself would wait for minutes."""
         for name, pillar in self.pillars.items():
             try:
                 alive = pillar.status() != psutil.STATUS_ZOMBIE
@@ -153,8 +153,8 @@ class RayWorkers:
             self.session.close()
 
 
-class Submitted:
-    """A step on Ray; one with roles has not ended before its placement group is free."""
+class SubmittedStep:
+    """A step on Ray; one with roles ends only when its placement group is free."""
 
     def __init__(
         self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None], placement: Placement | None = None
@@ -164,7 +164,7 @@ class Submitted:
         self.process_group: int | None = None
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
+        """Return whether the step has ended, after waiting at most that long. Raise StepError if Ray has died."""
         ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
         if self.placement is not None and self.process_group is None:
             self.process_group = self._process_group()  # the file goes with the step's work folder
@@ -192,7 +192,7 @@ class Submitted:
         return answer
 
     def kill(self) -> None:
-        """End the worker process with those of its roles, and on this machine everything that they started."""
+        """End the worker process and those of its roles, and on this machine everything they started."""
         self._end()
         self.ray.cancel(self.reference, force=True)
         with contextlib.suppress(self.ray.exceptions.RayError):
@@ -200,20 +200,20 @@ class Submitted:
         self._free()
 
     def _end(self) -> None:
-        """End the process group of the worker where it is of this machine; its roles' processes belong to it."""
+        """Kill the worker's process group if it is on this machine; its roles' processes belong to it."""
         group = self.process_group or self._process_group()
         if group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
     def _free(self) -> None:
-        """Give the placement group back, once, with no process left; where Ray has died there is none any more."""
+        """Release the placement group once, when no process is left; a Ray that died has released it."""
         placement, self.placement = self.placement, None
         if placement is not None:
             self.stands()
             placement.free()
             if self.process_group is not None:
-                left = partial(gone, self.process_group)
+                left = partial(is_group_gone, self.process_group)
                 with contextlib.suppress(StepError):  # Ray would tell the terminal of one that is killed as it leaves
                     wait_until(left, "", LEAVING)
                 self._end()
@@ -227,7 +227,7 @@ class Submitted:
 
 
 def check_machine(steps: list[Step]) -> None:
-    """Raises PlanError, before Ray starts, for what this machine can never do; a cluster elsewhere knows for itself."""
+    """Raise PlanError, before Ray starts, for what this machine can never run; a cluster elsewhere checks itself."""
     if not os.environ.get("RAY_ADDRESS"):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         here = {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}  # GPUs are Ray's to find
@@ -235,16 +235,16 @@ def check_machine(steps: list[Step]) -> None:
 
 
 def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
-    """Raises PlanError naming every step whose processes no nodes can ever take."""
+    """Raise PlanError with every step whose processes no nodes can ever take."""
     wrong = []
     for step in steps:
-        wanted = requests(step.resources)
-        lone = next((one for one in wanted if misfit([one], nodes) is not None), None)
+        wanted = list_bundles(step.resources)
+        lone = next((one for one in wanted if find_misfit([one], nodes) is not None), None)
         if lone is not None:
-            wrong.append(f"{step.name}: no node has {_said(lone)} (resources)")
-        elif misfit(wanted, nodes) is not None:
+            wrong.append(f"{step.name}: no node has {_format_amounts(lone)} (resources)")
+        elif find_misfit(wanted, nodes) is not None:
             whole = {name: sum(one.get(name, 0) for one in wanted) for name in NAMES}
-            wrong.append(f"{step.name}: its {len(wanted)} processes need {_said(whole)} at once (resources)")
+            wrong.append(f"{step.name}: its {len(wanted)} processes need {_format_amounts(whole)} at once (resources)")
     if wrong:
         most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
         has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
@@ -252,21 +252,21 @@ def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
         raise PlanError("\n".join([*wrong, f"{count} has {has}; lower `resources` or use a larger cluster"]))
 
 
-def _said(amounts: Bundle) -> str:
+def _format_amounts(amounts: Bundle) -> str:
     return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount)
 
 
-def _temporary(layout: Layout) -> Path:
-    """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
+def _make_session_folder(layout: Layout) -> Path:
+    """Return a new folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
     inside = layout.state / "ray"
     inside.mkdir(parents=True, exist_ok=True)
     if len(str(inside)) + 9 <= LONGEST_TEMPORARY:
         return Path(tempfile.mkdtemp(prefix="r", dir=inside))
-    return Path(tempfile.mkdtemp(prefix=ELSEWHERE))
+    return Path(tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX))
 
 
-def cluster_skew() -> list[str]:
-    """How Ray or Python here differ from those of the cluster at RAY_ADDRESS; nothing where that is not set."""
+def find_cluster_problems() -> list[str]:
+    """Return how Ray or Python here differ from the cluster at RAY_ADDRESS; empty where that is not set."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return []
@@ -276,8 +276,8 @@ def cluster_skew() -> list[str]:
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError) as error:
-        said = " ".join(str(error).split())
-        return [f"the cluster at RAY_ADDRESS={address}: {said[:400]}"]
+        message = " ".join(str(error).split())
+        return [f"the cluster at RAY_ADDRESS={address}: {message[:400]}"]
     finally:
         ray.shutdown()
     return []

@@ -10,18 +10,25 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.planning.compile import nameless
+from flows.planning.compile import blank_references
 from flows.planning.contracts import CARRIERS
-from flows.planning.difference import first_difference
-from flows.processes.capture import captured, wait_for_writers
-from flows.processes.locks import locked
-from flows.processes.redaction import redactor
-from flows.processes.secret_values import secrets_of
-from flows.steps.artifacts import artifact_published, find_or_restore
-from flows.steps.ray_actors import actors_of
-from flows.steps.step_inputs import Received, check_unchanged, receive
+from flows.planning.difference import find_first_difference
+from flows.processes.capture import capture_output, wait_for_writers
+from flows.processes.locks import hold_lock
+from flows.processes.redaction import make_redactor
+from flows.processes.secret_values import find_secrets
+from flows.steps.artifacts import find_or_restore, log_published
+from flows.steps.ray_actors import make_actors
+from flows.steps.step_inputs import ReceivedInput, find_inputs, verify_unchanged
 from flows.steps.step_spec import StepSpec
-from flows.steps.task_run import Spent, cpu_seconds, listener, peak_rss, run_task, teller
+from flows.steps.task_run import (
+    Spent,
+    make_progress_writer,
+    make_report_listener,
+    measure_cpu_seconds,
+    measure_peak_rss,
+    run_task,
+)
 from lineage.artifacts.contract import disagreement, fingerprint
 from lineage.artifacts.provenance import commit, machine, versions
 from lineage.artifacts.store import Store
@@ -43,15 +50,15 @@ def run_step(spec: StepSpec) -> Manifest:
     """
     step, layout, work = spec.step, spec.layout, spec.work
     store = Store(layout)
-    report = teller(layout, step, spec.attempt)
-    with locked(work, on_wait=lambda: report({"waiting": True})):
+    report = make_progress_writer(layout, step, spec.attempt)
+    with hold_lock(work, on_wait=lambda: report({"waiting": True})):
         manifest = find_or_restore(store, step)
         if manifest is None:
             report({"started": os.getpid()})
             _check_identity(step)
             _claim_checkpoints(work / "checkpoints", step)
             manifest = store.publish(*_make_artifact(spec))
-            artifact_published(layout, manifest)
+            log_published(layout, manifest)
         shutil.rmtree(work, ignore_errors=True)
     return manifest
 
@@ -63,9 +70,9 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
         shutil.rmtree(leftover)
     folder = work / f"tmp-{secrets.token_hex(4)}"
     folder.mkdir()
-    inputs = receive(spec)
+    inputs = find_inputs(spec)
     _check_contracts(step, inputs)
-    started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
+    started, wall, cpu = datetime.now(UTC), time.monotonic(), measure_cpu_seconds()
     with _watch_inputs(step, inputs, work):
         result, spent = _run_captured(spec, inputs, folder)
     seconds = time.monotonic() - wall
@@ -92,20 +99,20 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
         machine=machine(),
         started=started.isoformat(),
         seconds=seconds,
-        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"],
+        cpu_seconds=measure_cpu_seconds() - cpu + spent["cpu_seconds"],
         gpu_seconds=seconds * step.resources.all_gpus,
         tokens=int(spent["spent"]),
         paid=float(spent["paid"]),
         paid_tokens=int(spent["paid_tokens"]),
-        peak_rss=max(peak_rss(), int(spent["peak_rss"])),
+        peak_rss=max(measure_peak_rss(), int(spent["peak_rss"])),
     )
 
 
-def _run_captured(spec: StepSpec, inputs: list[Received], folder: Path) -> tuple[Result, Spent]:
+def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> tuple[Result, Spent]:
     """Run the task, here or on the ranks of a group, with its output in the step's log; return also what it spent."""
-    step, log, secret_values = spec.step, spec.work / "step.log", secrets_of(spec.step.settings)
-    listen, spent = listener(spec.layout, step, spec.attempt)
-    actors = actors_of(spec, log)
+    step, log, secret_values = spec.step, spec.work / "step.log", find_secrets(spec.step.settings)
+    listen, spent = make_report_listener(spec.layout, step, spec.attempt)
+    actors = make_actors(spec, log)
     context = Context(
         inputs={received.record.port: received.folder for received in inputs},
         folder=folder,
@@ -117,9 +124,9 @@ def _run_captured(spec: StepSpec, inputs: list[Received], folder: Path) -> tuple
         actors=actors,
         key=step.key,
         remote=spec.layout.remote,
-        redact=redactor(secret_values).value,
+        redact=make_redactor(secret_values).value,
     )
-    with captured(log, spec.own_process, secret_values), contextlib.closing(actors):
+    with capture_output(log, spec.own_process, secret_values), contextlib.closing(actors):
         if spec.own_process and step.resources.train is not None:
             from flows.steps.ray_train_group import run_group  # Ray Train takes a second to import
 
@@ -131,29 +138,29 @@ def _run_captured(spec: StepSpec, inputs: list[Received], folder: Path) -> tuple
 
 
 def _check_identity(step: Step) -> None:
-    """Refuse a step whose settings are not those that its key stands for: its plan was changed by hand."""
+    """Raise StepError if the settings are not those that the key stands for: the plan was edited."""
     ports = {given.port for given in step.inputs}
-    settings = nameless(without_operation(without_policy(step.settings)), ports)
-    said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
-    kept = {name: step.identity.get(name) for name in said}
-    if digest_of(step.identity) != step.key or digest_of(said) != digest_of(kept):
+    settings = blank_references(without_operation(without_policy(step.settings)), ports)
+    planned = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
+    kept = {name: step.identity.get(name) for name in planned}
+    if digest_of(step.identity) != step.key or digest_of(planned) != digest_of(kept):
         raise StepError(f"{step.name}: its plan was changed and is not what its key stands for; run the recipe again")
 
 
 @contextlib.contextmanager
-def _watch_inputs(step: Step, received: list[Received], work: Path) -> Iterator[None]:
-    """Raise StepError for an input that changed inside, and remove the checkpoints: they may rest on what it was."""
+def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iterator[None]:
+    """Raise StepError if an input changes inside, and remove the checkpoints, which may rest on its old content."""
     try:
         yield
     finally:
         try:
-            check_unchanged(step, received)
+            verify_unchanged(step, received)
         except StepError:
             shutil.rmtree(work / "checkpoints", ignore_errors=True)
             raise
 
 
-def _check_contracts(step: Step, received: list[Received]) -> None:
+def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
     models = [(one.record, fingerprint(one.folder)) for one in received if one.record.type in CARRIERS]
@@ -165,20 +172,20 @@ def _check_contracts(step: Step, received: list[Received]) -> None:
 
 
 def _find_contract(folder: Path, step: Step) -> Contract | None:
-    """Of the first output that is a model."""
+    """Return the contract of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
-    found = (fingerprint(folder / "outputs" / name) for name in names)
-    return next((contract for contract in found if contract is not None), None)
+    contracts = (fingerprint(folder / "outputs" / name) for name in names)
+    return next((contract for contract in contracts if contract is not None), None)
 
 
 def _claim_checkpoints(folder: Path, step: Step) -> None:
-    """Refuse checkpoints that another key left; mark new ones with this key."""
+    """Raise StepError for checkpoints of another key; mark new ones with this key."""
     folder.mkdir(exist_ok=True)
     owner = folder / "key.json"
     if owner.is_file():
         left = json.loads(owner.read_text())
         if left["key"] != step.key:
-            what = first_difference(left["identity"], step.identity)
+            what = find_first_difference(left["identity"], step.identity)
             raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
     elif not all(is_fragment(left) for left in folder.iterdir()):
         raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")

@@ -1,4 +1,4 @@
-"""What a step reads: found and compared with the plan before it starts, and looked at again when it has ended."""
+"""The inputs of a step: found and compared with the plan before it starts, and checked again when it has ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from schemas.plan import Input, Step
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedInput:
     """One input of a step."""
 
     record: InputRecord
@@ -27,21 +27,21 @@ class Received:
     """Whether links to files count as files: in folders from outside."""
 
 
-def receive(spec: StepSpec) -> list[Received]:
+def find_inputs(spec: StepSpec) -> list[ReceivedInput]:
     """Return every input of a step with its folder. Raise StepError if one is not what the plan says.
 
     A file is hashed, unless it has not changed since it was hashed last (`lineage.artifacts.digest_cache`).
     """
     step, layout = spec.step, spec.layout
     return [
-        _from_outside(given, step, layout, list(spec.folders))
+        _find_source_input(given, step, layout, list(spec.folders))
         if given.source is not None
-        else _from_step(given, spec.inputs[given.port], step, layout)
+        else _find_made_input(given, spec.inputs[given.port], step, layout)
         for given in step.inputs
     ]
 
 
-def _from_outside(given: Input, step: Step, layout: Layout, folders: list[Path]) -> Received:
+def _find_source_input(given: Input, step: Step, layout: Layout, folders: list[Path]) -> ReceivedInput:
     reference = str(given.source)
     source = find_source(reference, layout, folders)
     # First the stamps, then the comparison: what changes in between is seen when the step has ended.
@@ -53,21 +53,21 @@ def _from_outside(given: Input, step: Step, layout: Layout, folders: list[Path])
     made = {"step": source.step, "key": source.key, "output": source.output}
     record = InputRecord(port=given.port, source=reference, digest=source.digest, type=given.type, **made)
     if source.key is not None and (manifest := Store(layout).with_key(source.key)) is not None:
-        return Received(record, source.folder, seen, _digests(manifest, source.output), links=False)
+        return ReceivedInput(record, source.folder, seen, _list_digests(manifest, source.output), links=False)
     digests = DigestCache(layout).digests(source.folder, seen.files, links=True)
-    return Received(record, source.folder, seen, digests, links=True)
+    return ReceivedInput(record, source.folder, seen, digests, links=True)
 
 
-def _from_step(given: Input, made: MadeInput, step: Step, layout: Layout) -> Received:
+def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) -> ReceivedInput:
     store = Store(layout)
     folder = store.output_folder(made.kind, made.key, made.output)
     seen = scan(folder) if folder.is_dir() else Scan({}, ())
-    found = store.examine(made.kind, made.key)
-    if found.manifest is None or not found.is_whole:
-        what = f"is damaged: {found.text}" if found.damages else "is missing"
+    condition = store.examine(made.kind, made.key)
+    if condition.manifest is None or not condition.is_whole:
+        what = f"is damaged: {condition.text}" if condition.damages else "is missing"
         advice = "run the recipe again: what DVC's cache holds is restored, the rest is made again"
         raise StepError(f"{step.name}: input {given.port}: the artifact of {made.step} {what}; {advice}")
-    output = found.manifest.outputs[made.output]
+    output = condition.manifest.outputs[made.output]
     record = InputRecord(
         port=given.port,
         step=made.step,
@@ -76,20 +76,20 @@ def _from_step(given: Input, made: MadeInput, step: Step, layout: Layout) -> Rec
         digest=output.digest,
         type=output.type,
     )
-    return Received(record, folder, seen, _digests(found.manifest, made.output), links=False)
+    return ReceivedInput(record, folder, seen, _list_digests(condition.manifest, made.output), links=False)
 
 
-def _digests(manifest: Manifest, output: str | None) -> dict[str, str]:
+def _list_digests(manifest: Manifest, output: str | None) -> dict[str, str]:
     return {file.path: file.sha256 for file in manifest.outputs[str(output)].files}
 
 
-def check_unchanged(step: Step, received: list[Received]) -> None:
-    """Raises StepError when an input was written to while the step read it: what it has read is not certain.
+def verify_unchanged(step: Step, received: list[ReceivedInput]) -> None:
+    """Raise StepError if an input changed while the step read it.
 
-    A new time of change alone, as a hard link to a file gives it, is passed over when the bytes are the same.
+    A new change time alone, as a hard link causes it, is accepted if the bytes are the same.
     """
     for one in received:
-        if (what := _change(one)) is not None:
+        if (what := _describe_change(one)) is not None:
             where = one.record.source or one.record.step
             raise StepError(
                 f"{step.name}: input {one.record.port} ({where}) changed while the step read it: {what}; nothing was "
@@ -97,7 +97,7 @@ def check_unchanged(step: Step, received: list[Received]) -> None:
             )
 
 
-def _change(one: Received) -> str | None:
+def _describe_change(one: ReceivedInput) -> str | None:
     try:
         now = scan(one.folder, links=one.links)
     except OSError as error:

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from flows.processes.redaction import redactor
-from flows.processes.secret_values import secrets_of, with_environment
+from flows.processes.redaction import make_redactor
+from flows.processes.secret_values import find_secrets, resolve_references
 from flows.steps.step_spec import TaskReport
 from lineage.keys import derived_key, signer
 from lineage.layout import Layout
@@ -38,14 +38,14 @@ class Spent(defaultdict[str, float]):
             self[name] += amount
 
 
-def progress_file(layout: Layout, key: str, attempt: str) -> Path:
+def progress_path(layout: Layout, key: str, attempt: str) -> Path:
     """Return the file into which an attempt writes its reports, one JSON object per line."""
     return layout.work(key) / f"progress-{attempt}.jsonl"
 
 
-def teller(layout: Layout, step: Step, attempt: str) -> Callable[[TaskReport], None]:
+def make_progress_writer(layout: Layout, step: Step, attempt: str) -> Callable[[TaskReport], None]:
     """Return a function that writes reports of an attempt into its progress file."""
-    file = progress_file(layout, step.key, attempt)
+    file = progress_path(layout, step.key, attempt)
 
     def write(report: TaskReport) -> None:
         with contextlib.suppress(FileNotFoundError, FileExistsError):  # the folder's holder may just have removed it
@@ -56,9 +56,13 @@ def teller(layout: Layout, step: Step, attempt: str) -> Callable[[TaskReport], N
     return write
 
 
-def listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[TaskReport], None], Spent]:
+def make_report_listener(layout: Layout, step: Step, attempt: str) -> tuple[Callable[[TaskReport], None], Spent]:
     """Return a function that passes on what a task reports, without secrets, and a counter of what it spends."""
-    write, spent, redact = teller(layout, step, attempt), Spent(), redactor(secrets_of(step.settings)).value
+    write, spent, redact = (
+        make_progress_writer(layout, step, attempt),
+        Spent(),
+        make_redactor(find_secrets(step.settings)).value,
+    )
 
     def listen(report: TaskReport) -> None:
         counts = {name: report[name] or 0 for name in ("spent", "paid", "paid_tokens") if name in report}
@@ -74,10 +78,10 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
     Its checkpoints are sealed with a key that only the holder of the signing key can make.
     """
     sys.path.extend(str(f) for f in folders if str(f) not in sys.path)
-    hide = redactor(secrets_of(step.settings))
+    hide = make_redactor(find_secrets(step.settings))
     try:
-        with sealing_with(_resuming_key(layout, step)):
-            result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
+        with sealing_with(_derive_checkpoint_key(layout, step)):
+            result = importlib.import_module(f"tasks.{step.kind}").run(_parse_stage(step), context)
         return Result(hide.value(result.metrics), hide.value(result.details))
     except PosttrainError as error:
         traceback.print_exc()
@@ -87,7 +91,7 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
         raise StepError(f"{step.name}: {type(error).__name__}: {hide.text(str(error))}") from hide.error(error)
 
 
-def _resuming_key(layout: Layout, step: Step) -> bytes:
+def _derive_checkpoint_key(layout: Layout, step: Step) -> bytes:
     """Return the secret that seals the checkpoints of a step, one per key of a step. Raise PlanError without it."""
     signer(layout)  # makes the signing key where there is none
     key = derived_key(layout, f"resuming {step.key}")
@@ -95,20 +99,20 @@ def _resuming_key(layout: Layout, step: Step) -> bytes:
     return key
 
 
-def _stage(step: Step) -> Any:
+def _parse_stage(step: Step) -> Any:
     try:
-        return TypeAdapter(Stage).validate_python(with_environment(step.settings))
+        return TypeAdapter(Stage).validate_python(resolve_references(step.settings))
     except ValidationError as error:  # its own text shows values, and shortened ones could not be hidden
         wrong = error.errors(include_input=False, include_url=False, include_context=False)
         raise StepError("; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in wrong)) from None
 
 
-def peak_rss() -> int:
+def measure_peak_rss() -> int:
     """Return the most memory that this process has held, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def cpu_seconds() -> float:
+def measure_cpu_seconds() -> float:
     """Return the seconds of processor time of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

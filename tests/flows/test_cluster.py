@@ -93,7 +93,7 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
 @pytest.mark.slow
 def test_another_version_of_ray_than_the_clusters_is_named(cluster):
     address, _ = cluster
-    code = "from flows.steps.ray_workers import cluster_skew; print(cluster_skew())"
+    code = "from flows.steps.ray_workers import find_cluster_problems; print(cluster_skew())"
     for before, expected in (("", "[]"), ("import ray; ray.__version__ = '1.2.3';", "Version mismatch")):
         done = subprocess.run(
             [sys.executable, "-c", before + code],

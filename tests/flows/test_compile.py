@@ -6,7 +6,7 @@ import pytest
 
 import flows.planning.closure as closure_module
 from flows.planning.closure import Closure, read_source
-from flows.planning.compile import compile_recipe, only
+from flows.planning.compile import compile_recipe, select_stages
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.recipe.load import load_recipe
@@ -81,9 +81,9 @@ def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):
 
 def test_only_keeps_what_a_stage_needs(tmp_path):
     plan = compiled(tmp_path, MODELS % ("", ""))
-    assert {s.name for s in only(plan, ["tuned"]).steps} == {"two", "data", "tuned"}
+    assert {s.name for s in select_stages(plan, ["tuned"]).steps} == {"two", "data", "tuned"}
     with pytest.raises(PlanError, match="did you mean `tuned`"):
-        only(plan, ["tunde"])
+        select_stages(plan, ["tunde"])
 
 
 def test_a_changed_source_folder_changes_the_key(tmp_path):

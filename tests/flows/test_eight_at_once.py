@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from flows.execution.run_log import events, runs
+from flows.execution.run_log import list_runs, read_events
 from lineage.artifacts.store import Store
 from lineage.audit.log import entries
 from lineage.verification.audit_check import check
@@ -93,10 +93,13 @@ def test_each_step_is_done_once_and_right(checkout, alone, tmp_path, executor):
 
 def ends_are_right(layout):
     """Of the runs that needed a step one did it, and the others found it."""
-    names = runs(layout)
+    names = list_runs(layout)
     assert len(names) == RUNS
     ends = [
-        e for name in names for e in events(layout, name) if e["type"] == "step" and e["state"] in ("done", "cached")
+        e
+        for name in names
+        for e in read_events(layout, name)
+        if e["type"] == "step" and e["state"] in ("done", "cached")
     ]
     count = Counter((e["step"], e["state"]) for e in ends)
     assert {step for step, state in count if state == "done"} == EXPECTED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.execution.run_log import events
+from flows.execution.run_log import read_events
 from flows.planning.explain import explain_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
@@ -150,7 +150,7 @@ def test_retries_then_succeeds(lab):
     text = f"name: r\nstages:\n  c: {{kind: python, retries: 2, function: {call}}}\n"
     outcome = go(lab(text), lab.layout)
     assert (states(outcome), calls.read_text()) == ({"c": "done"}, "xxx")
-    told = [e["attempt"] for e in events(lab.layout, outcome.run) if e["type"] == "retry"]
+    told = [e["attempt"] for e in read_events(lab.layout, outcome.run) if e["type"] == "retry"]
     assert told == [2, 3]
 
 
@@ -293,5 +293,5 @@ def test_a_step_that_is_over_before_the_first_look_is_told_as_any_other(lab, mon
     monkeypatch.setattr(InProcess, "submit", over_at_once)
     plan = lab("name: quick\nstages:\n  a: {kind: python, function: 'lab:number'}\n")
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
-    told = [e["state"] for e in events(lab.layout, outcome.run) if e["type"] == "step"]
+    told = [e["state"] for e in read_events(lab.layout, outcome.run) if e["type"] == "step"]
     assert [state for state in told if state != "queued"] == ["running", "done"]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
-from flows.steps.ray_placement import Placement, bundles, requests
+from flows.steps.ray_placement import Placement, find_bundle_indices, list_bundles
 from flows.steps.ray_workers import refuse_impossible
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
@@ -122,12 +122,17 @@ def test_every_process_has_a_bundle_and_trainers_have_the_first():
     made = Resources.model_validate(
         {"num_cpus": 2, "train": {"workers": 2, "num_gpus": 1}, "rollout": {"workers": 3, "memory": "1GB"}}
     )
-    assert requests(made) == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 2}] + [{"CPU": 1, "memory": 1e9}] * 3
-    assert [bundles(made, name) for name in ("train", "own", "rollout", "reward")] == [[0, 1], [2], [3, 4, 5], []]
+    assert list_bundles(made) == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 2}] + [{"CPU": 1, "memory": 1e9}] * 3
+    assert [find_bundle_indices(made, name) for name in ("train", "own", "rollout", "reward")] == [
+        [0, 1],
+        [2],
+        [3, 4, 5],
+        [],
+    ]
     assert (made.all_cpus, made.all_gpus) == (7, 2)
     waiting = Resources.model_validate({"train": {"workers": 2}})
-    assert requests(waiting) == [{"CPU": 1}] * 2
-    assert bundles(waiting, "own") == []
+    assert list_bundles(waiting) == [{"CPU": 1}] * 2
+    assert find_bundle_indices(waiting, "own") == []
 
 
 def test_what_nodes_can_never_hold_is_refused_when_planned():

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execution.active_runs import alive
+from flows.execution.active_runs import mark_active
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.artifacts.reclaim import freed
@@ -153,7 +153,7 @@ def test_what_a_run_under_way_uses_stays_also_its_checkpoints(checkout):
     for key in (keys[1]["second"], "f" * 64):
         (checkout.work(key) / "checkpoints").mkdir(parents=True)
         (checkout.work(key) / "checkpoints/c.bin").write_bytes(b"c" * 9000)
-    with alive(checkout, "run-1"):
+    with mark_active(checkout, "run-1"):
         assert {a["key"] for a in gc("--last", "0")["artifacts"]} == set(keys[2].values())
     assert len(gc("--last", "0")["artifacts"]) == 4
     before = used(*places(checkout))

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flows.cli import main
-from flows.planning.locking import lock_of, read_lock
+from flows.planning.locking import make_lock, read_lock
 from lineage.artifacts.provenance import needed_packages
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -190,7 +190,7 @@ def test_packages_and_python(held):
     del lock["packages"]["scipy"]
     lock["python"] = "3.9.1"
     file.write_text(yaml.safe_dump(lock))
-    here = lock_of.__globals__["platform"].python_version()
+    here = make_lock.__globals__["platform"].python_version()
     scipy = needed_packages()["scipy"]
     assert held.drift() == [
         f"python: 3.9.1 → {here}",

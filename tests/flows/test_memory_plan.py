@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.planning.memory import needs, told, warnings
+from flows.planning.memory import estimate_memory, list_warnings, memory_as_json
 from flows.planning.recipe_plan import plan_recipe
 from learning.generation.engines import running
 from learning.generation.services import row_streams as streams
@@ -228,7 +228,7 @@ def planned(tmp_path):
 
 def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     plan, layout = planned()
-    found = {need.step: need for need in needs(plan, layout)}
+    found = {need.step: need for need in estimate_memory(plan, layout)}
     (place,) = found["first"].places
     parameters = found["base"].places[0].peak.parts["weights"]
     assert place.peak.parts["weights"] == parameters
@@ -237,7 +237,7 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     assert found["theirs"].unknown.startswith("memory of a mamba model is not known")
     # The reference of the KL term is a model of its own.
     assert found["better"].places[0].peak.parts["other models"] == parameters
-    (said,) = [w for w in warnings(plan, list(found.values())) if w.startswith("first")]
+    (said,) = [w for w in list_warnings(plan, list(found.values())) if w.startswith("first")]
     assert "its `memory` has 16.0 MiB" in said
     assert "per_device_train_batch_size" in said
 
@@ -245,21 +245,22 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
 def test_roles_have_places_of_their_own(planned):
     roles = "{train: {workers: 2, strategy: fsdp2}, rollout: {workers: 3, num_gpus: 1}, reference: {workers: 1}}"
     plan, layout = planned(f"resources: {roles}")
-    need = next(n for n in needs(plan, layout) if n.step == "better")
+    need = next(n for n in estimate_memory(plan, layout) if n.step == "better")
     places = {place.role: place for place in need.places}
     assert {name: place.workers for name, place in places.items()} == {"train": 2, "rollout": 3, "reference": 1}
     weights = places["reference"].peak.parts["weights"]
     assert places["train"].peak.parts["weights"] == weights / 2
     assert "cache" in places["rollout"].peak.parts
     assert "cache" not in {part for phase in places["train"].phases for part in phase.parts}
-    assert [w for w in warnings(plan, [need], gpu=10**6) if "better: rollout needs" in w]
-    assert told(plan, [need])["steps"][0]["places"][1]["role"] == "rollout"
+    assert [w for w in list_warnings(plan, [need], gpu=10**6) if "better: rollout needs" in w]
+    assert memory_as_json(plan, [need])["steps"][0]["places"][1]["role"] == "rollout"
 
 
 def test_shorter_prompts_need_less(planned):
     plan, layout = planned()
     long, short = (
-        next(n for n in needs(plan, layout, prompt=prompt) if n.step == "better").places[0] for prompt in (None, 8)
+        next(n for n in estimate_memory(plan, layout, prompt=prompt) if n.step == "better").places[0]
+        for prompt in (None, 8)
     )
     assert short.peak.total < long.peak.total
 

@@ -12,7 +12,7 @@ import flows.planning.estimate
 import flows.planning.recipe_plan
 import flows.prefect_runs.artifacts
 from flows.cli import app
-from flows.execution.execute import execute
+from flows.execution.execute import execute_plan
 from flows.execution.run_log import read_plan
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.artifacts import show_plan
@@ -48,18 +48,18 @@ def calls(monkeypatch):
 
     for module in (flows.planning.recipe_plan, flows.commands.recipes):
         count(module, "load_recipe")
-    for name in ("explain_plan", "estimates"):
+    for name in ("explain_plan", "estimate_steps"):
         count(flows.planning.estimate, name)
     return counts
 
 
 def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls, monkeypatch):
     pages = []
-    monkeypatch.setattr(flows.prefect_runs.artifacts, "_create", lambda *said: pages.append(said[3]))
+    monkeypatch.setattr(flows.prefect_runs.artifacts, "_create_artifact", lambda *said: pages.append(said[3]))
 
     def carry(execution, ended):
         show_plan(execution)
-        execute(execution)
+        execute_plan(execution)
         ended()
 
     layout = Layout(recipe.parent)
@@ -67,14 +67,14 @@ def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls,
         calls.clear()
         plan = plan_recipe(recipe, layout)
         assert run_plan(plan, layout, executor="inprocess", carry=carry).exit_code == 0
-        assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+        assert calls == {"load_recipe": 1, "explain_plan": 1, "estimate_steps": 1}
         assert pages[-1].count(verdict) == 2
 
 
 def test_a_plan_reads_its_recipe_once_also_for_the_next_due_time(recipe, calls, capsys):
     app(["plan", str(recipe)], standalone_mode=False)
     assert "once deployed it runs by itself: every 6h: next " in capsys.readouterr().out
-    assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+    assert calls == {"load_recipe": 1, "explain_plan": 1, "estimate_steps": 1}
 
 
 def test_the_plan_of_a_run_keeps_its_schedule(recipe):

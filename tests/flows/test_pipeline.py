@@ -47,7 +47,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
     run_plan(plan_recipe(tmp_path / "recipe.yaml", layout, to=["a"]), layout, executor="inprocess", prefect=False)
     seen = {}
-    original = flows.runs.launch._carried_out  # Prefect reads its environment when imported, so not before the run
+    original = flows.runs.launch._perform_all  # Prefect reads its environment when imported, so not before the run
 
     def spied(execution, *rest):
         try:
@@ -63,7 +63,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
             seen["flows"] = [(r["name"], r["state_type"]) for r in ask(url, "/flow_runs/filter", {})]
             seen["logs"] = [line["message"] for line in ask(url, "/logs/filter", {})]
 
-    monkeypatch.setattr(flows.runs.launch, "_carried_out", spied)
+    monkeypatch.setattr(flows.runs.launch, "_perform_all", spied)
     outcome = run_plan(plan, layout)
     assert {n: s.state for n, s in outcome.states.items()} == {
         "a": "cached",

@@ -303,12 +303,12 @@ def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
-    from flows.servers.prefect_server import prefect_environment
+    from flows.servers.prefect_server import make_prefect_environment
     from tests.flows.conftest import HOUSE
 
     said(served, "deploy", "--all", "--prefect-yaml")
     file = served.checkout.layout.root / "prefect.yaml"
-    environment = {**os.environ, **prefect_environment(served.checkout.layout)}
+    environment = {**os.environ, **make_prefect_environment(served.checkout.layout)}
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
         cwd=HOUSE,

@@ -9,8 +9,8 @@ import os, sys, time
 from pathlib import Path
 from rich.console import Console
 if sys.argv[1] == "outlive":
-    from flows.processes.reader import outlive_reader
-    outlive_reader()
+    from flows.processes.reader import survive_closed_output
+    survive_closed_output()
 console = Console(file=sys.stderr)
 print("begun", flush=True)
 limit = time.monotonic() + 60

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from flows.execution.states import StepState
-from flows.prefect_runs.run_page import yield_tables
+from flows.prefect_runs.run_page import make_yield_tables
 from flows.runs.lookup import rebuild_report
 from learning.data.rows import read_rows
 from lineage.artifacts.store import Store
@@ -140,7 +140,7 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     assert "<h2>Yield</h2>" in page
     assert '<th class="n">rejected: reward' in page
     states = {"lessons": StepState("lessons", "done", manifest=other)}
-    (table,) = yield_tables(states)
+    (table,) = make_yield_tables(states)
     assert table.splitlines()[2].startswith("| family | problems | wanted | missing | asked | answered | cached |")
     assert table.splitlines()[4].startswith("| chain_sum | 20 | 60 | 0 | 60 | 60 | 0 |")
     assert (

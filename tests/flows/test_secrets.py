@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pyarrow.parquet as pq
 import pytest
 
-from flows.processes.secret_values import hidden, secrets_of
+from flows.processes.secret_values import find_secrets, redact
 from lineage.artifacts.store import Store
 from lineage.audit.log import entries
 
@@ -298,9 +298,9 @@ def test_only_values_that_are_referred_to_and_long_enough_are_hidden(monkeypatch
     monkeypatch.setenv("LONG", "abcdef")
     monkeypatch.setenv("SHORT", "abc")
     monkeypatch.setenv("OTHER", "other-value")
-    secrets = secrets_of({"a": ["${env:LONG}", {"b": "x-${env:SHORT}", "c": "${env:UNSET}"}], "d": 3})
+    secrets = find_secrets({"a": ["${env:LONG}", {"b": "x-${env:SHORT}", "c": "${env:UNSET}"}], "d": 3})
     assert secrets == {"abcdef"}
-    assert hidden({"t": "an abcdef, abc, other-value", "n": [1, "abcdef"]}, secrets) == {
+    assert redact({"t": "an abcdef, abc, other-value", "n": [1, "abcdef"]}, secrets) == {
         "t": "an ***, abc, other-value",
         "n": [1, "***"],
     }

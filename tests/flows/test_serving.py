@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from flows.serving.app import make_app
-from flows.serving.batch import Ask, Batch
+from flows.serving.batch import Batch, PromptRequest
 from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen
 from flows.serving.server import listen
-from flows.serving.texts import Text
+from flows.serving.texts import DecodedText
 from flows.serving.worker import Job, Worker
 from learning.data.chat import decode, encode_prompt
 from learning.data.tokenizers import characters
@@ -286,10 +286,10 @@ def test_a_failure_of_the_engine_is_told_and_the_next_request_is_served(served, 
 def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
     worker, heard = Worker(policy, max_slots=1, max_length=32), []
     worker.close()
-    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     worker.thread.join(120)
     assert heard[-1].finish in ("stop", "length")
-    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     assert "not served any more" in str(heard[-1])
 
 
@@ -302,13 +302,13 @@ def test_only_whole_characters_are_said():
     wanted = "naïve: 3 € 😀, done"
     ids = tokenizer.encode(wanted)
     assert len(ids) > len(wanted)
-    text = Text(tokenizer)
+    text = DecodedText(tokenizer)
     parts = [text.add(token) for token in ids]
     assert "".join(parts) + text.finish() == wanted
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
-    cut = Text(tokenizer)
+    cut = DecodedText(tokenizer)
     assert "".join([cut.add(token) for token in ids[:4]]) + cut.finish() == tokenizer.decode(ids[:4])
-    stopped = Text(tokenizer, ["€ 😀", "zz"])
+    stopped = DecodedText(tokenizer, ["€ 😀", "zz"])
     said = ""
     for token in ids:
         said += stopped.add(token)

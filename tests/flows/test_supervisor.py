@@ -17,7 +17,7 @@ KEEP = """
 import os, sys, time
 from pathlib import Path
 from flows.servers import supervisor
-from flows.processes.process_tree import with_family
+from flows.processes.process_tree import run_in_process_tree
 from flows.servers.supervisor import Service, Supervisor
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
@@ -81,7 +81,7 @@ def work(stopped):
     keeper.run(stopped, lambda: print("ready", flush=True))
     return 0
 
-sys.exit(with_family(work))
+sys.exit(run_in_process_tree(work))
 """
 
 

@@ -6,7 +6,7 @@ import pytest
 import flows.prefect_runs.prefect_fallback
 from flows.execution.execute import Execution
 from flows.planning.recipe_plan import plan_recipe
-from flows.prefect_runs.prefect_fallback import shown_while_it_can_be
+from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
 from flows.steps.in_process import InProcess
 from lineage.layout import Layout
 from tests.small_steps import NUMBER, two_numbers
@@ -41,7 +41,7 @@ def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, ca
         raise httpx.ConnectError("refused")
 
     monkeypatch.setattr(flows.prefect_runs.prefect_fallback, "run_flow", breaks)
-    shown_while_it_can_be(execution, lambda: ends.append(dict(execution.states)))
+    run_flow_with_fallback(execution, lambda: ends.append(dict(execution.states)))
     assert {name: state.state for name, state in execution.states.items()} == {"a": "done", "b": "done"}
     assert [event for event in heard.events if event[1] == "done"] == [("a", "done"), ("b", "done")]
     assert [set(states) for states in ends] == [{"a", "b"}]
@@ -57,4 +57,4 @@ def test_other_errors_are_not_taken_for_a_lost_server(monkeypatch):
 
     monkeypatch.setattr(flows.prefect_runs.prefect_fallback, "run_flow", breaks)
     with pytest.raises(ValueError, match="no"):
-        shown_while_it_can_be(Nothing(), lambda: None)
+        run_flow_with_fallback(Nothing(), lambda: None)

@@ -233,5 +233,5 @@ def test_the_checks_stand_where_every_executor_passes():
 
     assert inprocess.run_step is run_step
     assert "from flows.steps.step import run_step" in Path(worker_main.__file__).read_text()
-    assert step.receive is received.receive
+    assert step.find_inputs is received.find_inputs
     assert Store is received.Store

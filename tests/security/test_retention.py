@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execution.active_runs import alive
+from flows.execution.active_runs import mark_active
 from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.artifacts.seal import write_seal
@@ -220,7 +220,7 @@ def test_a_run_whose_plan_an_insider_took_keeps_what_the_log_says_it_made(checko
 
 def test_a_run_under_way_keeps_what_its_plan_names(checkout):
     keys = run(checkout, "run-1", value=1)
-    with alive(checkout, "run-1"):
+    with mark_active(checkout, "run-1"):
         assert {kept["key"] for kept in gc("--last", "0")["kept"]} == set(keys.values())
 
 
