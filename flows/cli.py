@@ -4,9 +4,11 @@ Exit codes: 0 ok, 1 a step failed, 2 a gate failed, 3 usage or validation. Heavy
 that need them, so that `--help` and `validate` answer at once.
 """
 
+import importlib.metadata
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -15,9 +17,7 @@ from schemas.errors import PosttrainError
 
 app = typer.Typer(
     name="posttrain",
-    help="Declared multi-stage post-training: YAML recipes, run on Prefect and Ray, remembered in MLflow and DVC.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 PANELS = {
@@ -29,6 +29,22 @@ PANELS = {
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }
 """Verbs in the order of `--help`."""
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and exit."""
+    if wanted:
+        print(f"posttrain {importlib.metadata.version('posttrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, help="Print the version.")] = False,
+) -> None:
+    """Declared multi-stage post-training: YAML recipes, run on Prefect and Ray, remembered in MLflow and DVC."""
+
+
 for panel, verbs in PANELS.items():
     for verb in verbs:
         app.command(rich_help_panel=panel)(verb)

@@ -1,21 +1,17 @@
 """The installed packages that posttrain needs, directly or not, with their versions."""
 
 import importlib.metadata
-import tomllib
 from functools import lru_cache
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-HOUSE = Path(__file__).resolve().parent.parent
 
 
 @lru_cache
 def needed_packages() -> dict[str, str]:
     """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""
-    waiting = [Requirement(text) for text in _declared()]
-    seen: set[tuple[str, str]] = set()
+    waiting = _required(importlib.metadata.requires("posttrain") or [], "")
+    seen: set[tuple[str, str]] = {("posttrain", "")}
     found: dict[str, str] = {}
     while waiting:
         wanted = waiting.pop()
@@ -30,12 +26,6 @@ def needed_packages() -> dict[str, str]:
                 seen.add((name, extra))
                 waiting += _required(distribution.requires or [], extra)
     return dict(sorted(found.items()))
-
-
-def _declared() -> list[str]:
-    """What the project asks for, optional extras left out."""
-    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
 
 
 def _required(texts: list[str], extra: str) -> list[Requirement]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from schemas.entries import Entry, check_name, count_variants, refuse_many, targets, variants
 from schemas.loops import Loop, parse_loop
 from schemas.names import Names, Target
+from schemas.package import ROOT
 from schemas.plan import Until
 from schemas.source import read_source
 from schemas.stages.union import KINDS
@@ -15,7 +16,7 @@ from schemas.suggestions import suggest
 from schemas.tree import Node, join, merge, refuse
 from schemas.variables import Scope, substitute
 
-PRESETS = Path(__file__).resolve().parent.parent / "recipes" / "algorithms"
+PRESETS = ROOT / "recipes" / "algorithms"
 # Ports that take several models: a bare matrix word there means all its variants.
 FANS = {"evaluate": "models", "merge": "models", "python": "inputs"}
 

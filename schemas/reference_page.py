@@ -15,6 +15,7 @@ from schemas.budget import Budget, Prices
 from schemas.endpoint import Endpoint, Price
 from schemas.expand import preset_names
 from schemas.merges import methods
+from schemas.package import import_path
 from schemas.promotion import Promote
 from schemas.recipe import Head
 from schemas.references import Reference
@@ -137,7 +138,7 @@ def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
             continue
         for part in _parts(spec.annotation):
             is_model = isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Use)
-            if is_model and part.__module__ != "schemas.schedules":
+            if is_model and part.__module__ != import_path("schemas.schedules"):
                 yield part
                 yield from _models(part)
 

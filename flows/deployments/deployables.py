@@ -8,16 +8,16 @@ from pathlib import Path
 
 from flows.deployments.form import Schema, form, locked_form
 from flows.deployments.held import Held, hold
-from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
 from schemas.files import read_text
+from schemas.package import IMPORT_FOLDER, ROOT
 from schemas.recipe import Recipe, load_recipe
 
 TAG = "posttrain"
 """Every deployment of ours has it."""
 ENTRYPOINT = "flows/deployments/deployed.py:recipe_run"
-PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(HOUSE)}}]
+PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
 """Where a worker finds the code: in this checkout."""
 LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})\b|\b(docs/[\w./-]+\.md)\b")
 
@@ -125,6 +125,6 @@ def environment(layout: Layout) -> dict[str, str]:
     """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),
-        "PYTHONPATH": str(HOUSE),
+        "PYTHONPATH": str(IMPORT_FOLDER),
         "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
     }

@@ -10,9 +10,9 @@ from prefect.workers.process import ProcessWorker
 
 from flows.deployments.deployables import ENTRYPOINT, PULL, TAG, Deployable, environment
 from flows.deployments.schedules import concurrency, prefect_schedules
-from flows.planning.closure import HOUSE
 from flows.servers.services import POOL
 from lineage.layout import Layout
+from schemas.package import ROOT
 
 PAGE = 100
 """Deployments asked for at once."""
@@ -41,7 +41,7 @@ def put(one: Deployable, layout: Layout) -> str:
         is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _ours(client))
         client.create_deployment(
             flow_id=flow, name=one.recipe.name, description=one.description, tags=one.tags, entrypoint=ENTRYPOINT,
-            path=str(HOUSE), pull_steps=PULL,
+            path=str(ROOT), pull_steps=PULL,
             parameters=one.parameters, parameter_openapi_schema=one.form, enforce_parameter_schema=True,
             work_pool_name=POOL, job_variables={"env": environment(layout)}, schedules=prefect_schedules(one.recipe),
             concurrency_limit=None if limits is None else 1, concurrency_options=limits,

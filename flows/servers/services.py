@@ -12,6 +12,7 @@ from datetime import datetime
 from flows.servers.prefect_server import HOST, answers, prefect_environment, server_environment, with_house
 from flows.servers.supervisor import Service
 from lineage.layout import Layout
+from schemas.package import import_path
 
 POOL = "posttrain"
 """The work pool of all deployments; its type is `process`: a flow run is a process of this machine."""
@@ -64,7 +65,7 @@ def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
 
 def watcher_service(layout: Layout, api: str, needs: str) -> Service:
     """What starts recipes when data or models that they watch change."""
-    command = [sys.executable, "-m", "flows.deployments.watcher"]
+    command = [sys.executable, "-m", import_path("flows.deployments.watcher")]
     return Service("watcher", command, _environment(layout, api), lambda since: True, needs)
 
 

@@ -36,6 +36,7 @@ from schemas.endpoint import without_operation
 from schemas.errors import StepError
 from schemas.gates import without_policy
 from schemas.manifest import Contract, Manifest
+from schemas.package import PREFIX, ROOT
 from schemas.plan import Step
 from schemas.whole_files import is_fragment, write_whole
 from tasks.context import Context
@@ -96,7 +97,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
-    head, dirty = commit(Path(__file__).resolve().parents[2])
+    head, dirty = (None, False) if PREFIX else commit(ROOT)  # an installed wheel is in no repository of ours
     return folder, Manifest(
         key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
         seed=step.seed, inputs=tuple(one.record for one in received), outputs=outputs,

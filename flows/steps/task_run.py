@@ -19,6 +19,7 @@ from flows.planning.redaction import redactor
 from lineage.keys import derived_key, signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
+from schemas.package import import_path
 from schemas.plan import Step
 from schemas.sealed import sealing_with
 from schemas.stages.union import Stage
@@ -64,7 +65,7 @@ def run_task(step: Step, context: Context, layout: Layout, folders: list[Path]) 
     hide = redactor(secrets_of(step.settings))
     try:
         with sealing_with(_resuming_key(layout, step)):
-            result = importlib.import_module(f"tasks.{step.kind}").run(_stage(step), context)
+            result = importlib.import_module(import_path(f"tasks.{step.kind}")).run(_stage(step), context)
         return Result(hide.value(result.metrics), hide.value(result.details))
     except PosttrainError as error:
         traceback.print_exc()

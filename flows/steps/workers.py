@@ -20,12 +20,12 @@ from typing import Any, TextIO
 
 import psutil
 
-from flows.planning.closure import HOUSE
 from flows.running.leftovers import ELSEWHERE
 from flows.steps.placement import Bundle, Placement, gone, misfit, requests, wait_until
 from flows.steps.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
+from schemas.package import IMPORT_FOLDER
 from schemas.plan import Step
 from schemas.stages.base import bytes_of
 
@@ -55,7 +55,7 @@ class RayWorkers:
     def __init__(self, layout: Layout):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        paths = [str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        paths = [str(IMPORT_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
             os.environ.setdefault("RAY_AUTH_MODE", "token")

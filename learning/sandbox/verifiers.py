@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from learning.sandbox.run import available
 from schemas.errors import StepError
+from schemas.package import import_path
 
 MOST_TEXT = 2**20
 """Characters of a text; a longer one is not scored."""
@@ -30,7 +31,7 @@ STARTS = 3
 """Servers in a row that may end without an answer."""
 ROW = ("id", "answer", "metadata")
 """What the server needs of a row."""
-COMMAND = ("-m", "learning.sandbox.verifier_server")
+COMMAND = ("-m", import_path("learning.sandbox.verifier_server"))
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
