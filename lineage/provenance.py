@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGES = (
+    "posttrain",
     "torch",
     "transformers",
     "peft",
