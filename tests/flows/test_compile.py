@@ -41,13 +41,13 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
 
     def edited(file, mtime, size):
         digest, imports = original(file, mtime, size)
-        return ("0" * 64 if file.name == "surrogates.py" else digest), imports
+        return ("0" * 64 if file.name == "policy_gradient.py" else digest), imports
 
     monkeypatch.setattr(closure_module, "read_module", edited)
     after = compile_recipe(recipe, Layout(tmp_path))
     changed = {name for name in before if after.step(name).key != before[name]}
     assert {"rl_1", "rl_2", "rl_2_rloo", "merged", "report"} == changed
-    assert all("learning.surrogates" not in s.code for s in after.steps if s.kind != "rl")
+    assert all("learning.algorithm.policy_losses.policy_gradient" not in s.code for s in after.steps if s.kind != "rl")
 
 
 def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
@@ -56,7 +56,7 @@ def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
     assert read_source(one, "a")[0] == read_source(same, "b")[0]
     assert read_source(one, "a")[0] != read_source(one.replace(b"+ 1", b"+ 2"), "a")[0]
     hints = (
-        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.surrogates\nelse:\n    import json\n"
+        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.samples\nelse:\n    import json\n"
     )
     assert [name for name, _, _ in read_source(hints, "c")[1]] == ["typing", "json"]
 
@@ -64,11 +64,11 @@ def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
 def test_closure_follows_modules_beside_the_recipe_but_not_packages_of_others(tmp_path):
     (tmp_path / "lab_pkg").mkdir()
     (tmp_path / "lab_pkg/__init__.py").write_text("import numpy\n")
-    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nimport learning.texts.rows\n")
+    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nimport learning.data.rows\n")
     (tmp_path / "lab_pkg/two.py").write_text("X = 1\n")
     found = Closure([tmp_path]).of_modules(["lab_pkg.one"])
     assert [m for m in found if m.startswith(("lab", "numpy"))] == ["lab_pkg.one", "lab_pkg.two"]
-    assert "learning.texts.rows" in found
+    assert "learning.data.rows" in found
     with pytest.raises(PlanError, match=r"no module `lab_pkg\.none`"):
         Closure([tmp_path]).of_modules(["lab_pkg.none"])
 
