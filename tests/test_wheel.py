@@ -48,10 +48,12 @@ stages:
     max_completion_length: 8
 """
 REWARD = """
-from {prefix}schemas.schedules import Number
+from {prefix}schemas.errors import StepError
 
 
-def brevity(rows: list[dict], completions: list[str], *, limit: Number = 12.0) -> list[float | None]:
+def brevity(rows: list[dict], completions: list[str], *, limit: int = 12) -> list[float | None]:
+    if len(rows) != len(completions):
+        raise StepError("one completion per row")
     return [min(1.0, limit / max(1, len(text))) for text in completions]
 """
 REINFORCED = """
@@ -188,7 +190,7 @@ def test_keys_are_those_of_the_checkout(installed, tmp_path):
     command = [sys.executable, "-m", "flows.cli", "plan", "reinforced.yaml", "--json"]
     here = keys(run(command, tmp_path, PYTHONPATH=str(ROOT)))
     assert keys(installed.run("plan", "reinforced.yaml", "--json")) == here
-    assert {"my_lab", "schemas.schedules"} <= set(here["exam"][1])
+    assert {"my_lab", "schemas.errors"} <= set(here["exam"][1])
     assert "learning.rewards.answers" in here["rl"][1]
 
 
