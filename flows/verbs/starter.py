@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import PlanError
@@ -37,21 +38,27 @@ def write_recipe(path: Path, like: str) -> list[Path]:
 
 
 def _write_copy(source: Path, path: Path) -> list[Path]:
-    """Write a recipe under its new name, and the recipe that it extends unless a file of that name is there."""
+    """Write a recipe under its new name, and the recipes that it stands on where there are no files of their names."""
     name = path.stem.replace(" ", "_")
     text = re.sub(r"^name: .*$", f"name: {name}", source.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
     text = MODELINE.sub(rf"\1{SCHEMA}", text)
-    extended = EXTENDS.search(text)
-    if extended is None:
-        return [_write_new(path, text)]
-    base = (source.parent / extended[1]).resolve()
-    place = base.relative_to(SHIPPED)
-    written = [_write_new(path, EXTENDS.sub(f"extends: {place.as_posix()}", text))]
-    copy = path.parent / place
-    if not copy.exists():
-        copy.parent.mkdir(exist_ok=True)
-        written.append(_write_new(copy, base.read_text(encoding="utf-8")))
+    bases = list(_extended(source))
+    if bases:
+        text = EXTENDS.sub(f"extends: {bases[0].relative_to(SHIPPED).as_posix()}", text)
+    written = [_write_new(path, text)]
+    for base in bases:
+        copy = path.parent / base.relative_to(SHIPPED)
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            written.append(_write_new(copy, base.read_text(encoding="utf-8")))
     return written
+
+
+def _extended(source: Path) -> Iterator[Path]:
+    """Yield the recipe that a shipped one extends, then the one that this extends, and so on."""
+    while named := EXTENDS.search(source.read_text(encoding="utf-8")):
+        source = (source.parent / named[1]).resolve()
+        yield source
 
 
 def _write_new(path: Path, text: str) -> Path:
