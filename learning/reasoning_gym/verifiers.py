@@ -31,7 +31,8 @@ STARTS = 3
 """Servers in a row that may end without an answer."""
 ROW = ("id", "answer", "metadata")
 """What the server needs of a row."""
-COMMAND = ("-m", import_path("learning.reasoning_gym.verifier_server"))
+COMMAND = ("-m", "learning.reasoning_gym.verifier_server")
+"""Words of the server's command line, with the module as in a checkout: a step's key counts what such a text names."""
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -214,9 +215,10 @@ def launched() -> Connection:
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")]  # noqa: PTH100, PTH112
+    python = [sys.executable, "-P", "-s", "-B", "-X", "utf8"]
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-B", "-X", "utf8", *COMMAND, str(theirs.fileno()), str(os.getpid())],
+            [*python, *map(import_path, COMMAND), str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
