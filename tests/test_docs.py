@@ -34,7 +34,7 @@ BLOCKS = [m.groups() for m in BLOCK.finditer(PAGE)]
 def lab(tmp_path, monkeypatch):
     """A folder with the page's Python files, on the path, and the shipped recipe to change."""
     for language, name, text in BLOCKS:
-        if language == "python":
+        if language == "python" and name.startswith("my_lab/"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))

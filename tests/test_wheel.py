@@ -146,8 +146,10 @@ def test_the_wheel_holds_every_module_and_the_data_that_they_read(wheel):
         names = {name for name in archive.namelist() if name.startswith("posttrain/")}
     modules = {f"posttrain/{path.relative_to(ROOT)}" for path in SOURCES}
     recipes = {f"posttrain/{path.relative_to(ROOT)}" for path in (ROOT / "recipes").rglob("*.yaml")}
-    own = {f"posttrain/{name}" for name in ("__init__.py", "__main__.py", "py.typed", "lineage/report.html.j2")}
-    assert names == modules | recipes | own
+    own = {f"posttrain/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    templates = {f"posttrain/{path.relative_to(ROOT)}" for path in (ROOT / "lineage").rglob("*.j2")}
+    assert templates
+    assert names == modules | recipes | own | templates
 
 
 def test_every_import_of_ours_in_the_wheel_has_the_prefix(installed):
