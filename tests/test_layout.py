@@ -10,6 +10,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from schemas.stages.union import KINDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("schemas", "learning", "tasks", "lineage", "flows")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -22,10 +24,7 @@ def test_packages_resolve_to_this_checkout(package):
 
 def test_each_kind_has_a_schema_and_a_task():
     kinds = {path.stem for path in (ROOT / "schemas/stages").glob("*.py")} - {"__init__", "base", "union"}
-    assert kinds == {
-        "init", "synthesize", "curate", "sft", "reward_model", "preference", "agent", "practice", "rl", "merge",
-        "evaluate", "python",
-    }  # fmt: skip
+    assert kinds == set(KINDS)
     for kind in kinds:
         tree = ast.parse((ROOT / "tasks" / f"{kind}.py").read_text())
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
