@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import __version__, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 HOME = "posttrain"
+GENERATOR = f"setuptools ({__version__})"
+"""In the metadata of the wheel, as setuptools writes it."""
 
 
 class BuildPackages(build_py):
@@ -44,9 +46,9 @@ class BuildPackages(build_py):
 class BuildWheel(bdist_wheel):
     """Name the one top-level package in the wheel's metadata, where setuptools lists those of the checkout."""
 
-    def write_wheelfile(self, wheelfile_base: str, *arguments: str) -> None:
+    def write_wheelfile(self, wheelfile_base: str, generator: str = GENERATOR) -> None:
         """Write WHEEL and, unless the install is editable, top_level.txt."""
-        super().write_wheelfile(wheelfile_base, *arguments)
+        super().write_wheelfile(wheelfile_base, generator)
         if "editable_wheel" not in self.distribution.commands:
             Path(wheelfile_base, "top_level.txt").write_text(f"{HOME}\n")
 

@@ -4,7 +4,6 @@ Exit codes: 0 ok, 1 a step failed, 2 a gate failed, 3 usage or validation. Heavy
 that need them, so that `--help` and `validate` answer at once.
 """
 
-import importlib.metadata
 import io
 import os
 import sys
@@ -34,6 +33,8 @@ PANELS = {
 def print_version(wanted: bool) -> None:
     """Print the installed version and exit."""
     if wanted:
+        import importlib.metadata  # no other verb needs it, and `validate` is to answer at once
+
         print(f"posttrain {importlib.metadata.version('posttrain')}")
         raise typer.Exit
 
@@ -70,9 +71,10 @@ def main() -> None:
         print(f"{error.filename or 'posttrain'}: {error.strerror or error}", file=sys.stderr)
         code = 3
     except Exception as error:
-        if not hasattr(error, "show"):
+        show = getattr(error, "show", None)
+        if show is None:
             raise
-        error.show()  # a usage error says what it is
+        show()  # a usage error says what it is
         code = 3
     sys.exit(code)
 
