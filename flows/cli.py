@@ -7,6 +7,7 @@ that need them, so that `--help` and `validate` answer at once.
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -15,9 +16,7 @@ from schemas.errors import PosttrainError
 
 app = typer.Typer(
     name="posttrain",
-    help="Declared multi-stage post-training: YAML recipes, run on Prefect and Ray, remembered in MLflow and DVC.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 PANELS = {
@@ -29,6 +28,24 @@ PANELS = {
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }
 """Verbs in the order of `--help`."""
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and exit."""
+    if wanted:
+        import importlib.metadata  # no other verb needs it, and `validate` is to answer at once
+
+        print(f"posttrain {importlib.metadata.version('posttrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, help="Print the version.")] = False,
+) -> None:
+    """Declared multi-stage post-training: YAML recipes, run on Prefect and Ray, remembered in MLflow and DVC."""
+
+
 for panel, verbs in PANELS.items():
     for verb in verbs:
         app.command(rich_help_panel=panel)(verb)
@@ -57,7 +74,7 @@ def main() -> None:
         show = getattr(error, "show", None)
         if show is None:
             raise
-        show()  # a usage error of the command line
+        show()  # a usage error says what it is
         code = 3
     sys.exit(code)
 

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settled, value_at
+from schemas.package import import_path
 from schemas.references import Reference
 from schemas.use import Use
 
@@ -127,7 +128,7 @@ def find(use: Use) -> Callable[..., Any]:
         family, _, name = use.use.rpartition(".")
         module = f"{use.home}.{family}" if family else str(use.home)
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(importlib.import_module(import_path(module)), name, None)
     except ModuleNotFoundError as error:
         raise StepError(f"use: {use.use}: no module {error.name!r}") from error
     if not callable(found):

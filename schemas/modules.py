@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parent.parent
-OURS = ("schemas", "learning", "tasks", "lineage", "flows")
+from schemas.package import PACKAGES, ROOT, parse
+
 MAX_BYTES = 2_000_000
 """Of one module of ours."""
 MAX_FOREIGN_BYTES = 500_000
@@ -40,7 +40,7 @@ def locate(name: str, folders: tuple[Path, ...] = ()) -> Path | None:
     parts = name.split(".")
     if not all(p.isidentifier() for p in parts):
         return None
-    for root in (HOUSE, *folders, *(Path(p or ".") for p in sys.path)):
+    for root in (ROOT, *folders, *(Path(p or ".") for p in sys.path)):
         base = root.joinpath(*parts)
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if _is_file(file):
@@ -99,7 +99,7 @@ def _read(name: str, folders: tuple[Path, ...], foreign: dict[Path, int]) -> Mod
 
 def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
     """Raises ModuleError for a module that is too large to read, or one that is too much beside the others."""
-    size, is_ours = file.stat().st_size, name.partition(".")[0] in OURS
+    size, is_ours = file.stat().st_size, name.partition(".")[0] in PACKAGES
     if size > (MAX_BYTES if is_ours else MAX_FOREIGN_BYTES):
         raise ModuleError(f"module `{name}` is too large to read ({file})")
     if not is_ours:
@@ -112,7 +112,7 @@ def _charge(name: str, file: Path, foreign: dict[Path, int]) -> None:
 @lru_cache(maxsize=512)
 def _parse(name: str, file: Path, text: str) -> Module:
     try:
-        body = ast.parse(text).body
+        body = parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ModuleError(f"module `{name}` is not valid Python: {error}") from None
     functions = {n.name: n for n in body if isinstance(n, Function)}
@@ -131,10 +131,10 @@ def _parse(name: str, file: Path, text: str) -> Module:
 
 def is_package(name: str) -> bool:
     """Whether a module of the house is a folder."""
-    return HOUSE.joinpath(*name.split(".")).is_dir()
+    return ROOT.joinpath(*name.split(".")).is_dir()
 
 
 def members(package: str) -> list[str]:
     """Public modules of a package of the house, sorted."""
-    folder = HOUSE.joinpath(*package.split("."))
+    folder = ROOT.joinpath(*package.split("."))
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))

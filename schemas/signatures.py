@@ -67,6 +67,9 @@ def address(slot: type[Use], name: str) -> tuple[str, str]:
         module, _, function = name.partition(":")
         if not module or not function:
             raise SignatureError(f"`{name}` is no import path", "as package.module:function")
+        if module.startswith("posttrain."):
+            advice = f"write `{name.removeprefix('posttrain.')}`"
+            raise SignatureError(f"`{name}`: recipes name modules of ours without `posttrain.`", advice)
         return module, function
     if slot.home is None:
         raise SignatureError(f"`{name}` is no import path", "a function of your own is package.module:function")

@@ -34,7 +34,7 @@ BLOCKS = [m.groups() for m in BLOCK.finditer(PAGE)]
 def lab(tmp_path, monkeypatch):
     """A folder with the page's Python files, on the path, and the shipped recipe to change."""
     for language, name, text in BLOCKS:
-        if language == "python":
+        if language == "python" and name.startswith("my_lab/"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -64,11 +64,10 @@ def test_the_recipe_of_the_readme_validates(tmp_path):
         assert load_recipe(tmp_path / "readme.yaml").stages
 
 
-@pytest.mark.parametrize(("options", "file"), [(["--markdown"], "docs/recipes.md"), ([], "recipes/recipe.schema.json")])
-def test_what_is_generated_is_up_to_date(options, file):
-    printed = CliRunner().invoke(app, ["schema", *options])
+def test_the_reference_of_recipes_is_up_to_date():
+    printed = CliRunner().invoke(app, ["schema", "--markdown"])
     assert printed.exit_code == 0
-    assert (ROOT / file).read_text() == printed.stdout, "run `make docs`"
+    assert (ROOT / "docs/recipes.md").read_text() == printed.stdout, "run `make docs`"
 
 
 def test_a_reward_of_ones_own_validates_and_scores(lab):

@@ -26,20 +26,25 @@ from schemas.errors import PosttrainError
 
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.yaml"),
+    like: Annotated[
+        str, typer.Option(metavar="RECIPE", help="A shipped recipe to copy: quickstart, papers/remax, ...")
+    ] = "starter",
 ) -> None:
-    """Write a small recipe to start from."""
-    from flows.commands.recipes import write_starter
+    """Write a recipe to start from, and beside it the schema with which editors complete and check it."""
+    from flows.commands.starter import write_recipe
 
-    write_starter(path)
-    print(f"wrote {path}; next: posttrain validate {path}")
+    written = ", ".join(str(file) for file in write_recipe(path, like))
+    print(f"wrote {written}; next: posttrain validate {path}")
 
 
 def ls() -> None:
-    """List the recipes of this checkout."""
+    """List the recipes in `recipes/` here, or, where there is no such folder, the shipped ones."""
     from flows.commands.recipes import make_recipe_table
     from lineage.layout import Layout
+    from schemas.package import ROOT
 
-    console.print(make_recipe_table(Layout.find().root / "recipes"))
+    own = Layout.find().root / "recipes"
+    console.print(make_recipe_table(own if own.is_dir() else ROOT / "recipes"))
 
 
 def validate(

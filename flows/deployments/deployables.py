@@ -8,16 +8,16 @@ from pathlib import Path
 
 from flows.deployments.form import Schema, make_form, make_locked_form
 from flows.deployments.held import HeldLock, read_current_lock
-from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
+from schemas.package import IMPORT_FOLDER, ROOT
 from schemas.recipe.load import Recipe, load_recipe
 from schemas.source.files import read_text
 
 TAG = "posttrain"
 """Every deployment of ours has it."""
 ENTRYPOINT = "flows/deployments/deployed.py:recipe_run"
-PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(HOUSE)}}]
+PULL = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
 """Where a worker finds the code: in this checkout."""
 LINK = re.compile(r"https?://[^\s,;)\]]+[^\s,;:.)\]]|\barXiv:\s?(\d{4}\.\d{4,5})\b|\b(docs/[\w./-]+\.md)\b")
 
@@ -127,6 +127,6 @@ def make_environment(layout: Layout) -> dict[str, str]:
     """Return the variables of every flow run: where the checkout lies, and that nothing need be installed."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),
-        "PYTHONPATH": str(HOUSE),
+        "PYTHONPATH": str(IMPORT_FOLDER),
         "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
     }

@@ -10,9 +10,9 @@ from prefect.workers.process import ProcessWorker
 
 from flows.deployments.deployables import ENTRYPOINT, PULL, TAG, Deployable, make_environment
 from flows.deployments.schedules import make_concurrency, make_prefect_schedules
-from flows.planning.closure import HOUSE
 from flows.servers.services import POOL
 from lineage.layout import Layout
+from schemas.package import ROOT
 
 PAGE = 100
 """Deployments asked for at once."""
@@ -45,7 +45,7 @@ def put_deployment(one: Deployable, layout: Layout) -> str:
             description=one.description,
             tags=one.tags,
             entrypoint=ENTRYPOINT,
-            path=str(HOUSE),
+            path=str(ROOT),
             pull_steps=PULL,
             parameters=one.parameters,
             parameter_openapi_schema=one.form,

@@ -14,10 +14,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from schemas.errors import PlanError
+from schemas.package import PACKAGES, ROOT, parse
 from schemas.use import Use
-
-HOUSE = Path(__file__).resolve().parents[2]
-PACKAGES = ("schemas", "learning", "tasks", "lineage", "flows")
 
 
 class Closure:
@@ -72,7 +70,7 @@ class Closure:
 
     def _looked_up(self, name: str) -> Path | None:
         parts = name.split(".")
-        roots = (HOUSE,) if parts[0] in PACKAGES else self.folders
+        roots = (ROOT,) if parts[0] in PACKAGES else self.folders
         for root in roots:
             base = root.joinpath(*parts)
             for file in (base.with_suffix(".py"), base / "__init__.py"):
@@ -130,7 +128,7 @@ def read_module(file: Path, mtime_ns: int, size: int) -> tuple[str, tuple[tuple[
 def read_source(source: bytes, name: str) -> tuple[str, tuple[tuple[str, str, int], ...]]:
     """Digest and imports of a source text; the digest is over the syntax tree without docstrings. Raises PlanError."""
     try:
-        tree = ast.parse(source)
+        tree = parse(source)
     except (SyntaxError, ValueError) as error:
         raise PlanError(f"{name}: not valid Python: {error}") from error
     imports = tuple(dict.fromkeys(_imports(tree)))

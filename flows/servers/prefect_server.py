@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.planning.closure import HOUSE
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
 from lineage.database import SCHEMAS, chosen_database, prefect_address
 from lineage.layout import Layout
 from schemas.errors import PlanError
+from schemas.package import IMPORT_FOLDER, import_path
 
 HOST = "127.0.0.1"
 START_LIMIT = 120.0
@@ -141,8 +141,9 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
         url = f"http://{HOST}:{port}/api"
         write_server(home, 0, url)
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+        host = [sys.executable, "-m", import_path("flows.servers.prefect_host")]
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.servers.prefect_host", str(home), str(lock.fileno()), str(port), *server],
+            [*host, str(home), str(lock.fileno()), str(port), *server],
             env={
                 **os.environ,
                 **make_prefect_environment(layout),
@@ -199,8 +200,8 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
 
 
 def make_python_path() -> str:
-    """Return PYTHONPATH for a process that imports this checkout."""
-    return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    """Return PYTHONPATH for a process that imports posttrain."""
+    return os.pathsep.join([str(IMPORT_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
 def find_free_port() -> int:

@@ -18,6 +18,7 @@ from flows.servers.prefect_server import (
 )
 from flows.servers.supervisor import Service
 from lineage.layout import Layout
+from schemas.package import import_path
 
 POOL = "posttrain"
 """The work pool of all deployments; its type is `process`: a flow run is a process of this machine."""
@@ -85,7 +86,7 @@ def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Ser
 
 def make_watcher_service(layout: Layout, api: str, needs: str) -> Service:
     """Return the watcher that starts recipes when data or models that they watch change."""
-    command = [sys.executable, "-m", "flows.deployments.watcher"]
+    command = [sys.executable, "-m", import_path("flows.deployments.watcher")]
     return Service("watcher", command, _make_environment(layout, api), lambda since: True, needs)
 
 

@@ -22,7 +22,6 @@ from typing import Any, TextIO
 
 import psutil
 
-from flows.planning.closure import HOUSE
 from flows.processes.cleanup import RAY_FOLDER_PREFIX
 from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
 from flows.steps.ray_worker_main import pid_file, run_worker
@@ -30,6 +29,7 @@ from flows.steps.step_spec import StepFailure, StepSpec
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.manifest import Manifest
+from schemas.package import IMPORT_FOLDER
 from schemas.plan import Step
 from schemas.resources import bytes_of
 
@@ -59,7 +59,7 @@ class RayWorkers:
     def __init__(self, layout: Layout):
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        paths = [str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        paths = [str(IMPORT_FOLDER), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
             os.environ.setdefault("RAY_AUTH_MODE", "token")

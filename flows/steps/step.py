@@ -38,6 +38,7 @@ from schemas.endpoint import without_operation
 from schemas.errors import StepError
 from schemas.gates import without_policy
 from schemas.manifest import Contract, Manifest
+from schemas.package import PREFIX, ROOT
 from schemas.plan import Step
 from schemas.stages.union import traits_of
 from tasks.context import Context, Result
@@ -79,7 +80,7 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
-    head, dirty = commit(Path(__file__).resolve().parents[2])
+    head, dirty = (None, False) if PREFIX else commit(ROOT)  # an installed wheel is in no repository of ours
     return folder, Manifest(
         key=step.key,
         kind=step.kind,

@@ -20,6 +20,7 @@ from flows.steps.step_spec import TaskReport
 from lineage.keys import derived_key, signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
+from schemas.package import import_path
 from schemas.plan import Step
 from schemas.sealed import sealing_with
 from schemas.stages.union import Stage
@@ -81,7 +82,7 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
     hide = make_redactor(find_secrets(step.settings))
     try:
         with sealing_with(_derive_checkpoint_key(layout, step)):
-            result = importlib.import_module(f"tasks.{step.kind}").run(_parse_stage(step), context)
+            result = importlib.import_module(import_path(f"tasks.{step.kind}")).run(_parse_stage(step), context)
         return Result(hide.value(result.metrics), hide.value(result.details))
     except PosttrainError as error:
         traceback.print_exc()

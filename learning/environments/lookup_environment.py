@@ -7,6 +7,7 @@ from pathlib import Path
 from learning.environments.protocol import EnvironmentProtocol
 from learning.lookup import bound_options
 from schemas.errors import StepError
+from schemas.package import import_path
 from schemas.use import EnvUse
 
 
@@ -24,6 +25,6 @@ def environment_class(use: EnvUse) -> type:
     """The class that a recipe names as an environment. Raises StepError."""
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
     try:
-        return getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(import_path(module)), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise StepError(f"env: use: {use.use}: {error}") from error

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from learning.sandbox.run import available
 from schemas.errors import StepError
+from schemas.package import import_path
 
 MOST_TEXT = 2**20
 """Characters of a text; a longer one is not scored."""
@@ -31,6 +32,7 @@ STARTS = 3
 ROW = ("id", "answer", "metadata")
 """What the server needs of a row."""
 COMMAND = ("-m", "learning.reasoning_gym.verifier_server")
+"""Words of the server's command line, with the module as in a checkout: a step's key counts what such a text names."""
 
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
@@ -213,9 +215,10 @@ def launched() -> Connection:
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")]  # noqa: PTH100, PTH112
+    python = [sys.executable, "-P", "-s", "-B", "-X", "utf8"]
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-B", "-X", "utf8", *COMMAND, str(theirs.fileno()), str(os.getpid())],
+            [*python, *map(import_path, COMMAND), str(theirs.fileno()), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

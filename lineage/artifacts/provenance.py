@@ -4,16 +4,14 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from schemas.modules import HOUSE
-
 PACKAGES = (
+    "posttrain",
     "torch",
     "transformers",
     "peft",
@@ -80,8 +78,8 @@ def _labelled(file: Path, label: str) -> str:
 @lru_cache
 def needed_packages() -> dict[str, str]:
     """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""
-    waiting = [Requirement(text) for text in _declared()]
-    seen: set[tuple[str, str]] = set()
+    waiting = _required(importlib.metadata.requires("posttrain") or [], "")
+    seen: set[tuple[str, str]] = {("posttrain", "")}
     found: dict[str, str] = {}
     while waiting:
         wanted = waiting.pop()
@@ -96,12 +94,6 @@ def needed_packages() -> dict[str, str]:
                 seen.add((name, extra))
                 waiting += _required(distribution.requires or [], extra)
     return dict(sorted(found.items()))
-
-
-def _declared() -> list[str]:
-    """What the project asks for, optional extras left out."""
-    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
-    return list(project["dependencies"])
 
 
 def _required(texts: list[str], extra: str) -> list[Requirement]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from schemas.expansion.entries import Entry, check_name, count_variants, refuse_many, targets, variants
 from schemas.expansion.loops import Loop, parse_loop
 from schemas.expansion.names import Names, Target
-from schemas.modules import HOUSE
+from schemas.package import ROOT
 from schemas.plan import Until
 from schemas.source.parser import read_source
 from schemas.source.tree import Node, join, merge, refuse
@@ -17,7 +17,7 @@ from schemas.stages.rl import Rl
 from schemas.stages.union import KINDS, traits_of
 from schemas.suggestions import suggest
 
-PRESETS = HOUSE / "recipes" / "algorithms"
+PRESETS = ROOT / "recipes" / "algorithms"
 
 
 @dataclass(frozen=True)

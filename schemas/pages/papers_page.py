@@ -11,7 +11,7 @@ import ast
 import re
 from pathlib import Path
 
-from schemas.modules import HOUSE
+from schemas.package import ROOT
 
 INTRODUCTION = """# Papers
 
@@ -26,7 +26,7 @@ it does not repeat the paper's experiments, and the last column says what is not
 """
 
 
-def papers_page(house: Path = HOUSE) -> str:
+def papers_page(house: Path = ROOT) -> str:
     """The page as Markdown, papers in the order of their ids."""
     lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):

@@ -16,6 +16,7 @@ from schemas.checks.merges import methods
 from schemas.endpoint import Endpoint, Price
 from schemas.expansion.expand import preset_names
 from schemas.number_schedules import Number
+from schemas.package import import_path
 from schemas.recipe.load import Head
 from schemas.references import Reference
 from schemas.resources import Resources, TrainRole
@@ -138,7 +139,7 @@ def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
             continue
         for part in _parts(spec.annotation):
             is_model = isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Use)
-            if is_model and part.__module__ != "schemas.number_schedules":
+            if is_model and part.__module__ != import_path("schemas.number_schedules"):
                 yield part
                 yield from _models(part)
 

@@ -8,6 +8,7 @@ from learning.api.spending import Desk
 from learning.lookup import options_of
 from learning.samples.engine_protocol import EngineProtocol
 from schemas.errors import StepError
+from schemas.package import import_path
 from schemas.use import EngineUse
 
 
@@ -18,7 +19,7 @@ def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EnginePr
     """
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
     try:
-        engine = getattr(importlib.import_module(module), name)
+        engine = getattr(importlib.import_module(import_path(module)), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise StepError(f"engine: use: {use.use}: {error}") from error
     asks = [desk] if "desk" in inspect.signature(engine).parameters else []

@@ -1,0 +1,76 @@
+"""Recipes to start from: copies of the shipped ones, with the schema that editors check them against."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.errors import PlanError
+from schemas.package import ROOT
+from schemas.suggestions import suggest
+
+SHIPPED = ROOT / "recipes"
+SCHEMA = "recipe.schema.json"
+MODELINE = re.compile(r"^(# yaml-language-server: \$schema=).*$", re.MULTILINE)
+EXTENDS = re.compile(r"^extends: ([\w./-]+)$", re.MULTILINE)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the shipped recipes by name: `quickstart`, `papers/remax`."""
+    files = [*SHIPPED.glob("*.yaml"), *SHIPPED.glob("papers/*.yaml")]
+    return {file.relative_to(SHIPPED).with_suffix("").as_posix(): file for file in sorted(files)}
+
+
+def write_recipe(path: Path, like: str) -> list[Path]:
+    """Copy the shipped recipe `like`, what it extends and the schema for editors; return the files written.
+
+    Raise PlanError if there is no such recipe, the file is there already, or it cannot be written.
+    """
+    known = shipped_recipes()
+    if like not in known:
+        raise PlanError(f"--like {like}: no such recipe is shipped; {suggest(like, list(known), 'recipes')}")
+    try:
+        return [*_write_copy(known[like], path), _write_schema(path.parent)]
+    except FileExistsError as error:
+        raise PlanError(f"{path} is there already; give another name: posttrain init other.yaml") from error
+    except OSError as error:
+        raise PlanError(f"{error.filename or path} cannot be written: {error.strerror}") from error
+
+
+def _write_copy(source: Path, path: Path) -> list[Path]:
+    """Write a recipe under its new name, and the recipes that it stands on where there are no files of their names."""
+    name = path.stem.replace(" ", "_")
+    text = re.sub(r"^name: .*$", f"name: {name}", source.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
+    text = MODELINE.sub(rf"\1{SCHEMA}", text)
+    bases = list(_extended(source))
+    if bases:
+        text = EXTENDS.sub(f"extends: {bases[0].relative_to(SHIPPED).as_posix()}", text)
+    written = [_write_new(path, text)]
+    for base in bases:
+        copy = path.parent / base.relative_to(SHIPPED)
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            written.append(_write_new(copy, base.read_text(encoding="utf-8")))
+    return written
+
+
+def _extended(source: Path) -> Iterator[Path]:
+    """Yield the recipe that a shipped one extends, then the one that this extends, and so on."""
+    while named := EXTENDS.search(source.read_text(encoding="utf-8")):
+        source = (source.parent / named[1]).resolve()
+        yield source
+
+
+def _write_new(path: Path, text: str) -> Path:
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+    return path
+
+
+def _write_schema(folder: Path) -> Path:
+    """Write the schema of this version, over that of an earlier one."""
+    from schemas.pages.editor_schema import editor_schema  # a second, which `posttrain --help` must not take
+
+    file = folder / SCHEMA
+    file.write_text(json.dumps(editor_schema(), indent=2) + "\n", encoding="utf-8")
+    return file
