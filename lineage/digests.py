@@ -32,10 +32,10 @@ def folder_digests(folder: Path) -> tuple[FileDigest, ...]:
 
 def content_digest(files: tuple[FileDigest, ...]) -> str:
     """The content address of a folder: sha256 over its sorted (path, sha256) pairs."""
-    return content_of({f.path: f.sha256 for f in files})
+    return content_digest_of({f.path: f.sha256 for f in files})
 
 
-def content_of(digests: Mapping[str, str]) -> str:
+def content_digest_of(digests: Mapping[str, str]) -> str:
     """The content address of a folder, from the sha256 of its files by path."""
     body = json.dumps([[path, digests[path]] for path in sorted(digests)])
     return hashlib.sha256(body.encode()).hexdigest()

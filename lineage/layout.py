@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.database import chosen_database, mlflow_address
+from lineage.database import mlflow_address, read_chosen_database
 from schemas.atomic_write import write_text_atomically
 
 IGNORED = """\
@@ -78,7 +78,7 @@ class Layout:
     @property
     def mlflow_uri(self) -> str:
         """Tracking store: the PostgreSQL database that was chosen for this checkout, else a file of SQLite."""
-        database = chosen_database(self.state)
+        database = read_chosen_database(self.state)
         return mlflow_address(database) if database else f"sqlite:///{self.state / 'mlflow.db'}"
 
     @property

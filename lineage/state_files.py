@@ -48,21 +48,21 @@ def read_regular(path: Path) -> bytes:
         os.close(handle)
 
 
-def read_json(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
     """The JSON value in a text; raises ValueError for everything else, also for what is nested too deeply."""
     try:
-        return json.loads(content, parse_constant=_refuse)
+        return json.loads(content, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def json_lines(content: bytes) -> Lines:
+def parse_json_lines(content: bytes) -> Lines:
     """The objects of a text of JSON lines, and where something else stands."""
     *lines, last = content.split(b"\n")
     records, garbage, start = [], [], 0
     for number, line in enumerate(lines, 1):
         if line.strip():
-            record = _object(line)
+            record = _parse_object(line)
             if record is None:
                 garbage.append((number, start))
             else:
@@ -71,10 +71,10 @@ def json_lines(content: bytes) -> Lines:
     return Lines(records, garbage, bool(last.strip()))
 
 
-def records_of(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON objects among the lines of a file; none where it cannot be read."""
     try:
-        return json_lines(read_regular(path)).records
+        return parse_json_lines(read_regular(path)).records
     except Unreadable:
         return []
 
@@ -92,13 +92,13 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = read_json(line)
+        found = parse_json(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _refuse(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")

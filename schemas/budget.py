@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from schemas.base import Schema
-from schemas.endpoint import endpoints_in
+from schemas.endpoint import find_endpoints
 
 MONEY_NEEDS_PRICES = (
     "`money` needs `prices`: give at least one of core_hour, gpu_hour, million_tokens, or an endpoint its `price`"
@@ -54,4 +54,4 @@ class Budget(Schema):
         """Whether money is limited without any price, here or of an endpoint in the settings of stages: a guess."""
         if self.money is None or self.prices.money(0, 0, 0) is not None:
             return False
-        return not any(endpoint["price"] for stage in settings for endpoint in endpoints_in(stage))
+        return not any(endpoint["price"] for stage in settings for endpoint in find_endpoints(stage))

@@ -95,7 +95,7 @@ class Gate(Schema):
         return {} if self.max_regression is None else {self.metric: self.max_regression}
 
 
-def without_policy(settings: dict[str, Any]) -> dict[str, Any]:
+def strip_policy(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a stage without what its gates do when they fail: the part that enters the key."""
     gates = settings.get("gate")
     if not isinstance(gates, list):

@@ -82,7 +82,7 @@ def value_at(number: Number, step: int) -> float:
     return number if isinstance(number, int | float) else number.at(step)
 
 
-def settled(value: Any, controls: Mapping[str, float]) -> Any:
+def settle(value: Any, controls: Mapping[str, float]) -> Any:
     """Return the controller's number for a reference to one of `controls`; any other value unchanged."""
     known = isinstance(value, Controlled) and value.controller in controls
     return controls[value.controller] if known else value

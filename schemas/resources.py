@@ -94,7 +94,7 @@ class Resources(Schema):
         return self.num_gpus + sum(role.workers * role.num_gpus for _, role in self.roles())
 
 
-def bytes_of(memory: str | None) -> int:
+def parse_memory(memory: str | None) -> int:
     """Bytes of `2GiB` and the like; 0 for none."""
     if memory is None:
         return 0

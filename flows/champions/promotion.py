@@ -13,12 +13,12 @@ from flows.execution.states import FINISHED, StepState
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import decision, sentence
+from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.audit.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import Champion, champion, move, standing
-from lineage.registry.client import is_empty, registry_uri, shown
+from lineage.registry.champions import Champion, find_champion, move_champion, read_standing
+from lineage.registry.client import hide_credentials, is_registry_empty, registry_uri
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
@@ -96,14 +96,16 @@ def promote_step(
     judged = {given.output for given in _list_models(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
-    decisions = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
-    approved = {i: sentence(decided) for i, decided in decisions if decided and decided["decision"] == "approve"}
+    decisions = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {
+        i: describe_decision(decided) for i, decided in decisions if decided and decided["decision"] == "approve"
+    }
 
     def asked() -> dict[str, Any]:
         differences, evidence = _find_changes(layout, gate, model)
         if differences and not approve:
             raise OverriddenGate(differences)
-        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": differences}
+        answered = {"approved_by": who or audit_log.current_user(), "why": why.strip(), "changes": differences}
         return evidence | ({"override": answered} if differences else {})
 
     evidence = collect_evidence(layout, gate, model, output, approved)
@@ -151,14 +153,16 @@ def promote(
     Raise PlanError if either is damaged or the champion moved meanwhile, GateError if `asked` does.
     """
     check_artifact(layout, gate)
-    before = champion(layout, name)
+    before = find_champion(layout, name)
     if (compared := _find_compared_version(gate, name)) is not None and compared != (before.version if before else 0):
         had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
         raise PlanError(
             f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
         )
     digest = model.outputs[output].digest
-    after = move(layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest)
+    after = move_champion(
+        layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest
+    )
     if before is not None and before.by == after.by:
         reason = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
         return Verdict(name, False, reason)
@@ -204,10 +208,10 @@ def _find_approvals(layout: Layout, key: str) -> set[int]:
 
 def find_artifact(layout: Layout, word: str) -> Manifest:
     """Return the one artifact that a step, key or folder names. Raise PlanError otherwise."""
-    from lineage.catalogue.index import ask
+    from lineage.catalogue.index import query_index
     from lineage.tracing.target import find_target
 
-    target = ask(layout, lambda index: find_target(index, word))
+    target = query_index(layout, lambda index: find_target(index, word))
     if len(target.keys) != 1:
         raise PlanError(f"{word} ({target.what}) stands for {len(target.keys)} artifacts: name a step or a key")
     manifest = Store(layout).with_key(target.keys[0])
@@ -236,9 +240,9 @@ def _find_name(given: Any) -> str:
 def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
     """Return when an evaluation promoted a model, None if it did not; a note answers before MLflow does."""
     note = _note_path(layout, wanted, gate, model)
-    if note.is_file() and not is_empty(layout):
+    if note.is_file() and not is_registry_empty(layout):
         return note.read_text()
-    here = standing(layout, wanted.name)
+    here = read_standing(layout, wanted.name)
     when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
     if when is not None and not here.is_unfinished:
         _write_note(layout, wanted, gate, model, when)
@@ -252,7 +256,7 @@ def _write_note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manife
 
 
 def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
-    where = shown(registry_uri(layout))
+    where = hide_credentials(registry_uri(layout))
     return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
 
 

@@ -36,7 +36,6 @@ def rollback(
 ) -> None:
     """Take the latest promotion back: the champion before it is champion again."""
     from lineage.layout import Layout
-    from lineage.registry.rollback import rollback
 
     before, after = rollback(Layout.find(), name, to, why)
     message = f"champion of {name}: version {before.version} → version {after.version} ({after.key[:12]})"
@@ -54,7 +53,7 @@ def champions(
 
     layout = Layout.find()
     if restore:
-        from lineage.registry.rollback import restore as write_again
+        from lineage.registry.rollback import restore_registry as write_again
 
         if name is None:
             raise PlanError("--restore wants a name: posttrain champions NAME --restore")

@@ -69,8 +69,8 @@ def _write_new(path: Path, text: str) -> Path:
 
 def _write_schema(folder: Path) -> Path:
     """Write the schema of this version, over that of an earlier one."""
-    from schemas.pages.editor_schema import editor_schema  # a second, which `posttrain --help` must not take
+    from schemas.pages.editor_schema import make_editor_schema  # a second, which `posttrain --help` must not take
 
     file = folder / SCHEMA
-    file.write_text(json.dumps(editor_schema(), indent=2) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(make_editor_schema(), indent=2) + "\n", encoding="utf-8")
     return file

@@ -19,7 +19,7 @@ from flows.deployments.dead_runs import SAID, mark_crashed
 from flows.deployments.watching import Change, Watch
 from lineage.audit.log import append
 from lineage.layout import Layout
-from lineage.sources.watched import content, glance
+from lineage.sources.watched import digest_source, stat_source
 from schemas.errors import PosttrainError
 from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
@@ -70,8 +70,8 @@ class Watcher:
         return Watch(
             self.layout.state / "watch" / f"{deployment.name}.json",
             schedule.on_change,
-            partial(glance, layout=self.layout, folders=folders),
-            partial(content, layout=self.layout, folders=folders),
+            partial(stat_source, layout=self.layout, folders=folders),
+            partial(digest_source, layout=self.layout, folders=folders),
         )
 
     def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:

@@ -15,7 +15,7 @@ from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import Decision, decide, decision, sentence
+from lineage.audit.approvals import Decision, describe_decision, latest_decision, record_decision
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -108,7 +108,7 @@ class ApprovalQueue:
         layout, step, index = self.execution.layout, question.step, question.gate.index
 
         def over() -> bool:
-            decided = decision(layout, question.manifest.key, index) is not None
+            decided = latest_decision(layout, question.manifest.key, index) is not None
             return decided or self.execution.stop.is_set()
 
         answer = None if over() else self.pause(question, over)
@@ -116,7 +116,7 @@ class ApprovalQueue:
             record_decision(
                 layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
             )
-        elif decision(layout, question.manifest.key, index) is None:
+        elif latest_decision(layout, question.manifest.key, index) is None:
             with self.lock:
                 self.unanswered.add((step.name, index))
 
@@ -126,7 +126,7 @@ def record_decision(
 ) -> dict[str, Any]:
     """Record a decision about a gate in the audit log and next to the evaluation's key."""
     measured = manifest.details["gates"][gate.index].get("text", "")
-    return decide(
+    return record_decision(
         layout,
         manifest.key,
         gate.index,
@@ -164,8 +164,10 @@ def decide_gates(
     ]
     if not gates:
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
-    answer = PersonalDecision(choice, name or audit_log.who(), reason.strip())
+    answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
     for gate in gates:
         entry = record_decision(layout, run, step, manifest, gate, answer, "command line")
-        console.print(f"{step_name}: {gate.name} {sentence(entry)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{step_name}: {gate.name} {describe_decision(entry)}", highlight=False, markup=False, soft_wrap=True
+        )
     console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

@@ -7,7 +7,7 @@ from flows.execution.states import FINISHED, StepState
 from flows.planning.compile import has_own_key
 from lineage.audit.chain import read_chain
 from lineage.audit.log import Entry, append
-from lineage.audit.run_checks import EVENTS, PLAN, REPORT, seen, seen_records
+from lineage.audit.run_checks import EVENTS, PLAN, REPORT, describe_file, describe_records
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -26,7 +26,7 @@ def read_verified_plan(layout: Layout, run: str) -> Plan:
         if e["action"] == "run started" and e["facts"].get("run") == run
     ]
     file = layout.run(run) / PLAN
-    if known and known[-1] != seen(file)["sha256"]:
+    if known and known[-1] != describe_file(file)["sha256"]:
         raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
     wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
     if wrong:
@@ -43,7 +43,7 @@ def log_run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
         recipe=plan.recipe,
         file=plan.file,
         profile=plan.profile,
-        plan=seen(layout.run(run) / PLAN)["sha256"],
+        plan=describe_file(layout.run(run) / PLAN)["sha256"],
         recipe_digest=digest_of(plan.resolved),
         steps=len(plan.steps),
         hits=hits,
@@ -63,13 +63,13 @@ def log_run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_c
         run=run,
         exit_code=exit_code,
         steps=steps,
-        events=seen(folder / EVENTS),
-        records=seen_records(folder),
+        events=describe_file(folder / EVENTS),
+        records=describe_records(folder),
     )
 
 
 def log_report_written(layout: Layout, run: str) -> Entry:
     """Record the report of a run as just written, and the run's events until then."""
     folder = layout.run(run)
-    events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
-    return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)
+    events = describe_file(folder / EVENTS) if (folder / EVENTS).is_file() else None
+    return append(layout, "report written", run=run, report=describe_file(folder / REPORT), events=events)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from flows.planning.estimate import Forecast, cost_of_holding, format_cost, list_exceeded_limits, predict_costs
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, Spending, read_spending, total, write_spending
+from lineage.reports.spending import Cost, Spending, read_spending, sum_costs, write_spending
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
@@ -103,7 +103,7 @@ class Ledger:
             running = [self._cost(attempt) for attempt in self.attempts.values()]
             if self.clock() - self.noted > EVERY:
                 self._note()
-            return list_exceeded_limits(self.budget, total([*self.spent.values(), *running]))
+            return list_exceeded_limits(self.budget, sum_costs([*self.spent.values(), *running]))
 
     def find_stop_reason(self) -> str:
         """Return why nothing may continue or begin; empty while the budget lasts or only warns."""
@@ -132,9 +132,9 @@ def describe_spending(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
     noted = read_spending(layout, run)
     if noted is None:
         return
-    prices, spent = plan.budget.prices if plan.budget else Prices(), total(noted.spent.values())
+    prices, spent = plan.budget.prices if plan.budget else Prices(), sum_costs(noted.spent.values())
     foreseen = [cost for cost in noted.predicted.values() if cost is not None]
-    before = f"; estimated: {format_cost(total(foreseen), prices)}" if foreseen else ""
+    before = f"; estimated: {format_cost(sum_costs(foreseen), prices)}" if foreseen else ""
     yield f"spent: {format_cost(spent, prices)}{before}"
     if plan.budget and (passed := list_exceeded_limits(plan.budget, spent)):
         advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""

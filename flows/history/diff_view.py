@@ -10,7 +10,7 @@ from rich.text import Text
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
 from flows.planning.difference import format_value
-from lineage.reports.report import duration
+from lineage.reports.report import format_duration
 
 SHOWN = 12
 """Ids of rows per list; all of them are in `--json`."""
@@ -106,4 +106,4 @@ def _format_cost(difference: Difference) -> Iterator[tuple[str, ...]]:
     }
     for what, name in names.items():
         if any(difference.cost[what]):
-            yield name, *(duration(seconds) for seconds in difference.cost[what])
+            yield name, *(format_duration(seconds) for seconds in difference.cost[what])

@@ -13,11 +13,17 @@ from rich.text import Text
 from flows.execution.active_runs import prevent_runs
 from flows.history.needed_artifacts import find_needed, list_keys
 from flows.processes.locks import lock_if_free
-from lineage.artifacts.reclaim import Garbage, freed, left_over, remove, unneeded_objects
+from lineage.artifacts.reclaim import (
+    Garbage,
+    count_freed_bytes,
+    find_temporaries,
+    find_unneeded_objects,
+    remove_garbage,
+)
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from lineage.records import Record, read_records
-from lineage.retention.keep import best, pinned, promoted, refuse_damaged, refuse_missing, with_ancestors
+from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
 from lineage.retention.keepsakes import keepsakes, pin, unpin
 from lineage.tracing.ancestry import trace
 from lineage.verification.audit_check import check_log
@@ -58,7 +64,7 @@ def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bo
     """
     with prevent_runs(layout) if yes else nullcontext():
         clearance = find_garbage(layout, policy)
-        size = freed(clearance.garbage.paths)
+        size = count_freed_bytes(clearance.garbage.paths)
         if yes:
             _remove_garbage(layout, clearance, size, policy)
     if as_json:
@@ -74,22 +80,22 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
         raise PlanError(f"the audit log does not hold, so what must stay is unknown and nothing is removed: {what}")
     records = read_records(layout)
-    reasons = promoted(layout, policy.champions) | pinned(layout)
+    reasons = find_promoted(layout, policy.champions) | find_pinned(layout)
     refuse_missing(log, records, reasons)
     planned = find_needed(layout, log, policy.last, policy.given_up)
     if policy.keep:
-        leaders = best(records, policy.by, policy.keep)
+        leaders = find_best(records, policy.by, policy.keep)
         makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
         reasons = leaders | reasons
         planned = {key: why for run, why in makers.items() for key in list_keys(layout, log, run)} | planned
-    kept = with_ancestors(records, planned | reasons)
+    kept = add_ancestors(records, planned | reasons)
     stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
     refuse_damaged(layout, log, (record for record, _ in stay))
     go = [record for record in records if record["key"] not in kept]
     works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
     in_use = frozenset(work for work in works if _is_used(work))
-    objects = tuple(unneeded_objects(layout, [record for record, _ in stay], go))
-    garbage = Garbage(tuple(go), objects, tuple(left_over(layout)), tuple(w for w in works if w not in in_use))
+    objects = tuple(find_unneeded_objects(layout, [record for record, _ in stay], go))
+    garbage = Garbage(tuple(go), objects, tuple(find_temporaries(layout)), tuple(w for w in works if w not in in_use))
     return Clearance(stay, garbage, in_use)
 
 
@@ -124,7 +130,7 @@ def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Pol
         kept=len(clearance.kept),
         policy=asdict(policy),
     )
-    remove(layout, garbage)
+    remove_garbage(layout, garbage)
     for work in garbage.works:
         with lock_if_free(work / "lock") as free:
             if free or not (work / "lock").exists():
@@ -136,7 +142,8 @@ def _as_json(clearance: Clearance) -> dict[str, Any]:
     return {
         "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],
         "artifacts": [
-            {**_describe_record(record), "bytes": freed([Path(record["folder"])])} for record in garbage.artifacts
+            {**_describe_record(record), "bytes": count_freed_bytes([Path(record["folder"])])}
+            for record in garbage.artifacts
         ],
         "objects": len(garbage.objects),
         "temporaries": len(garbage.temporaries),

@@ -17,13 +17,13 @@ def add_champions(
     Without a champion they stay as they are, and the gate says so. Raise PlanError if the audit log does not verify,
     MLflow does not answer or names a champion that no recorded move made, or the champion is not in this checkout.
     """
-    from lineage.registry.champions import standing
+    from lineage.registry.champions import read_standing
 
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue
         model = champion_name(recipe, gate)
-        here = standing(layout, model)
+        here = read_standing(layout, model)
         champion = here.champion
         if champion is None and here.alarms:
             raise PlanError(f"a gate compares with the champion of {model}, and {here.alarms[0]}")

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.contract import find_disagreement, read_contract
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -60,12 +60,12 @@ def _find_received(
 ) -> KnownContract:
     if given.steps:
         return bonds[given.steps[0]]
-    return KnownContract(fingerprint(find_source(str(given.source), layout, folders).folder))
+    return KnownContract(read_contract(find_source(str(given.source), layout, folders).folder))
 
 
 def _find_disagreement(one: KnownContract, other: KnownContract) -> str | None:
     if one.contract is not None and other.contract is not None:
-        return disagreement(one.contract, other.contract)
+        return find_disagreement(one.contract, other.contract)
     if one.tokenizer is None or other.tokenizer is None or one.tokenizer == other.tokenizer:
         return None
     names = [k for k in sorted({*one.tokenizer, *other.tokenizer}) if one.tokenizer.get(k) != other.tokenizer.get(k)]

@@ -7,8 +7,8 @@ from flows.planning.difference import list_differences
 from flows.planning.estimate import Estimate, Forecast, describe_costs, describe_excess
 from flows.planning.explain import explain_plan
 from lineage.layout import Layout
-from lineage.reports.report import duration
-from lineage.tracing.history import latest
+from lineage.reports.report import format_duration
+from lineage.tracing.history import find_latest
 from schemas.errors import PlanError
 from schemas.plan import Plan
 from schemas.suggestions import suggest
@@ -43,7 +43,7 @@ def make_plan_table(plan: Plan, layout: Layout) -> Table:
 def _format_time(estimate: Estimate) -> str:
     if estimate.cost is None:
         return "unknown"
-    took = duration(estimate.cost.seconds)
+    took = format_duration(estimate.cost.seconds)
     return f"saves {took}" if estimate.is_hit else f"about {took}"
 
 
@@ -65,6 +65,6 @@ def explain_step(plan: Plan, name: str, layout: Layout) -> str:
     verdict, why = explain_plan(plan, layout)[name]
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
-    before = latest(layout, plan.recipe, [name]).get(name)
+    before = find_latest(layout, plan.recipe, [name]).get(name)
     lines = [f"  {line}" for line in list_differences(before.identity, step.identity)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])

@@ -28,7 +28,7 @@ from flows.prefect_runs.flow_context import current_flow_run
 from flows.prefect_runs.run_page import list_result_rows, make_plan_page, make_result_page
 from flows.servers.up import read_addresses
 from lineage.layout import Layout
-from lineage.tracking.record import run_page
+from lineage.tracking.record import find_run_page
 from schemas.plan import Plan
 
 EVERY = 2.0
@@ -72,7 +72,7 @@ def _find_links(layout: Layout, run: str) -> dict[str, str]:
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
     served = (read_addresses(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
-        page = run_page(layout, run) if served.startswith("http") else None
+        page = find_run_page(layout, run) if served.startswith("http") else None
     except Exception as error:  # MLflow's record is a projection, this is a link to it
         log.warning("MLflow was not asked for its page of the run: %s", error)
         page = None

@@ -5,7 +5,7 @@ from typing import Any
 from flows.execution.approval import ApprovalRequest
 from flows.execution.execute import Execution
 from lineage.artifacts.store import Store
-from lineage.reports.report import duration
+from lineage.reports.report import format_duration
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 
@@ -92,7 +92,7 @@ def _make_lineage_table(made: dict[str, Manifest]) -> str:
 
 def _describe_cost(made: list[Manifest]) -> str:
     wall, cpu, gpu = (sum(getattr(m, what) for m in made) for what in ("seconds", "cpu_seconds", "gpu_seconds"))
-    return f"{duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds, over all that led here."
+    return f"{format_duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds, over all that led here."
 
 
 def _make_table(head: list[str], rows: list[list[str]]) -> str:

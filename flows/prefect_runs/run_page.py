@@ -10,7 +10,7 @@ from flows.execution.results import read_scores, read_yields
 from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
 from flows.planning.explain import Verdict
 from flows.planning.gate_power import describe_condition
-from lineage.reports.report import duration, number
+from lineage.reports.report import format_duration, format_number
 from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}
@@ -28,7 +28,7 @@ def make_plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: 
     for step in plan.steps:
         verdict, why = verdicts[step.name]
         why = "; ".join(filter(None, (why, describe_condition(step, plan))))
-        last = duration(took[step.name]) if step.name in took else "–"
+        last = format_duration(took[step.name]) if step.name in took else "–"
         cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, step.reads, f"{step.resources.all_cpus:g}")
         lines[-1] += "\n" + _format_row(*cells, last)
     return "\n\n".join(lines)
@@ -41,7 +41,7 @@ def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, f
         return "Nothing is to be done."
     known = [took[name] for name in missing if name in took]
     unknown = [name for name in missing if name not in took]
-    text = f"Those to be done took {duration(sum(known))} when they last ran" if known else "They have never run"
+    text = f"Those to be done took {format_duration(sum(known))} when they last ran" if known else "They have never run"
     if known and unknown:
         return f"{text}; not known: {', '.join(unknown)}."
     return f"{text}." if known else f"{text}: nothing is known of their cost."
@@ -74,7 +74,7 @@ def make_result_page(
         lines.append("### Held-out problems\n\n| model | metric | family | value | interval |\n|---|---|---|---|---|")
         for row in rows:
             lines[-1] += "\n" + _format_row(
-                row["model"], row["metric"], row["family"], number(row["value"]), row["interval"]
+                row["model"], row["metric"], row["family"], format_number(row["value"]), row["interval"]
             )
     lines += make_yield_tables(states)
     if links:
@@ -90,7 +90,7 @@ def make_yield_tables(states: Mapping[str, StepState]) -> list[str]:
         if state.manifest is None or not table:
             continue
         heads = [column.replace("_", " ") for column in table[0]]
-        rows = [_format_row(*(number(value) for value in line.values())) for line in table]
+        rows = [_format_row(*(format_number(value) for value in line.values())) for line in table]
         tables.append("\n".join([f"### Yield of {name}\n", _format_row(*heads), "|" + "---|" * len(heads), *rows]))
         if capped := state.manifest.details.get("capped"):
             tables.append(f"**{capped}**")
@@ -113,7 +113,7 @@ def describe_outcome(states: Mapping[str, StepState]) -> str:
 def _format_metrics(state: StepState) -> str:
     metrics = state.manifest.metrics if state.manifest else {}
     plain = [(k, v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)]
-    return ", ".join(f"{name} {number(value)}" for name, value in plain[:4])
+    return ", ".join(f"{name} {format_number(value)}" for name, value in plain[:4])
 
 
 def _format_row(*cells: str) -> str:

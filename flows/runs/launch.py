@@ -20,7 +20,7 @@ from flows.processes.stop_signals import enforce_stop, set_on_signals
 from flows.steps.artifacts import restore_damaged
 from flows.steps.ray_workers import check_machine
 from lineage.artifacts.store import Store
-from lineage.audit.log import anchor
+from lineage.audit.log import anchor_of
 from lineage.layout import Layout
 from schemas.plan import Plan, Step
 
@@ -105,7 +105,7 @@ def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], obj
             "run": outcome.run,
             "state": "ended",
             "exit_code": outcome.exit_code,
-            "audit": anchor(noted),
+            "audit": anchor_of(noted),
         }
     )
     if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects

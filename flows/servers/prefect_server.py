@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
-from lineage.database import SCHEMAS, chosen_database, prefect_address
+from lineage.database import SCHEMAS, prefect_address, read_chosen_database
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.package import IMPORT_FOLDER, import_path
@@ -57,7 +57,7 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
 
 def make_server_environment(layout: Layout) -> dict[str, str]:
     """Return where a server keeps its records; only for its own process, as an address may hold a password."""
-    database = chosen_database(layout.state)
+    database = read_chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
         return {}
     return {

@@ -25,7 +25,7 @@ from flows.servers.services import (
     make_worker_service,
 )
 from flows.servers.supervisor import Say, Service, Supervisor
-from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
+from lineage.database import SQLITE, hide_password, prepare_database, read_chosen_database, remember_database
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
@@ -110,12 +110,12 @@ def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Ser
 
 
 def _print_addresses(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
-    database = chosen_database(layout.state)
+    database = read_chosen_database(layout.state)
     for name, text in (
         ("Prefect", addresses.prefect.removesuffix("/api") + (" (was there)" if addresses.prefect_given else "")),
         ("MLflow", addresses.mlflow + (" (was there)" if addresses.mlflow_given else "")),
         ("worker", f"pool {POOL}, at most {limit} flow runs at a time"),
-        ("records", without_password(database) if database else f"SQLite in {_shorten_path(layout.state)}"),
+        ("records", hide_password(database) if database else f"SQLite in {_shorten_path(layout.state)}"),
         ("logs", _shorten_path(layout.state / FOLDER)),
     ):
         console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
@@ -217,14 +217,14 @@ def _choose_database(layout: Layout, database: str | None) -> None:
             _refuse_password(database)
             prepare_database(database)
         remember_database(layout.state, database)
-    elif chosen := chosen_database(layout.state):
+    elif chosen := read_chosen_database(layout.state):
         prepare_database(chosen)
 
 
 def _refuse_password(database: str) -> None:
-    if without_password(database) != database:
+    if hide_password(database) != database:
         raise PlanError(
-            f"--database {without_password(database)}: everybody on this machine sees a password given so\n"
+            f"--database {hide_password(database)}: everybody on this machine sees a password given so\n"
             "    put it into PGPASSWORD or ~/.pgpass, or the whole address into POSTTRAIN_DATABASE"
         )
 

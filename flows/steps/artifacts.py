@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from flows.processes.locks import try_lock
 from lineage.artifacts.completeness import Condition
-from lineage.artifacts.signature import signed_by
+from lineage.artifacts.signature import read_signer_name
 from lineage.artifacts.store import Store
 from lineage.audit.log import Entry, append
 from lineage.layout import Layout
@@ -68,7 +68,7 @@ def log_published(layout: Layout, manifest: Manifest) -> Entry:
         kind=manifest.kind,
         key=manifest.key,
         digests={name: output.digest for name, output in manifest.outputs.items()},
-        signed_by=signed_by(Store(layout).folder(manifest)),
+        signed_by=read_signer_name(Store(layout).folder(manifest)),
     )
 
 

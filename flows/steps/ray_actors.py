@@ -24,7 +24,7 @@ from flows.steps.ray_placement import find_bundle_indices
 from flows.steps.step_spec import StepSpec
 from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, describe_error
 from schemas.errors import StepError
-from schemas.resources import Resources, bytes_of
+from schemas.resources import Resources, parse_memory
 
 Recipe = tuple[Factory, Sequence[Any], Mapping[str, Any]]
 """How an object is made: its factory with arguments."""
@@ -134,7 +134,7 @@ class RayActors:
             num_cpus=settings.num_cpus,
             num_gpus=settings.num_gpus,
             max_restarts=0,
-            memory=bytes_of(settings.memory) or None,
+            memory=parse_memory(settings.memory) or None,
             scheduling_strategy=strategy,
         )
         return host.remote(role, settings.num_cpus, settings.num_gpus, self.home)

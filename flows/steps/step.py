@@ -29,14 +29,14 @@ from flows.steps.task_run import (
     measure_peak_rss,
     run_task,
 )
-from lineage.artifacts.contract import disagreement, fingerprint
-from lineage.artifacts.provenance import commit, machine, versions
+from lineage.artifacts.contract import find_disagreement, read_contract
+from lineage.artifacts.provenance import describe_machine, read_commit, read_versions
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from schemas.atomic_write import is_fragment, write_text_atomically
-from schemas.endpoint import without_operation
+from schemas.endpoint import strip_operation
 from schemas.errors import StepError
-from schemas.gates import without_policy
+from schemas.gates import strip_policy
 from schemas.manifest import Contract, Manifest
 from schemas.package import PREFIX, ROOT
 from schemas.plan import Step
@@ -80,7 +80,7 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
-    head, dirty = (None, False) if PREFIX else commit(ROOT)  # an installed wheel is in no repository of ours
+    head, dirty = (None, False) if PREFIX else read_commit(ROOT)  # an installed wheel is in no repository of ours
     return folder, Manifest(
         key=step.key,
         kind=step.kind,
@@ -96,8 +96,8 @@ def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
         details=result.details,
         commit=head,
         dirty=dirty,
-        versions=versions(),
-        machine=machine(),
+        versions=read_versions(),
+        machine=describe_machine(),
         started=started.isoformat(),
         seconds=seconds,
         cpu_seconds=measure_cpu_seconds() - cpu + spent["cpu_seconds"],
@@ -141,7 +141,7 @@ def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> 
 def _check_identity(step: Step) -> None:
     """Raise StepError if the settings are not those that the key stands for: the plan was edited."""
     ports = {given.port for given in step.inputs}
-    settings = blank_references(without_operation(without_policy(step.settings)), ports)
+    settings = blank_references(strip_operation(strip_policy(step.settings)), ports)
     planned = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
     kept = {name: step.identity.get(name) for name in planned}
     if digest_of(step.identity) != step.key or digest_of(planned) != digest_of(kept):
@@ -164,10 +164,10 @@ def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iter
 def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
     if not traits_of(step.kind).shares_tokens:
         return
-    models = [(one.record, fingerprint(one.folder)) for one in received if one.record.type in CARRIERS]
+    models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
     known = [(r, contract) for r, contract in models if contract is not None]
     for record, contract in known[1:]:
-        if (problem := disagreement(known[0][1], contract)) is not None:
+        if (problem := find_disagreement(known[0][1], contract)) is not None:
             pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))
             raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
 
@@ -175,7 +175,7 @@ def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
 def _find_contract(folder: Path, step: Step) -> Contract | None:
     """Return the contract of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
-    contracts = (fingerprint(folder / "outputs" / name) for name in names)
+    contracts = (read_contract(folder / "outputs" / name) for name in names)
     return next((contract for contract in contracts if contract is not None), None)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.steps.step_spec import MadeInput, StepSpec
-from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import check_source, find_source
@@ -45,7 +45,7 @@ def _find_source_input(given: Input, step: Step, layout: Layout, folders: list[P
     reference = str(given.source)
     source = find_source(reference, layout, folders)
     # First the stamps, then the comparison: what changes in between is seen when the step has ended.
-    seen = scan(source.folder, links=source.key is None)
+    seen = scan_folder(source.folder, links=source.key is None)
     source = find_source(reference, layout, folders)
     if source.digest != given.digest:
         raise StepError(f"{step.name}: {reference} changed since the plan was made; run the recipe again")
@@ -61,7 +61,7 @@ def _find_source_input(given: Input, step: Step, layout: Layout, folders: list[P
 def _find_made_input(given: Input, made: MadeInput, step: Step, layout: Layout) -> ReceivedInput:
     store = Store(layout)
     folder = store.output_folder(made.kind, made.key, made.output)
-    seen = scan(folder) if folder.is_dir() else Scan({}, ())
+    seen = scan_folder(folder) if folder.is_dir() else Scan({}, ())
     condition = store.examine(made.kind, made.key)
     if condition.manifest is None or not condition.is_whole:
         what = f"is damaged: {condition.text}" if condition.damages else "is missing"
@@ -99,7 +99,7 @@ def verify_unchanged(step: Step, received: list[ReceivedInput]) -> None:
 
 def _describe_change(one: ReceivedInput) -> str | None:
     try:
-        now = scan(one.folder, links=one.links)
+        now = scan_folder(one.folder, links=one.links)
     except OSError as error:
         return f"{one.folder}: {error.strerror}"
     if now == one.seen:

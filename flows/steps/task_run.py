@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from flows.processes.redaction import make_redactor
 from flows.processes.secret_values import find_secrets, resolve_references
 from flows.steps.step_spec import TaskReport
-from lineage.keys import derived_key, signer
+from lineage.keys import derive_key, load_signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.package import import_path
@@ -94,8 +94,8 @@ def run_task(step: Step, context: Context, layout: Layout, folders: Iterable[Pat
 
 def _derive_checkpoint_key(layout: Layout, step: Step) -> bytes:
     """Return the secret that seals the checkpoints of a step, one per key of a step. Raise PlanError without it."""
-    signer(layout)  # makes the signing key where there is none
-    key = derived_key(layout, f"resuming {step.key}")
+    load_signer(layout)  # makes the signing key where there is none
+    key = derive_key(layout, f"resuming {step.key}")
     assert key is not None
     return key
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from learning.lookup import Bound, bind
-from schemas.number_schedules import Number, settled
+from schemas.number_schedules import Number, settle
 from schemas.stages.rl import Rl
 from schemas.use import Use
 
@@ -84,14 +84,14 @@ class Algorithm:
             replace(
                 term,
                 function=term.function.settled(controls),
-                coef=settled(term.coef, controls),
+                coef=settle(term.coef, controls),
                 loss_aggregation=term.loss_aggregation.settled(controls) if term.loss_aggregation else None,
                 token_mask=None if term.token_mask is None else each(term.token_mask),
             )
             for term in self.loss_terms
         ]
         streams = [
-            replace(stream, coef=settled(stream.coef, controls), advantage=each(stream.advantage))
+            replace(stream, coef=settle(stream.coef, controls), advantage=each(stream.advantage))
             for stream in self.advantage_streams
         ]
         return replace(

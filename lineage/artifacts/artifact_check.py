@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from lineage.artifacts.signature import SIGNATURE, signature_problems
+from lineage.artifacts.signature import SIGNATURE, check_signature
 from lineage.artifacts.store import Store
-from lineage.audit.log import Entry, entries
-from lineage.keys import trusted
+from lineage.audit.log import Entry, read_entries
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -17,16 +17,16 @@ def check_artifact(layout: Layout, manifest: Manifest) -> None:
     folder = store.folder(manifest)
     problems = store.verify(manifest)
     if (folder / SIGNATURE).is_file():
-        problems += signature_problems(folder, trusted(layout))
-    problems += _log_problems(layout, manifest)
+        problems += check_signature(folder, load_trusted_keys(layout))
+    problems += _compare_with_log(layout, manifest)
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
 
 
-def _log_problems(layout: Layout, manifest: Manifest) -> Iterator[str]:
+def _compare_with_log(layout: Layout, manifest: Manifest) -> Iterator[str]:
     """In what an artifact differs from its publication in the log; one of another run was pulled in its place."""
-    seen = _publication(layout, manifest.key)
+    seen = _find_publication(layout, manifest.key)
     if seen is None or seen["facts"].get("run") not in (manifest.run, None):
         return
     folder, number = Store(layout).folder(manifest), seen["number"]
@@ -36,10 +36,10 @@ def _log_problems(layout: Layout, manifest: Manifest) -> Iterator[str]:
         yield f"{folder / SIGNATURE}: missing, though entry {number} of the audit log saw it"
 
 
-def _publication(layout: Layout, key: str) -> Entry | None:
+def _find_publication(layout: Layout, key: str) -> Entry | None:
     """The latest entry of the log that says that an artifact was published."""
     found = None
-    for entry in entries(layout):
+    for entry in read_entries(layout):
         facts = entry["facts"]
         if entry["action"] == "artifact published" and isinstance(facts, dict) and facts.get("key") == key:
             found = entry

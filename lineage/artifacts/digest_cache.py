@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from lineage.keys import derived_key
+from lineage.keys import derive_key
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import PlanError
@@ -58,7 +58,7 @@ class Scan:
     strange: tuple[str, ...]
 
 
-def scan(folder: Path, *, links: bool = False) -> Scan:
+def scan_folder(folder: Path, *, links: bool = False) -> Scan:
     """Look at every file below a folder. With `links` a link to a file counts as that file, else as strange.
 
     Folders behind links are not entered.
@@ -114,7 +114,7 @@ class DigestCache:
 
     def _key(self) -> bytes | None:
         try:
-            return derived_key(self.layout, PURPOSE)
+            return derive_key(self.layout, PURPOSE)
         except (PlanError, OSError):
             return None
 
@@ -126,7 +126,7 @@ class DigestCache:
     def _read(self, folder: Path, key: bytes) -> dict[str, tuple[Stamp, str]]:
         try:
             seal, _, body = self._file(folder).read_bytes().partition(b"\n")
-            if not hmac.compare_digest(seal, _seal(key, body)):
+            if not hmac.compare_digest(seal, _authenticate(key, body)):
                 return {}
             record = json.loads(body)
             if record["folder"] != str(folder):
@@ -141,8 +141,8 @@ class DigestCache:
         target = self._file(folder)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             with atomic_file(target, flush=False) as fresh:
-                fresh.write_bytes(_seal(key, body) + b"\n" + body)
-            _bound(target.parent)
+                fresh.write_bytes(_authenticate(key, body) + b"\n" + body)
+            _remove_oldest(target.parent)
 
 
 def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
@@ -183,11 +183,11 @@ def _hash_all(
         return zip(names, list(pool.map(lambda path: hash_file(path, links=links), paths)), strict=True)
 
 
-def _seal(key: bytes, body: bytes) -> bytes:
+def _authenticate(key: bytes, body: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-def _bound(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     """Remove the oldest records where there are too many."""
     with os.scandir(folder) as entries:
         found = list(entries)

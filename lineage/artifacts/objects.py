@@ -61,14 +61,14 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfileobj(read, write, 1 << 20)
 
 
-def sync_tree(folder: Path) -> None:
+def flush_tree(folder: Path) -> None:
     """Flush every file and folder below `folder` to the disk."""
     for base, _, names in os.walk(folder):
         for path in (*(Path(base) / name for name in names), Path(base)):
-            sync(path)
+            flush_path(path)
 
 
-def sync(path: Path) -> None:
+def flush_path(path: Path) -> None:
     """Flush one file or folder to the disk; file systems that cannot flush a folder are left alone."""
     handle = os.open(path, os.O_RDONLY)
     try:

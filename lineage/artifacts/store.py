@@ -6,14 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lineage.artifacts.completeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
-from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
-from lineage.artifacts.objects import Objects, copy_file, sync, sync_tree
-from lineage.artifacts.published import Keys, log_damages
+from lineage.artifacts.completeness import (
+    MANIFEST,
+    NOT_OURS,
+    OUTPUTS,
+    Condition,
+    Damage,
+    examine_files,
+    read_sealed_manifest,
+)
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
+from lineage.artifacts.objects import Objects, copy_file, flush_path, flush_tree
+from lineage.artifacts.published import Keys, compare_with_log
 from lineage.artifacts.seal import write_seal
-from lineage.artifacts.signature import SIGNATURE, signature_differences, write_signature
+from lineage.artifacts.signature import SIGNATURE, compare_with_signature, write_signature
 from lineage.digests import content_digest, dvc_digest, folder_digests
-from lineage.keys import trusted
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
@@ -46,17 +54,17 @@ class Store:
         if not folder.is_dir():
             return Condition(None, ())
         try:
-            seen = scan(folder)
-            digests, keys = self.digests.digests(folder, seen.files), trusted(self.layout)
+            seen = scan_folder(folder)
+            digests, keys = self.digests.digests(folder, seen.files), load_trusted_keys(self.layout)
             found = self._checked(folder, digests, seen.strange, keys)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_unreadable(error)
         if found.manifest is None:
             return found
         wrong = list(found.damages)
         if found.manifest.key != key:
             wrong.append(Damage(MANIFEST, "is of another key"))
-        wrong += log_damages(self.layout, found.manifest, folder, keys)
+        wrong += compare_with_log(self.layout, found.manifest, folder, keys)
         return replace(found, damages=tuple(wrong))
 
     def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
@@ -64,9 +72,9 @@ class Store:
         same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
         if same in _whole:
             return Condition(_whole[same], ())
-        found = condition(folder, digests, strange)
+        found = examine_files(folder, digests, strange)
         if SIGNATURE in digests or SIGNATURE in strange:
-            wrong = tuple(Damage(*each) for each in signature_differences(folder, digests, keys))
+            wrong = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
             found = replace(found, damages=found.damages + wrong)
         if found.manifest is not None and found.is_whole:
             if len(_whole) >= MOST_WHOLE:
@@ -76,10 +84,10 @@ class Store:
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
         try:
-            seen = scan(folder)
-            return condition(folder, hashed(seen), seen.strange)
+            seen = scan_folder(folder)
+            return examine_files(folder, hashed(seen), seen.strange)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_unreadable(error)
 
     def with_key(self, key: str) -> Manifest | None:
         """The manifest of a key, whatever its kind; None when it is not here or damaged."""
@@ -118,12 +126,12 @@ class Store:
         """
         for name, output in manifest.outputs.items():
             self.objects.put_output(folder / "outputs" / name, output)
-        sync_tree(folder)
+        flush_tree(folder)
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-        sync(folder / MANIFEST)
-        sync(write_seal(folder))
-        sync(write_signature(self.layout, folder, manifest))
-        sync(folder)
+        flush_path(folder / MANIFEST)
+        flush_path(write_seal(folder))
+        flush_path(write_signature(self.layout, folder, manifest))
+        flush_path(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists() and self.find(manifest.kind, manifest.key) is None:
@@ -136,7 +144,7 @@ class Store:
                 raise
             shutil.rmtree(folder)
             return published
-        sync(final.parent)
+        flush_path(final.parent)
         return manifest
 
     def verify(self, manifest: Manifest) -> list[str]:
@@ -192,10 +200,10 @@ class Store:
                     yield self.folder(manifest) / path, file
 
 
-def _unreadable(error: OSError) -> Condition:
+def _describe_unreadable(error: OSError) -> Condition:
     return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
-    return sealed_manifest(folder)
+    return read_sealed_manifest(folder)

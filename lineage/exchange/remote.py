@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineage.layout import Layout
-from lineage.registry.client import shown
+from lineage.registry.client import hide_credentials
 from schemas.errors import PlanError, PosttrainError, StepError
 
 if TYPE_CHECKING:
@@ -64,13 +64,13 @@ class Remote:
         """
         listings = {name for name in objects if name.endswith(".dir")}
         return sum(
-            self._moved(self.repo.cloud.push(_infos(some), remote=self.name), "sent to")
+            self._moved(self.repo.cloud.push(_make_hash_infos(some), remote=self.name), "sent to")
             for some in (set(objects) - listings, listings)
         )
 
     def fetch(self, objects: set[str]) -> int:
         """Fetch objects into DVC's cache; returns how many. Raises StepError when one is not there."""
-        return self._moved(self.repo.cloud.pull(_infos(objects), remote=self.name), "fetched from")
+        return self._moved(self.repo.cloud.pull(_make_hash_infos(objects), remote=self.name), "fetched from")
 
     def _moved(self, result: Any, how: str) -> int:
         if result.failed:
@@ -79,14 +79,14 @@ class Remote:
         return len(result.transferred)
 
 
-def _infos(objects: Iterable[str]) -> set[Any]:
+def _make_hash_infos(objects: Iterable[str]) -> set[Any]:
     from dvc_data.hashfile.hash_info import HashInfo
 
     return {HashInfo("md5", name) for name in objects}
 
 
 @contextmanager
-def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
+def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     """A remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
 
     Raises PlanError when it cannot be used.
@@ -97,8 +97,8 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     for logger in ("dvc", "dvc_data", "dvc_objects"):  # what goes wrong is told by exceptions
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
-    said = place(name)
-    url = _url(layout, name)
+    said = describe_remote(name)
+    url = _remote_url(layout, name)
     layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
@@ -111,24 +111,24 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
         with memory, Repo(str(layout.root), config=config) as repo:
             yield Remote(repo, AD_HOC if url else name, said)
     except (DvcException, OSError) as error:
-        raise PlanError(f"{said} cannot be used as a DVC remote: {_plain(error, name)}") from error
+        raise PlanError(f"{said} cannot be used as a DVC remote: {_hide_address(error, name)}") from error
     except PosttrainError:
         raise
     except Exception as error:  # clients of clouds raise what they like
-        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_plain(error, name)}") from error
+        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_hide_address(error, name)}") from error
 
 
-def _plain(error: Exception, name: str | None) -> str:
+def _hide_address(error: Exception, name: str | None) -> str:
     """What went wrong, without the password of a URL."""
-    return str(error).replace(name, place(name)) if name else str(error)
+    return str(error).replace(name, describe_remote(name)) if name else str(error)
 
 
-def place(name: str | None) -> str:
+def describe_remote(name: str | None) -> str:
     """A remote as it may be written down: without user and password."""
-    return shown(name) if name and "://" in name else name or "DVC's default remote"
+    return hide_credentials(name) if name and "://" in name else name or "DVC's default remote"
 
 
-def _url(layout: Layout, name: str | None) -> str | None:
+def _remote_url(layout: Layout, name: str | None) -> str | None:
     """The place itself when it is one rather than a configured name."""
     if not name:
         return None

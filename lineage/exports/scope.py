@@ -45,7 +45,7 @@ class Scope:
         return [event for event in last.values() if event["state"] in ENDED]
 
 
-def scope(layout: Layout, word: str) -> Scope:
+def collect_scope(layout: Layout, word: str) -> Scope:
     """Everything that a target was made from, itself included; raises UnknownTarget."""
     found = trace(layout, word)
     read = (read_record(node.record["folder"]) for node in found.up)
@@ -65,17 +65,17 @@ def stable_id(*words: str) -> str:
     return str(uuid.uuid5(NAMESPACE, json.dumps(words)))
 
 
-def ended_at(record: Record) -> datetime:
+def end_time(record: Record) -> datetime:
     """When the step that made an artifact ended."""
     return datetime.fromisoformat(record["started"]) + timedelta(seconds=record["seconds"])
 
 
-def at(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A time of the event log (seconds since the epoch) in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def tables(record: Record, output: str) -> list[Path]:
+def find_tables(record: Record, output: str) -> list[Path]:
     """The tables of rows in an output."""
     files = record["outputs"][output]["files"]
     folder = Path(record["folder"], "outputs", output)

@@ -25,7 +25,7 @@ def registry_uri(layout: Layout) -> str:
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri(layout)
 
 
-def client(layout: Layout) -> "MlflowClient":
+def open_client(layout: Layout) -> "MlflowClient":
     """MLflow's client with both addresses; takes seconds the first time. Raises PlanError when they cannot be used."""
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     for name, value in SETTINGS.items():
@@ -40,16 +40,18 @@ def client(layout: Layout) -> "MlflowClient":
     try:
         return MlflowClient(tracking_uri(layout), registry_uri=registry_uri(layout))
     except Exception as error:  # drivers of databases raise what they like, with the password in it
-        raise PlanError(f"MLflow at {shown(registry_uri(layout))} cannot be used: {type(error).__name__}") from error
+        raise PlanError(
+            f"MLflow at {hide_credentials(registry_uri(layout))} cannot be used: {type(error).__name__}"
+        ) from error
 
 
-def is_empty(layout: Layout) -> bool:
+def is_registry_empty(layout: Layout) -> bool:
     """Whether nothing was ever registered: the checkout's own file has not been made yet. Costs nothing."""
     file = layout.state / "mlflow.db"
     return registry_uri(layout) == f"sqlite:///{file}" and not file.exists()
 
 
-def shown(uri: str) -> str:
+def hide_credentials(uri: str) -> str:
     """An address without user and password."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]

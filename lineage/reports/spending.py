@@ -43,7 +43,7 @@ class Spending:
     """All tries of the run."""
 
 
-def total(costs: Any) -> Cost:
+def sum_costs(costs: Any) -> Cost:
     """The sum of costs; what is unknown is left out."""
     return sum((cost for cost in costs if cost is not None), Cost())
 

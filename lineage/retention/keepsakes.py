@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from filelock import FileLock
 
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, read_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
@@ -20,7 +20,7 @@ def keepsakes(layout: Layout) -> dict[str, dict[str, str]]:
     """
     file = layout.state / f"{FILE}.json"
     try:
-        kept = read_json(read_regular(file))
+        kept = parse_json(read_regular(file))
         return {str(key): {"word": str(said["word"]), "since": str(said["since"])} for key, said in kept.items()}
     except Unreadable as error:
         if str(error) == "missing":

@@ -18,12 +18,12 @@ class Node:
     """The reader's port; empty where the walk began."""
 
 
-def ancestors(index: Index, keys: Iterable[str]) -> list[Node]:
+def collect_ancestors(index: Index, keys: Iterable[str]) -> list[Node]:
     """Everything these artifacts were made from, each once, in order of depth first visits, the start included."""
     return _walk(index, keys, index.parents)
 
 
-def descendants(index: Index, keys: Iterable[str], passes: Callable[[str, str], bool]) -> list[Node]:
+def collect_descendants(index: Index, keys: Iterable[str], passes: Callable[[str, str], bool]) -> list[Node]:
     """Everything these artifacts went into; `passes(key, kind)` false stops the walk before that artifact."""
     return _walk(index, keys, lambda key: [(k, port) for k, port, kind in index.readers(key) if passes(k, kind)])
 

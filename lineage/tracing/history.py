@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from lineage.artifacts.store import read_manifest
-from lineage.catalogue.index import Index, ask
+from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
 from schemas.manifest import Manifest
@@ -12,7 +12,7 @@ MOST = 50
 """Artifacts of a step that are looked at, the latest ones."""
 
 
-def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
+def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
     """Step to the manifest of its latest artifact in a recipe; damaged ones and those done afresh count as none."""
     wanted = list(steps)
 
@@ -29,10 +29,10 @@ def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manif
                     break
         return manifests
 
-    return ask(layout, found)
+    return query_index(layout, found)
 
 
-def earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
+def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
     """Records of what a step may be compared with, latest first, and whether they are of a step of that name.
 
     Those of the same step of the recipe; else of any recipe's step of that name; else of the kind.

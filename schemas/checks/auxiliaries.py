@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
 from schemas.signatures import may_be_named, supplies
-from schemas.source.tree import join
+from schemas.source.tree import join_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
@@ -40,7 +40,7 @@ def _all(stage: Rl) -> list[str]:
 def _names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name in stage.auxiliary_models:
         stem = next((name.removesuffix(e) for e in ENDINGS if name.endswith(e)), None)
-        where = join("auxiliary_models", name)
+        where = join_path("auxiliary_models", name)
         if not NAME.fullmatch(name) or name.startswith("lp_"):
             advice = "small letters, digits and `_`, not `lp_`, which belongs to references"
             yield info.problem(where, f"`{name}` cannot name a column", advice)
@@ -74,7 +74,7 @@ def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = (
                 suggest(name, _all(stage), "auxiliaries") if stage.auxiliary_models else "add it to `auxiliary_models`"
             )
-            yield info.problem(join(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
+            yield info.problem(join_path(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
 
 
 def _asking(info: StepInfo) -> Iterator[Slot]:
@@ -98,7 +98,7 @@ def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         elif block.target_network is not None and not ahead:
             said = f"`target_network` keeps a slow copy, and `{slot.use.use}` does not look ahead"
             yield info.problem(
-                join(where, "target_network"), said, "leave it out, or write `target: temporal_difference`"
+                join_path(where, "target_network"), said, "leave it out, or write `target: temporal_difference`"
             )
 
 
@@ -116,7 +116,7 @@ def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = (
                 "name it in a part, as `{use: potential, of: " + name + "}` in `advantage`, or write `publish: true`"
             )
-            yield info.problem(join("auxiliary_models", name), said, advice)
+            yield info.problem(join_path("auxiliary_models", name), said, advice)
 
 
 def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:

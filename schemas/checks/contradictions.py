@@ -9,11 +9,11 @@ from typing import Any
 from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.checks.asynchrony import asynchrony_problems, keeps_older
 from schemas.checks.auxiliaries import auxiliary_problems
-from schemas.checks.metrics import numbered, point_problems
+from schemas.checks.metrics import metric_problems, number_names
 from schemas.errors import Problem
 from schemas.signatures import REFERENCE
-from schemas.source.tree import join
-from schemas.source.validation import follow
+from schemas.source.tree import join_path
+from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
@@ -39,7 +39,7 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     """What must not run, and what is only worth a word."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, point_problems]
+    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
 
@@ -61,7 +61,7 @@ def _groups_are_plain(stage: Rl) -> bool:
 
 def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
     """Whether what stands there comes from the stage's preset."""
-    return follow(info.node, where).mark.file == f"recipes/algorithms/{stage.algorithm}.yaml"
+    return follow_path(info.node, where).mark.file == f"recipes/algorithms/{stage.algorithm}.yaml"
 
 
 def _trusts_samples(info: StepInfo, ratio: tuple[str, ...]) -> bool:
@@ -90,14 +90,14 @@ def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         k = slot.values.get("k")
         if isinstance(k, int) and k > stage.num_generations and _groups_are_plain(stage):
             said = f"k is {k}, but a group has {stage.num_generations} completions"
-            yield info.problem(join(slot.path, "k"), said, "lower k or raise `num_generations`")
+            yield info.problem(join_path(slot.path, "k"), said, "lower k or raise `num_generations`")
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
             said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield info.problem(join(slot.path, "estimator"), said, "use k2 or k3")
+            yield info.problem(join_path(slot.path, "estimator"), said, "use k2 or k3")
 
 
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -145,7 +145,7 @@ def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
                 said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
                 advice = "write `partial: wait`, or take advantages from a critic: `gae`"
-                yield info.problem(join(drive.path, "partial"), said, advice)
+                yield info.problem(join_path(drive.path, "partial"), said, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -153,7 +153,7 @@ def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
                 said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
-                yield info.problem(join(slot.path, name), said, "a small temperature, as 0.1")
+                yield info.problem(join_path(slot.path, name), said, "a small temperature, as 0.1")
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -168,12 +168,12 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    names = numbered(stage.rewards)
+    names = number_names(stage.rewards)
     beside = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
     said = [(f"advantage_streams.{i}.of", b.of) for i, b in enumerate(stage.advantage_streams) if b.of not in beside]
-    said += [(join(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
-    said += [(join(s.path, "reward"), s.values.get("reward")) for s in _slots(info, FilterGroupsUse, ResampleUse)]
-    said += [(join(s.path, "reward"), s.values.get("reward")) for s in _slots(info, ExtraSamplesUse)]
+    said += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
+    said += [(join_path(s.path, "reward"), s.values.get("reward")) for s in _slots(info, FilterGroupsUse, ResampleUse)]
+    said += [(join_path(s.path, "reward"), s.values.get("reward")) for s in _slots(info, ExtraSamplesUse)]
     for where, name in said:
         if isinstance(name, str) and name not in names:
             yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
@@ -212,7 +212,7 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "path_T", RatioUse):
         return
     for slot in _slots(info, PolicyLossUse):
-        epsilon, where = slot.values.get("epsilon"), join(slot.path, "epsilon")
+        epsilon, where = slot.values.get("epsilon"), join_path(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
             said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
             yield info.problem(where, said, "GSPO uses 3e-4 and 4e-4")
@@ -224,7 +224,7 @@ def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if _updates(stage) > 1 or not fresh:
         return
     for slot in _slots(info, PolicyLossUse):
-        said_there, where = slot.use.options.get("epsilon"), join(slot.path, "epsilon")
+        said_there, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
         if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
             said = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
@@ -236,12 +236,16 @@ def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name in stage.references:
         if f"lp_{name}_T" not in asked:
             said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
-            yield info.problem(join("references", name), said, "leave it out, or name a function that compares with it")
+            yield info.problem(
+                join_path("references", name), said, "leave it out, or name a function that compares with it"
+            )
     used = {name for _, name in _controlled(info)}
     for name in stage.controllers:
         if name not in used:
             said = f"no number refers to the controller `{name}`"
-            yield info.problem(join("controllers", name), said, f"write `{{controller: {name}}}` where a number stands")
+            yield info.problem(
+                join_path("controllers", name), said, f"write `{{controller: {name}}}` where a number stands"
+            )
 
 
 def _controlled(info: StepInfo) -> Iterator[tuple[str, str]]:
@@ -255,7 +259,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield path, value["controller"]
         else:
             for key, child in value.items():
-                yield from _walk(child, join(path, str(key)))
+                yield from _walk(child, join_path(path, str(key)))
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            yield from _walk(child, join(path, index))
+            yield from _walk(child, join_path(path, index))

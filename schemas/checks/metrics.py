@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from schemas.checks.asynchrony import keeps_older
 from schemas.errors import Problem
 from schemas.renamed import now_called, renamed_metric
-from schemas.source.tree import join, problem
-from schemas.source.validation import follow
+from schemas.source.tree import join_path, make_problem
+from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
@@ -48,10 +48,10 @@ OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name points; a map names them by its keys."""
 
 
-def points_of(info: StepInfo, stage: Rl) -> list[str]:
+def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
     """Names of all points that an iteration of a stage can have."""
-    found = [*ALWAYS, *(f"reward/{name}" for name in numbered(stage.rewards))]
-    found += [f"loss/{name}" for name in numbered(stage.loss_terms)]
+    found = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
+    found += [f"loss/{name}" for name in number_names(stage.loss_terms)]
     found += [f"controller/{name}" for name in stage.controllers]
     found += [f"{name}/{what}" for name, one in stage.auxiliary_models.items() if one.target for what in OF_NETWORK]
     if stage.critic is not None:
@@ -67,7 +67,7 @@ def points_of(info: StepInfo, stage: Rl) -> list[str]:
     return found
 
 
-def numbered(uses: Sequence[Use]) -> list[str]:
+def number_names(uses: Sequence[Use]) -> list[str]:
     """Name of each function in curves: its own, numbered from the second of the same name."""
     found: list[str] = []
     for use in uses:
@@ -76,9 +76,9 @@ def numbered(uses: Sequence[Use]) -> list[str]:
     return found
 
 
-def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Controllers and watches that go by a point which no iteration has: they would do nothing."""
-    known = points_of(info, stage)
+    known = metrics_of(info, stage)
     said = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied
@@ -86,7 +86,7 @@ def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for option, value in slot.values.items():
             if OPTION.fullmatch(option):
                 names = [value] if isinstance(value, str) else value if isinstance(value, dict) else []
-                said += [(join(slot.path, option), str(name)) for name in names]
+                said += [(join_path(slot.path, option), str(name)) for name in names]
     for where, name in said:
         if name not in known:
             message, advice = f"no iteration has a metric `{name}`", suggest(name, known, "metrics")
@@ -94,4 +94,4 @@ def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
                 advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `loss_terms`"
             elif (new := renamed_metric(name, known)) is not None:
                 message, advice = now_called(name, new), f"write `{new}` in its place"
-            yield problem(follow(info.node, where).mark, join(info.path, where), message, advice)
+            yield make_problem(follow_path(info.node, where).mark, join_path(info.path, where), message, advice)

@@ -26,19 +26,19 @@ it does not repeat the paper's experiments, and the last column says what is not
 """
 
 
-def papers_page(house: Path = ROOT) -> str:
+def make_papers_page(house: Path = ROOT) -> str:
     """The page as Markdown, papers in the order of their ids."""
     lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
         if test.is_file():
-            title, (proven, missing) = title_of(recipe), proof_of(test)
-            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{without(title, proven)}]"
+            title, (proven, missing) = read_title(recipe), read_proof(test)
+            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
             lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} |")
     return "\n".join([INTRODUCTION, *lines]) + "\n"
 
 
-def title_of(recipe: Path) -> str:
+def read_title(recipe: Path) -> str:
     """The first paragraph of the header that says something to a reader; raises ValueError when there is none."""
     lines: list[str] = []
     for line in recipe.read_text(encoding="utf-8").splitlines():
@@ -49,40 +49,40 @@ def title_of(recipe: Path) -> str:
             lines.append(said)
     if not lines:
         raise ValueError(f"{recipe}: the header must begin with the paper's title")
-    return flat(" ".join(lines))
+    return flatten(" ".join(lines))
 
 
-def proof_of(test: Path) -> tuple[str, str]:
+def read_proof(test: Path) -> tuple[str, str]:
     """What the docstring of a test says is proven, and what is not shown; raises ValueError without a docstring."""
     said = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
     if not said:
         raise ValueError(f"{test}: the docstring must say what is proven")
-    paragraphs = [flat(paragraph) for paragraph in said.split("\n\n")]
+    paragraphs = [flatten(paragraph) for paragraph in said.split("\n\n")]
     missing = [p.removeprefix("Not shown:").strip() for p in paragraphs[1:] if p.startswith("Not shown:")]
-    return paragraphs[0], (begun(missing[0]) if missing else "—")
+    return paragraphs[0], (capitalise(missing[0]) if missing else "—")
 
 
-def without(title: str, proven: str) -> str:
+def strip_title(title: str, proven: str) -> str:
     """What is proven, without the title before it: the longest beginning, up to a colon, that also begins the title."""
     ends = [match.start() for match in re.finditer(r": ", proven)]
-    names = [end for end in ends if plain(title).startswith(plain(proven[:end]))]
-    return begun(proven[max(names) + 2 :] if names else proven)
+    names = [end for end in ends if normalise(title).startswith(normalise(proven[:end]))]
+    return capitalise(proven[max(names) + 2 :] if names else proven)
 
 
-def begun(text: str) -> str:
+def capitalise(text: str) -> str:
     """With a capital."""
     return text[:1].upper() + text[1:]
 
 
-def plain(text: str) -> str:
+def normalise(text: str) -> str:
     """Letters and digits in small."""
     return re.sub(r"[^\w]+", " ", text.casefold()).strip()
 
 
-def flat(text: str) -> str:
+def flatten(text: str) -> str:
     """On one line, fit for a cell of a table."""
     return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
-    print(papers_page(), end="")
+    print(make_papers_page(), end="")

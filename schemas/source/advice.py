@@ -64,7 +64,7 @@ SYNONYMS = {
 }
 
 
-def canonical(word: str, words: list[str]) -> str | None:
+def find_our_key(word: str, words: list[str]) -> str | None:
     """Return our key for another trainer's, where it is one of `words`."""
     ours = SYNONYMS.get(word)
     return ours if ours in words else None

@@ -7,7 +7,7 @@ recipe is refused, at the key where it happens, before the values cost memory or
 
 from dataclasses import dataclass
 
-from schemas.source.tree import Mark, Node, refuse
+from schemas.source.tree import Mark, Node, make_error
 
 MAX_BYTES = 1_000_000
 """Of one file."""
@@ -43,7 +43,7 @@ class Size:
     characters: int = 0
 
 
-def size_of(node: Node, nodes: int, characters: int) -> Size:
+def measure_size(node: Node, nodes: int, characters: int) -> Size:
     """Size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""
     count, length, stack = 0, 0, [node]
     while stack and count <= nodes and length <= characters:
@@ -70,14 +70,14 @@ class Allowance:
         self.nodes -= nodes
         self.characters -= characters
         if self.nodes < 0:
-            raise refuse(
+            raise make_error(
                 mark,
                 path,
                 f"the recipe becomes too large: more than {MAX_EXPANDED} values",
                 "variables, matrix, loops or endpoints multiply here",
             )
         if self.characters < 0:
-            raise refuse(
+            raise make_error(
                 mark,
                 path,
                 f"the recipe becomes too large: more than {MAX_CHARACTERS} characters",
@@ -86,5 +86,5 @@ class Allowance:
 
     def take_tree(self, node: Node, mark: Mark, path: str) -> None:
         """Charge a whole tree that is put in at a place."""
-        size = size_of(node, self.nodes, self.characters)
+        size = measure_size(node, self.nodes, self.characters)
         self.take(size.nodes, size.characters, mark, path)

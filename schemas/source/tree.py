@@ -68,39 +68,39 @@ class Node:
             yield from enumerate(self.value)
 
 
-def nodes(value: Any, mark: Mark) -> Node:
+def make_nodes(value: Any, mark: Mark) -> Node:
     """A plain value as nodes that all stand at one place."""
     if isinstance(value, Mapping):
-        return Node({str(k): replace(nodes(v, mark), key=mark) for k, v in value.items()}, mark)
+        return Node({str(k): replace(make_nodes(v, mark), key=mark) for k, v in value.items()}, mark)
     if isinstance(value, list | tuple):
-        return Node([nodes(v, mark) for v in value], mark)
+        return Node([make_nodes(v, mark) for v in value], mark)
     return Node(value, mark)
 
 
-def problem(mark: Mark, path: str, message: str, advice: str = "") -> Problem:
+def make_problem(mark: Mark, path: str, message: str, advice: str = "") -> Problem:
     """A problem at a place, in words that a terminal can show whatever the recipe holds."""
     return Problem(mark.file, mark.line, mark.column, printable(path), printable(message), printable(advice))
 
 
-def refuse(mark: Mark, path: str, message: str, advice: str = "") -> RecipeError:
+def make_error(mark: Mark, path: str, message: str, advice: str = "") -> RecipeError:
     """An error of one problem."""
-    return RecipeError([problem(mark, path, message, advice)])
+    return RecipeError([make_problem(mark, path, message, advice)])
 
 
-def index_of(text: str, length: int) -> int | None:
+def parse_index(text: str, length: int) -> int | None:
     """The place in a list of `length` items that a key means; None when it means none."""
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     return int(text) if is_number and int(text) < length else None
 
 
-def join(*parts: str | int) -> str:
+def join_path(*parts: str | int) -> str:
     """A dotted path."""
     if len(parts) == 2 and "" not in parts:  # nearly every call, and there are thousands for a recipe
         return f"{parts[0]}.{parts[1]}"
     return ".".join(str(p) for p in parts if p != "")
 
 
-def merge(base: Node, over: Node) -> Node:
+def merge_nodes(base: Node, over: Node) -> Node:
     """`over` on top of `base`: maps merge key by key, everything else is replaced.
 
     A map replaces the one below it as a whole when it says `$replace: true`, names another function (`use`) or another
@@ -110,15 +110,15 @@ def merge(base: Node, over: Node) -> Node:
         over = over.without(REPLACE)
         if marker.value is True:
             return over
-    if not (base.is_map and over.is_map) or _other_thing(base, over):
+    if not (base.is_map and over.is_map) or _is_other_thing(base, over):
         return over
     merged = dict(base.value)
     for key, child in over.value.items():
-        merged[key] = merge(merged[key], child) if key in merged else merge(Node(None, child.mark), child)
+        merged[key] = merge_nodes(merged[key], child) if key in merged else merge_nodes(Node(None, child.mark), child)
     return replace(over, value=merged)
 
 
-def _other_thing(base: Node, over: Node) -> bool:
+def _is_other_thing(base: Node, over: Node) -> bool:
     for name in ("use", "kind"):
         one, other = base.get(name), over.get(name)
         if one is not None and other is not None and one.value != other.value:

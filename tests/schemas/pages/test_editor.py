@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.pages.editor_schema import editor_schema
+from schemas.pages.editor_schema import make_editor_schema
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SERVER = os.environ.get("YAML_LANGUAGE_SERVER") or shutil.which("yaml-language-server")
@@ -64,7 +64,7 @@ def editor():
 def folder(tmp_path_factory):
     """A folder with the schema, as `make` and `posttrain init` put it beside recipes."""
     folder = tmp_path_factory.mktemp("recipes")
-    (folder / "recipe.schema.json").write_text(json.dumps(editor_schema()))
+    (folder / "recipe.schema.json").write_text(json.dumps(make_editor_schema()))
     return folder
 
 
