@@ -12,9 +12,9 @@ from flows.planning.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
-from schemas.endpoint import without_operation
+from schemas.endpoint import strip_operation
 from schemas.errors import PlanError
-from schemas.gates import without_policy
+from schemas.gates import strip_policy
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import Recipe
 from schemas.steps.step_info import Port
@@ -90,7 +90,7 @@ def _identity(
     return {
         "format": IDENTITY_FORMAT,
         "kind": kind,
-        "settings": nameless(without_operation(without_policy(settings)), {given.port for given in inputs}),
+        "settings": nameless(strip_operation(strip_policy(settings)), {given.port for given in inputs}),
         "seed": seed,
         "inputs": {i.port: identity_of(i, steps) for i in inputs},
         "code": code,

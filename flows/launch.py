@@ -23,7 +23,7 @@ from flows.running.states import EXIT_CANCELLED, StepState, exit_code
 from flows.steps.restoring import restore_damaged
 from flows.steps.workers import check_machine
 from lineage.artifacts.store import Store
-from lineage.audit.log import anchor
+from lineage.audit.log import anchor_of
 from lineage.layout import Layout
 from schemas.plan import Plan, Step
 from schemas.recipe.load import load_recipe
@@ -133,7 +133,7 @@ def _ended(execution: Execution, log: RunLog, project: Callable[[Outcome], objec
     outcome = Outcome(execution.run, execution.states)
     noted = run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
     told = {"type": "run", "run": outcome.run, "state": "ended", "exit_code": outcome.exit_code}
-    log.event({**told, "audit": anchor(noted)})
+    log.event({**told, "audit": anchor_of(noted)})
     if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects
         project(outcome)
 

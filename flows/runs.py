@@ -71,7 +71,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
     """
     from flows.history.exporting import send_run
-    from lineage.catalogue.index import ask
+    from lineage.catalogue.index import query_index
     from lineage.catalogue.row_index import read_new_tables
     from lineage.exchange.dvc_files import project_dvc
     from lineage.reports.report import write_report
@@ -80,7 +80,7 @@ def project(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> P
     states = {name: _as_made(state, outcome.run).event() for name, state in outcome.states.items()}
     manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
     _projected("DVC", lambda: project_dvc(layout, plan), console)
-    _projected("The index of lineage", lambda: ask(layout, read_new_tables), console)
+    _projected("The index of lineage", lambda: query_index(layout, read_new_tables), console)
     _projected("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
     if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
         append(layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from learning.lookup import Bound, bind
-from schemas.number_schedules import Number, settled
+from schemas.number_schedules import Number, settle
 from schemas.stages.rl import Rl
 from schemas.use import Use
 
@@ -80,13 +80,13 @@ class Algorithm:
             replace(
                 term,
                 function=term.function.settled(controls),
-                coef=settled(term.coef, controls),
+                coef=settle(term.coef, controls),
                 weigh=term.weigh.settled(controls) if term.weigh else None,
                 select=None if term.select is None else each(term.select),
             )
             for term in self.components
         ]
-        branches = [replace(b, coef=settled(b.coef, controls), advantage=each(b.advantage)) for b in self.branches]
+        branches = [replace(b, coef=settle(b.coef, controls), advantage=each(b.advantage)) for b in self.branches]
         one = {name: getattr(self, name).settled(controls) for name in ("ratio", "surrogate", "weigh")}
         many = {name: each(getattr(self, name)) for name in ("advantage", "shape", "modulate", "correct", "select")}
         return replace(self, **one, **many, components=tuple(terms), branches=tuple(branches))

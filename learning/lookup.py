@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
 from schemas.errors import StepError
-from schemas.number_schedules import SCHEDULES, Controlled, Number, settled, value_at
+from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.references import Reference
 from schemas.use import Use
 
@@ -71,10 +71,10 @@ class Bound:
         """The same with the numbers that controllers give."""
 
         def now(value: Any) -> Any:
-            return value.settled(controls) if isinstance(value, Bound) else settled(value, controls)
+            return value.settled(controls) if isinstance(value, Bound) else settle(value, controls)
 
         options = {k: _each(v, now) for k, v in self.options.items()}
-        return replace(self, options=options, weight=settled(self.weight, controls))
+        return replace(self, options=options, weight=settle(self.weight, controls))
 
     def __call__(self, *supplied: Any) -> Any:
         """Call at step 0."""

@@ -43,20 +43,20 @@ class Signer:
     private: Ed25519PrivateKey
 
     def sign(self, message: bytes) -> bytes:
-        """The signature, 64 bytes; the same for the same message."""
+        """Return the signature, 64 bytes; the same for the same message."""
         return self.private.sign(message)
 
 
-def signer(layout: Layout) -> Signer:
-    """The key that signs here, made when there is none. Raises PlanError when the file named is no such key."""
-    if (given := signer_given()) is not None:
+def load_signer(layout: Layout) -> Signer:
+    """Return the signing key, created if there is none. Raise PlanError if the named file is no such key."""
+    if (given := load_named_signer()) is not None:
         return given
-    path = _own(layout)
-    return _read(path, path.lstat().st_mtime_ns)
+    path = _ensure_own_key(layout)
+    return _load_signer(path, path.lstat().st_mtime_ns)
 
 
-def derived_key(layout: Layout, purpose: str) -> bytes | None:
-    """A secret for one purpose that only the holder of the signing key can make; None while there is no such key.
+def derive_key(layout: Layout, purpose: str) -> bytes | None:
+    """Return a secret for one purpose, derived from the signing key, or None without a signing key.
 
     Raises PlanError when the file is no signing key, and OSError when it cannot be read.
     """
@@ -64,21 +64,21 @@ def derived_key(layout: Layout, purpose: str) -> bytes | None:
     path = Path(given) if given else layout.state / "keys" / "signing.pem"
     if not path.is_file():
         return None
-    private = _read(path, path.stat().st_mtime_ns).private.private_bytes_raw()
+    private = _load_signer(path, path.stat().st_mtime_ns).private.private_bytes_raw()
     return hmac.new(private, f"posttrain {purpose}".encode(), hashlib.sha256).digest()
 
 
-def trusted(layout: Layout) -> dict[str, Ed25519PublicKey]:
-    """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
+def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
+    """Return the trusted public keys by name: the own ones and those in `keys/trusted`. Raise PlanError."""
     folder = layout.state / "keys"
-    found = [public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
-    if (given := signer_given()) is not None:
+    found = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
+    if (given := load_named_signer()) is not None:
         found.append(given.private.public_key())
-    return {name_of(key): key for key in found}
+    return {key_name(key): key for key in found}
 
 
 def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    """Whether the signature of a message is this key's."""
+    """Return whether the signature of a message is this key's."""
     try:
         key.verify(signature, message)
     except InvalidSignature:
@@ -86,38 +86,38 @@ def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def name_of(key: Ed25519PublicKey) -> str:
-    """sha256 of the raw public key, in hex."""
+def key_name(key: Ed25519PublicKey) -> str:
+    """Return the sha256 of the raw public key, in hex."""
     return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
 
 
-def _absent(path: Path) -> Signer:
+def _refuse_missing(path: Path) -> Signer:
     raise PlanError(f"{VARIABLE}={path}: no such file; name an Ed25519 key in PEM, or unset it for a key of one's own")
 
 
-def _content(path: Path) -> bytes:
+def _read_key_file(path: Path) -> bytes:
     try:
         return read_regular(path)
     except Unreadable as error:
         raise PlanError(f"{path}: {error}") from error
 
 
-def signer_given() -> Signer | None:
-    """The key that POSTTRAIN_SIGNING_KEY names; None where it names none. Raises PlanError when that is no key."""
+def load_named_signer() -> Signer | None:
+    """Return the key that POSTTRAIN_SIGNING_KEY names, or None. Raise PlanError if the file holds no key."""
     if not (given := os.environ.get(VARIABLE)):
         return None
     path = Path(given)
-    return _read(path, path.stat().st_mtime_ns) if path.is_file() else _absent(path)
+    return _load_signer(path, path.stat().st_mtime_ns) if path.is_file() else _refuse_missing(path)
 
 
 @lru_cache
-def _read(path: Path, changed: int) -> Signer:
-    key = own_private_key(path, _content(path))
-    return Signer(name_of(key.public_key()), key)
+def _load_signer(path: Path, changed: int) -> Signer:
+    key = parse_private_key(path, _read_key_file(path))
+    return Signer(key_name(key.public_key()), key)
 
 
-def own_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
-    """The private key in the content of a file. Raises PlanError when there is none in it."""
+def parse_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
+    """Return the private key in the content of a file. Raise PlanError if there is none in it."""
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -127,13 +127,13 @@ def own_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
     return key
 
 
-def public_key(path: Path) -> Ed25519PublicKey:
-    """The Ed25519 key in a file. Raises PlanError when there is none in it."""
-    return public_key_of(path, _content(path))
+def load_public_key(path: Path) -> Ed25519PublicKey:
+    """Return the Ed25519 key in a file. Raise PlanError if there is none in it."""
+    return parse_public_key(path, _read_key_file(path))
 
 
-def public_key_of(path: Path, content: bytes) -> Ed25519PublicKey:
-    """The public key in the content of a file. Raises PlanError when there is none in it."""
+def parse_public_key(path: Path, content: bytes) -> Ed25519PublicKey:
+    """Return the public key in the content of a file. Raise PlanError if there is none in it."""
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -143,23 +143,23 @@ def public_key_of(path: Path, content: bytes) -> Ed25519PublicKey:
     return key
 
 
-def _own(layout: Layout) -> Path:
-    """The key of this checkout; of several processes that make it at once, one wins."""
+def _ensure_own_key(layout: Layout) -> Path:
+    """Return the key file of this checkout; of several processes that create it at once, one wins."""
     path = layout.state / "keys" / "signing.pem"
     if not path.is_file():
-        keys_folder(layout)
+        ensure_keys_folder(layout)
         key = Ed25519PrivateKey.generate()
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        _place(path, private, 0o600)
+        _create_file(path, private, 0o600)
     public = path.with_suffix(".pub")
     if not public.is_file():
-        key_here = _read(path, path.lstat().st_mtime_ns).private.public_key()
-        _place(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
+        key_here = _load_signer(path, path.lstat().st_mtime_ns).private.public_key()
+        _create_file(public, key_here.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
     return path
 
 
-def keys_folder(layout: Layout) -> Path:
-    """The folder of keys, made where it is missing, which only its owner can enter; git passes it over."""
+def ensure_keys_folder(layout: Layout) -> Path:
+    """Return the folder of keys, created if missing, which only its owner can enter; git ignores it."""
     folder = layout.make_state() / "keys"
     folder.mkdir(mode=0o700, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # made by something that did not know what will lie in it
@@ -167,8 +167,8 @@ def keys_folder(layout: Layout) -> Path:
     return folder
 
 
-def _place(path: Path, content: bytes, mode: int) -> None:
-    """Make a file whole or not at all, and never over another."""
+def _create_file(path: Path, content: bytes, mode: int) -> None:
+    """Create a file atomically, and never over another."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

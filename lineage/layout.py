@@ -1,4 +1,4 @@
-"""Where things lie in the state folder; nothing is written outside it.
+"""Paths in the state folder; nothing is written outside it.
 
 .posttrain/
   .gitignore                  keeps everything here out of git; made before anything else
@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.database import chosen_database, mlflow_address
+from lineage.database import mlflow_address, read_chosen_database
 from schemas.atomic_write import write_text_atomically
 
 IGNORED = """\
@@ -34,7 +34,7 @@ class Layout:
 
     @classmethod
     def find(cls, start: Path | None = None) -> "Layout":
-        """The checkout around `start` (default: here), by pyproject.toml or .posttrain; POSTTRAIN_ROOT overrides."""
+        """Return the checkout around `start` (default: here), by pyproject.toml or .posttrain; or POSTTRAIN_ROOT."""
         if forced := os.environ.get("POSTTRAIN_ROOT"):
             return cls(Path(forced).resolve())
         here = (start or Path.cwd()).resolve()
@@ -49,7 +49,7 @@ class Layout:
         return self.root / ".posttrain"
 
     def make_state(self) -> Path:
-        """Make the state folder and the `.gitignore` that keeps it, and the private key in it, out of git; return it.
+        """Create the state folder, with the `.gitignore` that keeps it out of git, and return it.
 
         Everything that may be the first to write into the state folder calls this before. Raises OSError.
         """
@@ -59,15 +59,15 @@ class Layout:
         return self.state
 
     def artifact(self, kind: str, key: str) -> Path:
-        """Folder of a published artifact."""
+        """Return folder of a published artifact."""
         return self.state / "artifacts" / f"{kind}-{key[:16]}"
 
     def work(self, key: str) -> Path:
-        """Folder of an unfinished step: lock, checkpoints and unpublished files."""
+        """Return folder of an unfinished step: lock, checkpoints and unpublished files."""
         return self.state / "work" / key
 
     def run(self, run: str) -> Path:
-        """Folder of a run."""
+        """Return folder of a run."""
         return self.state / "runs" / run
 
     @property
@@ -78,7 +78,7 @@ class Layout:
     @property
     def mlflow_uri(self) -> str:
         """Tracking store: the PostgreSQL database that was chosen for this checkout, else a file of SQLite."""
-        database = chosen_database(self.state)
+        database = read_chosen_database(self.state)
         return mlflow_address(database) if database else f"sqlite:///{self.state / 'mlflow.db'}"
 
     @property

@@ -1,4 +1,4 @@
-"""Manifests as plain dictionaries: what projections over thousands of artifacts read, without validating each."""
+"""Manifests as plain dictionaries, which projections over thousands of artifacts read without validation."""
 
 import json
 import os
@@ -13,10 +13,10 @@ Record = dict[str, Any]
 
 
 def read_record(folder: Path | str) -> Record | None:
-    """The manifest in an artifact's folder; None when there is none or it is damaged (verification says which)."""
+    """Return the manifest in an artifact's folder, or None if it is missing or damaged."""
     path = os.path.join(folder, "manifest.json")  # noqa: PTH118 — thousands of these: plain strings are twice as fast
     try:
-        with open(path, "rb", opener=_at_once) as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             record = json.loads(file.read())
         _ = record["key"], record["started"], record["outputs"], record["inputs"], record["details"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -25,7 +25,7 @@ def read_record(folder: Path | str) -> Record | None:
     return record
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     """Open without waiting for a writer of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
@@ -41,15 +41,15 @@ def read_records(layout: Layout) -> list[Record]:
     return sorted(found, key=lambda record: (record["started"], record["key"]))
 
 
-def slim(record: Record) -> Record:
-    """What questions over many artifacts need: of the identity the settings, of the details drops and gates."""
+def slim_record(record: Record) -> Record:
+    """Return what queries over many artifacts need: of the identity the settings, of the details drops and gates."""
     details = {name: record["details"][name] for name in ("dropped", "gates") if name in record["details"]}
     identity = {"settings": record["identity"].get("settings", {})}
     return {**record, "identity": identity, "details": details}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines, empty when absent; a last line cut off by a kill is left out."""
+    """Return the records of a file of JSON lines; empty if absent, without a last line that a kill truncated."""
     if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")
@@ -60,10 +60,10 @@ SHARD = re.compile(r"-\d{5,}(?=\.parquet$)")
 
 
 def table_name(path: str) -> str:
-    """The name that the table of a file would have if it were one file."""
+    """Return the name that the table of a file would have if it were one file."""
     return SHARD.sub("", path.rsplit("/", 1)[-1])
 
 
 def table_files(folder: Path, name: str) -> list[Path]:
-    """The files of a table in a folder, in the order of their rows."""
+    """Return the files of a table in a folder, in the order of their rows."""
     return sorted(path for path in folder.glob("*.parquet") if table_name(path.name) == name)

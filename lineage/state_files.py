@@ -1,4 +1,4 @@
-"""Files of the state folder read without trust: garbage, a wrong type, a pipe or a folder in a file's place.
+"""Reads files of the state folder without trust: garbage, wrong types, pipes or folders in place of files.
 
 Verification reads everything through these functions: each thing that is wrong becomes one line, and it goes on.
 """
@@ -29,7 +29,7 @@ class Lines:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
+    """Return the bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -48,21 +48,21 @@ def read_regular(path: Path) -> bytes:
         os.close(handle)
 
 
-def read_json(content: bytes) -> Any:
-    """The JSON value in a text; raises ValueError for everything else, also for what is nested too deeply."""
+def parse_json(content: bytes) -> Any:
+    """Return the JSON value of a text; raise ValueError if it is invalid or nested too deeply."""
     try:
-        return json.loads(content, parse_constant=_refuse)
+        return json.loads(content, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def json_lines(content: bytes) -> Lines:
-    """The objects of a text of JSON lines, and where something else stands."""
+def parse_json_lines(content: bytes) -> Lines:
+    """Return the objects of a text of JSON lines, and where invalid lines are."""
     *lines, last = content.split(b"\n")
     records, garbage, start = [], [], 0
     for number, line in enumerate(lines, 1):
         if line.strip():
-            record = _object(line)
+            record = _parse_object(line)
             if record is None:
                 garbage.append((number, start))
             else:
@@ -71,16 +71,16 @@ def json_lines(content: bytes) -> Lines:
     return Lines(records, garbage, bool(last.strip()))
 
 
-def records_of(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects among the lines of a file; none where it cannot be read."""
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects among the lines of a file; empty if it cannot be read."""
     try:
-        return json_lines(read_regular(path)).records
+        return parse_json_lines(read_regular(path)).records
     except Unreadable:
         return []
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there, whatever the path is made of."""
+    """Return whether a path is a folder; False also for an invalid path."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 — Path.is_dir raises for names that are too long
     except (OSError, ValueError):
@@ -88,17 +88,17 @@ def is_folder(path: Path) -> bool:
 
 
 def sha256_of(content: bytes) -> str:
-    """sha256 in hex."""
+    """Return the sha256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = read_json(line)
+        found = parse_json(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
 
-def _refuse(constant: str) -> Any:
+def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")

@@ -39,56 +39,58 @@ class Unknown(Exception):
 
 
 def type_of(annotation: ast.expr | None, module: Module) -> Any:
-    """The type an annotation means; Any where it cannot be told."""
+    """Return the type an annotation means; Any where it cannot be told."""
     if annotation is None:
         return Any
     try:
-        return _type(annotation, module, 0)
+        return _resolve_type(annotation, module, 0)
     except (Unknown, TypeError, ValueError, SyntaxError, ModuleError):
         return Any
 
 
 def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
-    """The value of a literal, or of a constant of the module. Raises Unknown."""
+    """Return the value of a literal, or of a constant of the module. Raises Unknown."""
     try:
         return ast.literal_eval(expression)
     except (ValueError, TypeError, SyntaxError):
         if not isinstance(expression, ast.Name):
             raise Unknown(ast.unparse(expression)) from None
-    found, where = _definition(expression.id, module, hops)
+    found, where = _find_definition(expression.id, module, hops)
     return literal(found, where, hops + 1)
 
 
-def _type(node: ast.expr, module: Module, hops: int) -> Any:
+def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
     if isinstance(node, ast.Constant):
         if node.value is None:
             return None
-        return _type(ast.parse(str(node.value), mode="eval").body, module, hops + 1)
+        return _resolve_type(ast.parse(str(node.value), mode="eval").body, module, hops + 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return Union[_type(node.left, module, hops), _type(node.right, module, hops)]  # noqa: UP007 — computed
+        return Union[_resolve_type(node.left, module, hops), _resolve_type(node.right, module, hops)]  # noqa: UP007 — computed
     if isinstance(node, ast.Subscript):
-        return _subscript(node, module, hops)
+        return _resolve_subscript(node, module, hops)
     word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
     if word is None:
         raise Unknown(ast.unparse(node))
     if word in _WORDS:
         return _WORDS[word]
-    found, where = _definition(word, module, hops)
-    return _type(found, where, hops + 1)
+    found, where = _find_definition(word, module, hops)
+    return _resolve_type(found, where, hops + 1)
 
 
-def _subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
+def _resolve_subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
     head = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
     items = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     if head == "Literal":
         return Literal[tuple(literal(i, module) for i in items)]
     if head == "Annotated":
         return (
-            Annotated[(_type(items[0], module, hops), *(_field(i, module) for i in items[1:] if _is_field(i)))]
+            Annotated[
+                (_resolve_type(items[0], module, hops), *(_make_field(i, module) for i in items[1:] if _is_field(i)))
+            ]
             if any(map(_is_field, items[1:]))
-            else _type(items[0], module, hops)
+            else _resolve_type(items[0], module, hops)
         )
-    inner = [... if isinstance(i, ast.Constant) and i.value is ... else _type(i, module, hops) for i in items]
+    inner = [... if isinstance(i, ast.Constant) and i.value is ... else _resolve_type(i, module, hops) for i in items]
     if head == "Optional":
         return Optional[inner[0]]  # noqa: UP045 — computed
     if head == "Union":
@@ -103,18 +105,18 @@ def _is_field(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Field"
 
 
-def _field(node: ast.expr, module: Module) -> Any:
+def _make_field(node: ast.expr, module: Module) -> Any:
     keywords = node.keywords if isinstance(node, ast.Call) else []
     return Field(**{k.arg: literal(k.value, module) for k in keywords if k.arg in _BOUNDS})
 
 
-def _definition(word: str, module: Module, hops: int) -> tuple[ast.expr, Module]:
-    """The expression that a module, or one it imports from, assigns to a word. Raises Unknown."""
+def _find_definition(word: str, module: Module, hops: int) -> tuple[ast.expr, Module]:
+    """Return the expression that a module, or one it imports from, assigns to a word. Raises Unknown."""
     if hops > MAX_HOPS:
         raise Unknown(word)
     if word in module.values:
         return module.values[word], module
     if word in module.imports:
         source, name = module.imports[word]
-        return _definition(name, load(source, (module.file.parent,)), hops + 1)
+        return _find_definition(name, load(source, (module.file.parent,)), hops + 1)
     raise Unknown(word)

@@ -17,7 +17,7 @@ class Price(Schema):
     """A million tokens of answers."""
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """What so many tokens cost."""
+        """Return the cost of so many tokens."""
         return (self.input_per_million * input_tokens + self.output_per_million * output_tokens) / 1e6
 
 
@@ -101,25 +101,25 @@ CAPS = frozenset(Capped.model_fields)
 """Keys of a stage that end it: of synthesize with fewer rows, of others with an error, which is no result."""
 
 
-def without_operation(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without how its endpoints are reached and limited: the part that enters the key.
+def strip_operation(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stage without how its endpoints are reached and limited: the part in the key.
 
     An endpoint among plain values is known by its keys, which are all there.
     """
     caps = CAPS if settings.get("kind") != "synthesize" else frozenset()
-    return {key: _bared(value) for key, value in settings.items() if key not in caps}
+    return {key: _strip_operation(value) for key, value in settings.items() if key not in caps}
 
 
-def endpoints_in(settings: Any) -> list[dict[str, Any]]:
-    """Every endpoint among the settings of a stage, as plain values."""
+def find_endpoints(settings: Any) -> list[dict[str, Any]]:
+    """Return every endpoint among the settings of a stage, as plain values."""
     if isinstance(settings, dict):
         own = [settings] if settings.keys() == FIELDS else []
-        return own + [found for value in settings.values() for found in endpoints_in(value)]
-    return [found for value in settings for found in endpoints_in(value)] if isinstance(settings, list) else []
+        return own + [found for value in settings.values() for found in find_endpoints(value)]
+    return [found for value in settings for found in find_endpoints(value)] if isinstance(settings, list) else []
 
 
-def _bared(value: Any) -> Any:
+def _strip_operation(value: Any) -> Any:
     if isinstance(value, dict):
         kept = {key: value[key] for key in IDENTITY} if value.keys() == FIELDS else value
-        return {key: _bared(item) for key, item in kept.items()}
-    return [_bared(item) for item in value] if isinstance(value, list) else value
+        return {key: _strip_operation(item) for key, item in kept.items()}
+    return [_strip_operation(item) for item in value] if isinstance(value, list) else value

@@ -95,8 +95,8 @@ class Gate(Schema):
         return {} if self.max_regression is None else {self.metric: self.max_regression}
 
 
-def without_policy(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without what its gates do when they fail: the part that enters the key."""
+def strip_policy(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stage without what its gates do when they fail: the part in the key."""
     gates = settings.get("gate")
     if not isinstance(gates, list):
         return settings
@@ -104,7 +104,7 @@ def without_policy(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_metric(name: str, metrics: list[str]) -> tuple[str, str | None] | None:
-    """The metric, and the family after it, that a gate names; None when it starts with no metric of the stage."""
+    """Return the metric and the family after it that a gate names, or None if it names no metric of the stage."""
     if name in metrics:
         return name, None
     fits = [m for m in metrics if name.startswith(f"{m}.")]

@@ -29,7 +29,7 @@ class Linear(Schema):
     linear: Ramp
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         share = min(step / self.linear.steps, 1.0)
         return self.linear.from_ + share * (self.linear.to - self.linear.from_)
 
@@ -40,7 +40,7 @@ class Cosine(Schema):
     cosine: Ramp
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         share = (1 - math.cos(math.pi * min(step / self.cosine.steps, 1.0))) / 2
         return self.cosine.from_ + share * (self.cosine.to - self.cosine.from_)
 
@@ -59,7 +59,7 @@ class Piecewise(Schema):
         return value
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         return self.piecewise[max(k for k in self.piecewise if k <= step)]
 
 
@@ -74,13 +74,13 @@ SCHEDULES = (Linear, Cosine, Piecewise)
 
 
 def value_at(number: Number, step: int) -> float:
-    """The value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
+    """Return the value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
     if isinstance(number, Controlled):
         raise StepError(f"no control `{number.control}` in this stage; name it in the `control:` of an rl stage")
     return number if isinstance(number, int | float) else number.at(step)
 
 
-def settled(value: Any, controls: Mapping[str, float]) -> Any:
-    """A number with the controller's word in place of its name; anything else as it is."""
+def settle(value: Any, controls: Mapping[str, float]) -> Any:
+    """Return a number with the controller's value in place of its name; any other value unchanged."""
     known = isinstance(value, Controlled) and value.control in controls
     return controls[value.control] if known else value

@@ -137,5 +137,5 @@ class Plan(Schema):
     """When it runs by itself once deployed."""
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
+        """Return the step of that name."""
         return next(s for s in self.steps if s.name == name)

@@ -78,7 +78,7 @@ class Resources(Schema):
         return self
 
     def roles(self) -> Iterator[tuple[str, Role]]:
-        """The roles that have places of their own, with what each worker holds."""
+        """Yield the roles that have places of their own, with what each worker holds."""
         for name in ROLES:
             if (role := getattr(self, name)) is not None:
                 yield name, role
@@ -94,8 +94,8 @@ class Resources(Schema):
         return self.num_gpus + sum(role.workers * role.num_gpus for _, role in self.roles())
 
 
-def bytes_of(memory: str | None) -> int:
-    """Bytes of `2GiB` and the like; 0 for none."""
+def parse_memory(memory: str | None) -> int:
+    """Return the bytes of `2GiB` and the like; 0 for none."""
     if memory is None:
         return 0
     number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", memory).groups()

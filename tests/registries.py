@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lineage.layout import Layout
-from lineage.registry.client import client
+from lineage.registry.client import open_client
 
 
 @cache
@@ -17,7 +17,7 @@ def empty_registry() -> bytes:
         for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
             patch.delenv(name, raising=False)
         layout = Layout(Path(folder))
-        client(layout).search_registered_models()
+        open_client(layout).search_registered_models()
         return (layout.state / "mlflow.db").read_bytes()
 
 

@@ -22,7 +22,7 @@ from flows.deployments.watching import Change, Watch
 from flows.running.dead_runs import SAID, bury
 from lineage.audit.log import append
 from lineage.layout import Layout
-from lineage.sources.watched import content, glance
+from lineage.sources.watched import digest_source, stat_source
 from schemas.errors import PosttrainError
 from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
@@ -72,7 +72,8 @@ class Watcher:
         folders = tuple(dict.fromkeys((file.parent, self.layout.root)))
         return Watch(
             self.layout.state / "watch" / f"{deployment.name}.json", schedule.on_change,
-            partial(glance, layout=self.layout, folders=folders), partial(content, layout=self.layout, folders=folders),
+            partial(stat_source, layout=self.layout, folders=folders),
+            partial(digest_source, layout=self.layout, folders=folders),
         )  # fmt: skip
 
     def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:

@@ -15,7 +15,7 @@ from flows.running.runlog import read_plan
 from flows.running.states import StepState
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import Decision, decide, decision, sentence
+from lineage.audit.approvals import Decision, describe_decision, latest_decision, record_decision
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -105,13 +105,13 @@ class Desk:
         layout, step, index = self.execution.layout, question.step, question.gate.index
 
         def over() -> bool:
-            decided = decision(layout, question.manifest.key, index) is not None
+            decided = latest_decision(layout, question.manifest.key, index) is not None
             return decided or self.execution.stop.is_set()
 
         answer = None if over() else self.pause(question, over)
         if answer is not None and not over():
             record(layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect")
-        elif decision(layout, question.manifest.key, index) is None:
+        elif latest_decision(layout, question.manifest.key, index) is None:
             with self.lock:
                 self.unanswered.add((step.name, index))
 
@@ -121,7 +121,7 @@ def record(
 ) -> dict[str, Any]:
     """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
     said = manifest.details["gates"][gate.index].get("text", "")
-    return decide(
+    return record_decision(
         layout, manifest.key, gate.index, answer.decision, name=answer.name, reason=answer.reason, step=step.name,
         run=run, metric=gate.name, text=said, via=via,
     )  # fmt: skip
@@ -148,8 +148,10 @@ def approve_gate(
     gates = [g for g in judged(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}]
     if not gates:
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
-    answer = Answer(choice, name or audit_log.who(), reason.strip())
+    answer = Answer(choice, name or audit_log.current_user(), reason.strip())
     for gate in gates:
         told = record(layout, run, step, manifest, gate, answer, "command line")
-        console.print(f"{step_name}: {gate.name} {sentence(told)}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{step_name}: {gate.name} {describe_decision(told)}", highlight=False, markup=False, soft_wrap=True
+        )
     console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

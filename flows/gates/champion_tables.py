@@ -8,7 +8,7 @@ from rich.text import Text
 
 from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.registry.champions import Champion, Standing, standing, standings
+from lineage.registry.champions import Champion, Standing, read_standing, read_standings
 from schemas.errors import PlanError
 from schemas.suggestions import suggest
 
@@ -18,7 +18,7 @@ def show_champions(layout: Layout, console: Console, as_json: bool) -> int:
 
     Raises PlanError when the audit log does not hold or MLflow cannot be asked.
     """
-    found = standings(layout)
+    found = read_standings(layout)
     shown = [each.champion for each in found if each.champion]
     code = 1 if any(each.alarms for each in found) else 0
     if as_json:
@@ -40,9 +40,9 @@ def show_history(layout: Layout, name: str, console: Console, as_json: bool) -> 
 
     Raises PlanError where there was none.
     """
-    here = standing(layout, name)
+    here = read_standing(layout, name)
     if not here.moves and not here.alarms:
-        known = suggest(name, [each.name for each in standings(layout)], "champions")
+        known = suggest(name, [each.name for each in read_standings(layout)], "champions")
         raise PlanError(f"`{name}` has no champion; {known}")
     code = 1 if here.alarms else 0
     if as_json:

@@ -5,7 +5,7 @@ from typing import Any
 from flows.execute import Execution
 from flows.gates.approval import Question
 from lineage.artifacts.store import Store
-from lineage.reports.report import duration
+from lineage.reports.report import format_duration
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 
@@ -85,7 +85,7 @@ def _lineage(made: dict[str, Manifest]) -> str:
 
 def _cost(made: list[Manifest]) -> str:
     wall, cpu, gpu = (sum(getattr(m, what) for m in made) for what in ("seconds", "cpu_seconds", "gpu_seconds"))
-    return f"{duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds, over all that led here."
+    return f"{format_duration(wall)} of steps, {cpu:.0f} core-seconds, {gpu:.0f} GPU-seconds, over all that led here."
 
 
 def _grid(head: list[str], rows: list[list[str]]) -> str:

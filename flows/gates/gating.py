@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from lineage.audit.approvals import decision, sentence
+from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
 from schemas.manifest import Manifest
 from schemas.plan import Step
@@ -33,8 +33,8 @@ def judged(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, .
         policy = policies[index] if index < len(policies) else told
         text = str(told.get("text", ""))
         verdict: Verdict = "passed" if told.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
-        if verdict == "waiting" and (decided := decision(layout, manifest.key, index)) is not None:
+        if verdict == "waiting" and (decided := latest_decision(layout, manifest.key, index)) is not None:
             verdict = "approved" if decided["decision"] == "approve" else "rejected"
-            text = f"{text}; {sentence(decided)}" if text else sentence(decided)
+            text = f"{text}; {describe_decision(decided)}" if text else describe_decision(decided)
         found.append(GateState(index, str(told.get("metric", "gate")), verdict, text))
     return tuple(found)

@@ -13,12 +13,12 @@ from flows.running.states import FINISHED, StepState
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import decision, sentence
+from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.audit.chain import read_chain
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import Champion, champion, move, standing
-from lineage.registry.client import is_empty, registry_uri, shown
+from lineage.registry.champions import Champion, find_champion, move_champion, read_standing
+from lineage.registry.client import hide_credentials, is_registry_empty, registry_uri
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import GateError, PlanError
 from schemas.manifest import Manifest
@@ -83,14 +83,14 @@ def promote_step(
     judged = {given.output for given in _models_of(gate) if given.key == model.key}
     if judged:
         output = next(name for name in (output, *sorted(judged)) if name in judged)
-    said = ((i, decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
-    approved = {i: sentence(told) for i, told in said if told and told["decision"] == "approve"}
+    said = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {i: describe_decision(told) for i, told in said if told and told["decision"] == "approve"}
 
     def asked() -> dict[str, Any]:
         found, evidence = _changes_of(layout, gate, model)
         if found and not approve:
             raise Overridden(found)
-        answered = {"approved_by": who or audit_log.who(), "why": why.strip(), "changes": found}
+        answered = {"approved_by": who or audit_log.current_user(), "why": why.strip(), "changes": found}
         return evidence | ({"override": answered} if found else {})
 
     evidence = proven(layout, gate, model, output, approved)
@@ -133,13 +133,15 @@ def promote(
     Raises PlanError when either is damaged or the champion moved, GateError when `asked` does.
     """
     check_artifact(layout, gate)
-    before = champion(layout, name)
+    before = find_champion(layout, name)
     if (compared := _compared_with(gate, name)) is not None and compared != (before.version if before else 0):
         had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
         raise PlanError(f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: "
                         "evaluate again")  # fmt: skip
     digest = model.outputs[output].digest
-    after = move(layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest)
+    after = move_champion(
+        layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest
+    )
     if before is not None and before.by == after.by:
         said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
         return Verdict(name, False, said)
@@ -183,10 +185,10 @@ def _approvals(layout: Layout, key: str) -> set[int]:
 
 def artifact(layout: Layout, word: str) -> Manifest:
     """The one artifact that a step, key or folder names. Raises PlanError."""
-    from lineage.catalogue.index import ask
+    from lineage.catalogue.index import query_index
     from lineage.tracing.target import find_target
 
-    target = ask(layout, lambda index: find_target(index, word))
+    target = query_index(layout, lambda index: find_target(index, word))
     if len(target.keys) != 1:
         raise PlanError(f"{word} ({target.what}) stands for {len(target.keys)} artifacts: name a step or a key")
     manifest = Store(layout).with_key(target.keys[0])
@@ -215,9 +217,9 @@ def _name(given: Any) -> str:
 def _before(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
     """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
     note = _note(layout, wanted, gate, model)
-    if note.is_file() and not is_empty(layout):
+    if note.is_file() and not is_registry_empty(layout):
         return note.read_text()
-    here = standing(layout, wanted.name)
+    here = read_standing(layout, wanted.name)
     when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
     if when is not None and not here.is_unfinished:
         _remember(layout, wanted, gate, model, when)
@@ -229,7 +231,7 @@ def _remember(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest
 
 
 def _note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
-    where = shown(registry_uri(layout))
+    where = hide_credentials(registry_uri(layout))
     return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
 from flows.planning.difference import said
-from lineage.reports.report import duration
+from lineage.reports.report import format_duration
 
 SHOWN = 12
 """Ids of rows per list; all of them are in `--json`."""
@@ -100,4 +100,4 @@ def _cost(found: Difference) -> Iterator[tuple[str, ...]]:
     }  # fmt: skip
     for what, name in names.items():
         if any(found.cost[what]):
-            yield name, *(duration(seconds) for seconds in found.cost[what])
+            yield name, *(format_duration(seconds) for seconds in found.cost[what])

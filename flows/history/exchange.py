@@ -6,7 +6,7 @@ from rich.text import Text
 from flows.running.alive import undisturbed
 from lineage.audit import log as audit_log
 from lineage.exchange import sharing
-from lineage.exchange.remote import place
+from lineage.exchange.remote import describe_remote
 from lineage.layout import Layout
 
 
@@ -16,7 +16,7 @@ def push(layout: Layout, remote: str | None, target: str | None, console: Consol
         moved = sharing.push(layout, remote, target)
     _tell(console, "sent", moved)
     if moved.records:
-        audit_log.append(layout, "push", remote=place(remote), artifacts=_keys(moved))
+        audit_log.append(layout, "push", remote=describe_remote(remote), artifacts=_keys(moved))
 
 
 def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
@@ -29,7 +29,7 @@ def pull(layout: Layout, remote: str | None, target: str | None, console: Consol
         console.print(Text(said, "yellow"), soft_wrap=True)
     if moved.records or moved.trusted:
         facts = {"artifacts": _keys(moved), "trusted": list(moved.trusted)}
-        audit_log.append(layout, "pull", remote=place(remote), **facts)
+        audit_log.append(layout, "pull", remote=describe_remote(remote), **facts)
 
 
 def _tell(console: Console, done: str, moved: sharing.Moved) -> None:

@@ -9,16 +9,16 @@ from schemas.errors import PlanError
 def exported(what: str, target: str, layout: Layout) -> str:
     """OpenLineage events (one per line), PROV-JSON, PROV-N or CycloneDX JSON. Raises UnknownTarget or PlanError."""
     if what == "openlineage":
-        from lineage.exports.openlineage_events import as_json_lines, lineage_events
+        from lineage.exports.openlineage_events import encode_json_lines, make_lineage_events
 
-        return as_json_lines(lineage_events(layout, target))
+        return encode_json_lines(make_lineage_events(layout, target))
     if what == "bom":
-        from lineage.exports.model_bom import model_bom
+        from lineage.exports.model_bom import make_model_bom
 
-        return model_bom(layout, target)
-    from lineage.exports.prov_document import as_text, prov_document
+        return make_model_bom(layout, target)
+    from lineage.exports.prov_document import make_prov_document, serialize_document
 
-    return as_text(prov_document(layout, target), "provn" if what == "provn" else "json")
+    return serialize_document(make_prov_document(layout, target), "provn" if what == "provn" else "json")
 
 
 def sent(what: str, target: str, layout: Layout) -> str:
@@ -26,14 +26,14 @@ def sent(what: str, target: str, layout: Layout) -> str:
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:
         raise PlanError("--send gives openlineage events to the server that OPENLINEAGE_URL names; set it")
-    from lineage.exports.openlineage_events import lineage_events, send
+    from lineage.exports.openlineage_events import make_lineage_events, send_events
 
-    return f"{send(lineage_events(layout, target), url)} events sent\n"
+    return f"{send_events(make_lineage_events(layout, target), url)} events sent\n"
 
 
 def send_run(layout: Layout, run: str) -> None:
     """Tell the server of OPENLINEAGE_URL, if there is one, what a run did. Raises PlanError when it does not listen."""
     if url := os.environ.get("OPENLINEAGE_URL"):
-        from lineage.exports.openlineage_events import lineage_events, send
+        from lineage.exports.openlineage_events import make_lineage_events, send_events
 
-        send(lineage_events(layout, run, made_by=run), url)
+        send_events(make_lineage_events(layout, run, made_by=run), url)

@@ -13,12 +13,18 @@ from rich.text import Text
 from flows.history.needed import keys_of, needed_by_runs
 from flows.running.alive import clearing
 from flows.running.leftovers import unused
-from lineage.artifacts.reclaim import Garbage, freed, left_over, remove, unneeded_objects
+from lineage.artifacts.reclaim import (
+    Garbage,
+    count_freed_bytes,
+    find_temporaries,
+    find_unneeded_objects,
+    remove_garbage,
+)
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from lineage.records import Record, read_records
-from lineage.retention.keep import best, pinned, promoted, refuse_damaged, refuse_missing, with_ancestors
-from lineage.retention.keepsakes import keepsakes, pin, unpin
+from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
+from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
 from lineage.tracing.ancestry import trace
 from lineage.verification.audit_check import check_log
 from schemas.errors import PlanError
@@ -58,7 +64,7 @@ def clear_away(layout: Layout, policy: Policy, console: Console, *, yes: bool, a
     """
     with clearing(layout) if yes else nullcontext():
         found = clearance(layout, policy)
-        size = freed(found.garbage.paths)
+        size = count_freed_bytes(found.garbage.paths)
         if yes:
             _clear(layout, found, size, policy)
     if as_json:
@@ -74,33 +80,33 @@ def clearance(layout: Layout, policy: Policy) -> Clearance:
         what = f"{log.problems[0]}; see: posttrain lineage --verify"
         raise PlanError(f"the audit log does not hold, so what must stay is unknown and nothing is removed: {what}")
     records = read_records(layout)
-    reasons = promoted(layout, policy.champions) | pinned(layout)
+    reasons = find_promoted(layout, policy.champions) | find_pinned(layout)
     refuse_missing(log, records, reasons)
     planned = needed_by_runs(layout, log, policy.last, policy.given_up)
     if policy.keep:
-        leaders = best(records, policy.by, policy.keep)
+        leaders = find_best(records, policy.by, policy.keep)
         makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
         reasons = leaders | reasons
         planned = {key: why for run, why in makers.items() for key in keys_of(layout, log, run)} | planned
-    kept = with_ancestors(records, planned | reasons)
+    kept = add_ancestors(records, planned | reasons)
     stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
     refuse_damaged(layout, log, (record for record, _ in stay))
     go = [record for record in records if record["key"] not in kept]
     works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
     in_use = frozenset(work for work in works if _is_used(work))
-    objects = tuple(unneeded_objects(layout, [record for record, _ in stay], go))
-    garbage = Garbage(tuple(go), objects, tuple(left_over(layout)), tuple(w for w in works if w not in in_use))
+    objects = tuple(find_unneeded_objects(layout, [record for record, _ in stay], go))
+    garbage = Garbage(tuple(go), objects, tuple(find_temporaries(layout)), tuple(w for w in works if w not in in_use))
     return Clearance(stay, garbage, in_use)
 
 
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
     """Pin what a word means, or unpin it; without one, list the pins. Raises UnknownTarget."""
     if target is None:
-        for key, said in keepsakes(layout).items():
+        for key, said in read_pins(layout).items():
             console.print(Text(f"{key[:16]}  {said['word']}, since {said['since']}"))
         return
     keys = trace(layout, target).target.keys
-    unpin(layout, keys) if remove else pin(layout, keys, target)
+    unpin_artifacts(layout, keys) if remove else pin_artifacts(layout, keys, target)
     console.print(Text(f"{'unpinned' if remove else 'pinned'}: {', '.join(key[:16] for key in keys)}"))
 
 
@@ -118,7 +124,7 @@ def _clear(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
         layout, "gc", artifacts=[record["key"] for record in garbage.artifacts], objects=len(garbage.objects),
         works=[work.name for work in garbage.works], bytes=size, kept=len(found.kept), policy=asdict(policy),
     )  # fmt: skip
-    remove(layout, garbage)
+    remove_garbage(layout, garbage)
     for work in garbage.works:
         with unused(work / "lock") as free:
             if free or not (work / "lock").exists():
@@ -129,7 +135,9 @@ def _as_json(found: Clearance) -> dict[str, Any]:
     garbage = found.garbage
     return {
         "kept": [{**_names(record), "why": why} for record, why in found.kept],
-        "artifacts": [{**_names(record), "bytes": freed([Path(record["folder"])])} for record in garbage.artifacts],
+        "artifacts": [
+            {**_names(record), "bytes": count_freed_bytes([Path(record["folder"])])} for record in garbage.artifacts
+        ],
         "objects": len(garbage.objects),
         "temporaries": len(garbage.temporaries),
         "works": [work.name for work in garbage.works],

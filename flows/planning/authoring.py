@@ -11,8 +11,8 @@ from flows.planning.explain import explain_plan
 from flows.running.runlog import read_plan
 from flows.runs import chosen_run
 from lineage.layout import Layout
-from lineage.reports.report import duration
-from lineage.tracing.history import latest
+from lineage.reports.report import format_duration
+from lineage.tracing.history import find_latest
 from schemas.errors import PlanError, RecipeError, printable
 from schemas.plan import Plan
 from schemas.recipe.load import load_recipe
@@ -84,7 +84,7 @@ def plan_table(plan: Plan, layout: Layout) -> Table:
 def _time(estimate: Estimate) -> str:
     if estimate.cost is None:
         return "unknown"
-    took = duration(estimate.cost.seconds)
+    took = format_duration(estimate.cost.seconds)
     return f"saves {took}" if estimate.is_hit else f"about {took}"
 
 
@@ -124,7 +124,7 @@ def why_text(plan: Plan, name: str, layout: Layout) -> str:
     verdict, why = explain_plan(plan, layout)[name]
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
-    before = latest(layout, plan.recipe, [name]).get(name)
+    before = find_latest(layout, plan.recipe, [name]).get(name)
     lines = [f"  {line}" for line in differences(before.identity, step.identity)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
 

@@ -17,13 +17,13 @@ def with_champions(
     Where there is none yet they stay as they are, and the gate says so. Raises PlanError when the audit log does not
     hold, MLflow cannot be asked or names a champion that no known move made, or the champion is not in this checkout.
     """
-    from lineage.registry.champions import standing
+    from lineage.registry.champions import read_standing
 
     for index, gate in enumerate(settings["gate"]):
         if gate["against"] != "champion" or "champion" in settings["models"]:
             continue
         model = registered_name(recipe, gate)
-        here = standing(layout, model)
+        here = read_standing(layout, model)
         found = here.champion
         if found is None and here.alarms:
             raise PlanError(f"a gate compares with the champion of {model}, and {here.alarms[0]}")

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.contract import find_disagreement, read_contract
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -58,12 +58,12 @@ def _own(step: Step, received: list[Bond], store: Store) -> Bond:
 def _received(given: Input, bonds: dict[str, Bond], layout: Layout, folders: tuple[Path, ...]) -> Bond:
     if given.steps:
         return bonds[given.steps[0]]
-    return Bond(fingerprint(find_source(str(given.source), layout, folders).folder))
+    return Bond(read_contract(find_source(str(given.source), layout, folders).folder))
 
 
 def _disagreement(one: Bond, other: Bond) -> str | None:
     if one.contract is not None and other.contract is not None:
-        return disagreement(one.contract, other.contract)
+        return find_disagreement(one.contract, other.contract)
     if one.tokenizer is None or other.tokenizer is None or one.tokenizer == other.tokenizer:
         return None
     names = [k for k in sorted({*one.tokenizer, *other.tokenizer}) if one.tokenizer.get(k) != other.tokenizer.get(k)]

@@ -6,11 +6,11 @@ from functools import cached_property
 
 from flows.planning.difference import changes
 from flows.planning.explain import Verdict, explain_plan
-from lineage.catalogue.index import Index, ask
+from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
-from lineage.reports.spending import Cost, total
-from lineage.tracing.history import earlier
+from lineage.reports.spending import Cost, sum_costs
+from lineage.tracing.history import find_earlier
 from schemas.budget import Budget, Prices
 from schemas.plan import Plan, Step
 
@@ -48,13 +48,15 @@ class Outlook:
 
 def estimates(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
     """Step to its estimate."""
-    return ask(layout, lambda index: {s.name: _estimate(s, plan, index, verdicts[s.name][0]) for s in plan.steps})
+    return query_index(
+        layout, lambda index: {s.name: _estimate(s, plan, index, verdicts[s.name][0]) for s in plan.steps}
+    )
 
 
 def _estimate(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
     if verdict == "HIT" and (made := index.record(step.key)):
         return Estimate(cost_of(made, step), f"run {made['run']}", True)
-    records, same_name = earlier(index, step.kind, step.name, plan.recipe)
+    records, same_name = find_earlier(index, step.kind, step.name, plan.recipe)
     by_distance = [(_distance(record, step), place, record) for place, record in enumerate(records)]
     if not by_distance:
         return Estimate(None, "", False)
@@ -98,18 +100,18 @@ def cost_lines(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
         without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
-        yield f"estimated cost: {said(total(costs.values()), prices)}{without}"
+        yield f"estimated cost: {said(sum_costs(costs.values()), prices)}{without}"
     elif unknown:
         yield "estimated cost: unknown, nothing like these steps ran before"
     if saved := [estimate.cost for estimate in found.values() if estimate.is_hit]:
-        yield f"saved by what is there: {said(total(saved), prices)}"
+        yield f"saved by what is there: {said(sum_costs(saved), prices)}"
 
 
 def excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
     """Every limit of the budget that the plan is predicted to pass."""
     if plan.budget is None:
         return
-    for line in over(plan.budget, total(predicted(found).values())):
+    for line in over(plan.budget, sum_costs(predicted(found).values())):
         yield f"the plan is predicted to pass its budget: {line}"
 
 

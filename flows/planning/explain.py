@@ -5,7 +5,7 @@ from typing import Literal
 from flows.planning.difference import first_difference
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.tracing.history import latest
+from lineage.tracing.history import find_latest
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
 
@@ -15,7 +15,7 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     """Step name to (HIT, which run made it) or (MISS, why)."""
     store = Store(layout)
-    before = latest(layout, plan.recipe, [step.name for step in plan.steps])
+    before = find_latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
         verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)

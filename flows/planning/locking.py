@@ -14,9 +14,9 @@ import yaml
 
 from flows.compile import compile_recipe
 from flows.planning.difference import changes, code_changes, said
-from lineage.artifacts.provenance import needed_packages
+from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
-from lineage.sources.resolve import pin
+from lineage.sources.resolve import pin_source
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
@@ -58,7 +58,7 @@ def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, 
         "profile": plan.profile,
         "seed": plan.resolved["seed"],
         "promote": plan.promotion.model_dump(mode="json") if plan.promotion else None,
-        "sources": {name: pin(name, sources[name], layout, folders) for name in sorted(sources)},
+        "sources": {name: pin_source(name, sources[name], layout, folders) for name in sorted(sources)},
         "models": {path: model for step in plan.steps for path, model in _others(step)},
         "steps": {
             step.name: {"key": step.key or None, "kind": step.kind, "seed": step.seed, "settings": step.settings}
@@ -66,7 +66,7 @@ def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, 
         },
         "code": dict(sorted(code.items())),
         "python": platform.python_version(),
-        "packages": needed_packages(),
+        "packages": find_needed_packages(),
         "end": True,
     }
 

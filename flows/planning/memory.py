@@ -17,7 +17,7 @@ from learning.footprint.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step
-from schemas.resources import MEMORY, bytes_of
+from schemas.resources import MEMORY, parse_memory
 
 SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
 """Headings that leave room for numbers."""
@@ -41,7 +41,7 @@ def show_memory(
     """Print the table, or JSON. Raises PlanError when `gpu` is no size."""
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
         raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
-    limit = bytes_of(gpu) or None
+    limit = parse_memory(gpu) or None
     found = needs(plan, layout, gpu=limit, prompt=prompt)
     if as_json:
         print(json.dumps(told(plan, found, limit), indent=2))
@@ -74,7 +74,7 @@ def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[
         resources = plan.step(need.step).resources
         for place in need.places:
             role = getattr(resources, place.role, None) or resources
-            limits = {"its `memory`": bytes_of(role.memory)} if not role.num_gpus else {"a GPU": gpu or 0}
+            limits = {"its `memory`": parse_memory(role.memory)} if not role.num_gpus else {"a GPU": gpu or 0}
             for name, limit in limits.items():
                 if limit and place.peak.total > limit:
                     yield (

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 from learning.evaluating.gates import Question, questions
 from learning.evaluating.paired_tests import POWER, minimum_detectable
 from lineage.layout import Layout
-from lineage.tracing.history import latest
+from lineage.tracing.history import find_latest
 from schemas.gates import Gate, split_metric
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -26,7 +26,7 @@ def gate_lines(plan: Plan, layout: Layout) -> list[str]:
     asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
     if not asked:
         return []
-    before = latest(layout, plan.recipe, [step.name for step in asked])
+    before = find_latest(layout, plan.recipe, [step.name for step in asked])
     last = {name: manifest for name, manifest in before.items() if manifest.kind == "evaluate"}
     return [line for step in asked for line in _of_step(step, last.get(step.name))]
 

@@ -5,11 +5,11 @@ from typing import Any
 from flows.compile import has_own_key
 from flows.running.runlog import read_plan
 from flows.running.states import FINISHED, StepState
-from lineage.artifacts.signature import signed_by
+from lineage.artifacts.signature import read_signer_name
 from lineage.artifacts.store import Store
 from lineage.audit.chain import read_chain
 from lineage.audit.log import Entry, append
-from lineage.audit.run_checks import EVENTS, PLAN, REPORT, seen, seen_records
+from lineage.audit.run_checks import EVENTS, PLAN, REPORT, describe_file, describe_records
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -29,7 +29,7 @@ def planned(layout: Layout, run: str) -> Plan:
     known = [e["facts"].get("plan") for e in read_chain(layout).entries
             if e["action"] == "run started" and e["facts"].get("run") == run]  # fmt: skip
     file = layout.run(run) / PLAN
-    if known and known[-1] != seen(file)["sha256"]:
+    if known and known[-1] != describe_file(file)["sha256"]:
         raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
     wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
     if wrong:
@@ -41,7 +41,7 @@ def run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
     """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
     return append(
         layout, "run started", run=run, recipe=plan.recipe, file=plan.file, profile=plan.profile,
-        plan=seen(layout.run(run) / PLAN)["sha256"], recipe_digest=digest_of(plan.resolved),
+        plan=describe_file(layout.run(run) / PLAN)["sha256"], recipe_digest=digest_of(plan.resolved),
         steps=len(plan.steps), hits=hits,
     )  # fmt: skip
 
@@ -54,16 +54,16 @@ def run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code:
             steps[name]["key"] = state.manifest.key
     folder = layout.run(run)
     return append(
-        layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=seen(folder / EVENTS),
-        records=seen_records(folder),
+        layout, "run ended", run=run, exit_code=exit_code, steps=steps, events=describe_file(folder / EVENTS),
+        records=describe_records(folder),
     )  # fmt: skip
 
 
 def report_written(layout: Layout, run: str) -> Entry:
     """Note the report of a run as it was just written, and the run's events until then."""
     folder = layout.run(run)
-    events = seen(folder / EVENTS) if (folder / EVENTS).is_file() else None
-    return append(layout, "report written", run=run, report=seen(folder / REPORT), events=events)
+    events = describe_file(folder / EVENTS) if (folder / EVENTS).is_file() else None
+    return append(layout, "report written", run=run, report=describe_file(folder / REPORT), events=events)
 
 
 def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
@@ -71,7 +71,7 @@ def artifact_published(layout: Layout, manifest: Manifest) -> Entry:
     return append(
         layout, "artifact published", run=manifest.run, step=manifest.step, kind=manifest.kind, key=manifest.key,
         digests={name: output.digest for name, output in manifest.outputs.items()},
-        signed_by=signed_by(Store(layout).folder(manifest)),
+        signed_by=read_signer_name(Store(layout).folder(manifest)),
     )  # fmt: skip
 
 

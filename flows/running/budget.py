@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from flows.planning.estimate import Outlook, holding, over, predicted, said
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, Spending, read_spending, total, write_spending
+from lineage.reports.spending import Cost, Spending, read_spending, sum_costs, write_spending
 from schemas.budget import MONEY_NEEDS_PRICES, Budget, Prices
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
@@ -84,7 +84,7 @@ class Ledger:
             running = [self._cost(one) for one in self.tries.values()]
             if self.clock() - self.noted > EVERY:
                 self._note()
-            return over(self.budget, total([*self.spent.values(), *running]))
+            return over(self.budget, sum_costs([*self.spent.values(), *running]))
 
     def stops(self) -> str:
         """Why nothing may go on or begin; empty while the budget lasts or only warns."""
@@ -112,9 +112,9 @@ def spending_lines(plan: Plan, layout: Layout, run: str) -> Iterator[str]:
     noted = read_spending(layout, run)
     if noted is None:
         return
-    prices, spent = plan.budget.prices if plan.budget else Prices(), total(noted.spent.values())
+    prices, spent = plan.budget.prices if plan.budget else Prices(), sum_costs(noted.spent.values())
     foreseen = [cost for cost in noted.predicted.values() if cost is not None]
-    before = f"; estimated: {said(total(foreseen), prices)}" if foreseen else ""
+    before = f"; estimated: {said(sum_costs(foreseen), prices)}" if foreseen else ""
     yield f"spent: {said(spent, prices)}{before}"
     if plan.budget and (passed := over(plan.budget, spent)):
         advice = f"; {ADVICE}" if plan.budget.on_exceed == "stop" else ""

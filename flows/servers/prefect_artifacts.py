@@ -26,7 +26,7 @@ from flows.running.progress import figures_of
 from flows.servers.run_page import plan_page, result_page, result_rows
 from flows.servers.up import is_up
 from lineage.layout import Layout
-from lineage.tracking.record import run_page
+from lineage.tracking.record import find_run_page
 from schemas.plan import Plan
 
 EVERY = 2.0
@@ -68,7 +68,7 @@ def _links(layout: Layout, run: str) -> dict[str, str]:
     links = {"files": f"`{layout.run(run)}` (report.html, plan.json, events.jsonl)"}
     served = (is_up(layout) or {}).get("mlflow") or os.environ.get("MLFLOW_TRACKING_URI", "")
     try:
-        page = run_page(layout, run) if served.startswith("http") else None
+        page = find_run_page(layout, run) if served.startswith("http") else None
     except Exception as error:  # MLflow's record is a projection, this is a link to it
         log.warning("MLflow was not asked for its page of the run: %s", error)
         page = None

@@ -20,7 +20,7 @@ from typing import Any
 
 from flows.planning.closure import HOUSE
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
-from lineage.database import SCHEMAS, chosen_database, prefect_address
+from lineage.database import SCHEMAS, prefect_address, read_chosen_database
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -60,7 +60,7 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
 
 def server_environment(layout: Layout) -> dict[str, str]:
     """Where a server keeps its records, for its own process only: an address may hold a password."""
-    database = chosen_database(layout.state)
+    database = read_chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
         return {}
     return {

@@ -9,7 +9,7 @@ from typing import Any
 from flows.planning.explain import Verdict
 from flows.planning.power import condition
 from flows.running.states import EXIT_CANCELLED, StepState, exit_code
-from lineage.reports.report import duration, number
+from lineage.reports.report import format_duration, format_number
 from schemas.plan import Plan
 
 MARKS = {"HIT": "✓", "MISS": "→"}
@@ -27,7 +27,7 @@ def plan_page(plan: Plan, run: str, verdicts: Mapping[str, Verdict], took: Mappi
     for step in plan.steps:
         verdict, why = verdicts[step.name]
         why = "; ".join(filter(None, (why, condition(step, plan))))
-        last = duration(took[step.name]) if step.name in took else "–"
+        last = format_duration(took[step.name]) if step.name in took else "–"
         cells = (step.name, step.kind, f"{MARKS[verdict]} {verdict}", why, step.reads, f"{step.resources.all_cpus:g}")
         lines[-1] += "\n" + _row(*cells, last)
     return "\n\n".join(lines)
@@ -40,7 +40,7 @@ def expected(verdicts: Mapping[str, Verdict], took: Mapping[str, float]) -> str:
         return "Nothing is to be done."
     known = [took[name] for name in missing if name in took]
     unknown = [name for name in missing if name not in took]
-    said = f"Those to be done took {duration(sum(known))} when they last ran" if known else "They have never run"
+    said = f"Those to be done took {format_duration(sum(known))} when they last ran" if known else "They have never run"
     if known and unknown:
         return f"{said}; not known: {', '.join(unknown)}."
     return f"{said}." if known else f"{said}: nothing is known of their cost."
@@ -73,7 +73,9 @@ def result_page(run: str, states: Mapping[str, StepState], again: Mapping[str, s
     if rows := result_rows(states):
         lines.append("### Held-out problems\n\n| model | metric | family | value | interval |\n|---|---|---|---|---|")
         for row in rows:
-            lines[-1] += "\n" + _row(row["model"], row["metric"], row["family"], number(row["value"]), row["interval"])
+            lines[-1] += "\n" + _row(
+                row["model"], row["metric"], row["family"], format_number(row["value"]), row["interval"]
+            )
     lines += yield_tables(states)
     if links:
         lines.append("### More\n\n" + "\n".join(f"- {what}: {where}" for what, where in links.items()))
@@ -88,7 +90,7 @@ def yield_tables(states: Mapping[str, StepState]) -> list[str]:
         if not table:
             continue
         heads = [column.replace("_", " ") for column in table[0]]
-        rows = [_row(*(number(value) for value in line.values())) for line in table]
+        rows = [_row(*(format_number(value) for value in line.values())) for line in table]
         found.append("\n".join([f"### Yield of {name}\n", _row(*heads), "|" + "---|" * len(heads), *rows]))
         if capped := state.manifest.details.get("capped"):
             found.append(f"**{capped}**")
@@ -111,7 +113,7 @@ def outcome(states: Mapping[str, StepState]) -> str:
 def _numbers(state: StepState) -> str:
     metrics = state.manifest.metrics if state.manifest else {}
     plain = [(k, v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)]
-    return ", ".join(f"{name} {number(value)}" for name, value in plain[:4])
+    return ", ".join(f"{name} {format_number(value)}" for name, value in plain[:4])
 
 
 def _row(*cells: str) -> str:

@@ -22,7 +22,7 @@ from flows.servers.prefect_server import HOST, free_port, is_healthy
 from flows.servers.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
 from flows.servers.supervisor import Say, Service, Supervisor
 from flows.steps.family import Stopped, with_family
-from lineage.database import SQLITE, chosen_database, prepare_database, remember_database, without_password
+from lineage.database import SQLITE, hide_password, prepare_database, read_chosen_database, remember_database
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
@@ -107,12 +107,12 @@ def _services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]
 
 
 def _announce(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
-    database = chosen_database(layout.state)
+    database = read_chosen_database(layout.state)
     for name, text in (
         ("Prefect", addresses.prefect.removesuffix("/api") + (" (was there)" if addresses.prefect_given else "")),
         ("MLflow", addresses.mlflow + (" (was there)" if addresses.mlflow_given else "")),
         ("worker", f"pool {POOL}, at most {limit} flow runs at a time"),
-        ("records", without_password(database) if database else f"SQLite in {_near(layout.state)}"),
+        ("records", hide_password(database) if database else f"SQLite in {_near(layout.state)}"),
         ("logs", _near(layout.state / FOLDER)),
     ):
         console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
@@ -210,14 +210,14 @@ def _choose_database(layout: Layout, database: str | None) -> None:
             _refuse_password(database)
             prepare_database(database)
         remember_database(layout.state, database)
-    elif chosen := chosen_database(layout.state):
+    elif chosen := read_chosen_database(layout.state):
         prepare_database(chosen)
 
 
 def _refuse_password(database: str) -> None:
-    if without_password(database) != database:
+    if hide_password(database) != database:
         raise PlanError(
-            f"--database {without_password(database)}: everybody on this machine sees a password given so\n"
+            f"--database {hide_password(database)}: everybody on this machine sees a password given so\n"
             "    put it into PGPASSWORD or ~/.pgpass, or the whole address into POSTTRAIN_DATABASE"
         )
 

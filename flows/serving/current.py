@@ -11,7 +11,7 @@ from flows.serving.worker import Worker
 from learning.engines.slot_check import why_not_slots
 from learning.models.policy import Policy, load_policy
 from lineage.layout import Layout
-from lineage.registry.champions import standing
+from lineage.registry.champions import read_standing
 from lineage.registry.registered import ALIAS
 from schemas.errors import PlanError, PosttrainError, StepError
 
@@ -88,7 +88,7 @@ class Current:
 
     def _newer(self, layout: Layout) -> tuple[Chosen | None, str | None]:
         """The champion of the audit log, where it is another than the one that is served, and an alarm, if any."""
-        here = standing(layout, str(self.served.chosen.alias))
+        here = read_standing(layout, str(self.served.chosen.alias))
         if here.champion is None:
             raise PlanError(f"the audit log knows no champion of {here.name} any more; see: posttrain champions")
         alarm = f"ALARM {'; '.join(here.alarms)}; see: posttrain champions {here.name}" if here.alarms else None

@@ -8,7 +8,7 @@ from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.registry.champions import promoted_artifact, standing
+from lineage.registry.champions import load_promoted_artifact, read_standing
 from lineage.registry.registered import ALIAS
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
@@ -61,7 +61,7 @@ def choose(word: str, layout: Layout, name: str | None = None) -> Chosen:
 def _registered(rest: str, layout: Layout) -> Chosen:
     """A version of a registered model that the audit log promoted, by default the champion; MLflow is only compared."""
     name, _, version = rest.partition("@")
-    here = standing(layout, name)
+    here = read_standing(layout, name)
     if version in ("", ALIAS):
         if here.champion is None:
             why = f"the audit log knows none: {here.alarms[0]}" if here.alarms else "there is no champion yet"
@@ -81,7 +81,7 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
         raise PlanError(f"mlflow:{name}@{asked}: version {by.version} ({by.key[:16]}) is not in this checkout")
     folder = store.output_folder(manifest.kind, by.key, by.output)
     files = files_of(folder)
-    promoted_artifact(layout, by)
+    load_promoted_artifact(layout, by)
     number = f", version {by.version}" if asked == ALIAS else ""
     said = f"mlflow:{name}@{asked}{number}: {manifest.recipe}.{manifest.step} ({by.key[:12]})"
     return Chosen(name, folder, by.digest, said, name if asked == ALIAS else None, alarms, files)

@@ -23,7 +23,7 @@ from flows.steps.surroundings import surroundings
 from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step
-from schemas.resources import Resources, bytes_of
+from schemas.resources import Resources, parse_memory
 
 Answer = tuple[Any, str | None]
 """What came of a call, or what was wrong."""
@@ -115,7 +115,7 @@ class RayActors:
 
         wanted = self.roles[role]
         options: dict[str, Any] = {"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus, "max_restarts": 0}
-        if memory := bytes_of(wanted.memory):
+        if memory := parse_memory(wanted.memory):
             options["memory"] = memory
         if (group := get_current_placement_group()) is not None:
             places = {"placement_group": group, "placement_group_bundle_index": bundles(self.resources, role)[index]}

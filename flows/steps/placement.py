@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from schemas.errors import StepError
-from schemas.resources import Resources, Role, bytes_of
+from schemas.resources import Resources, Role, parse_memory
 
 OWN = "own"
 """The step's own process, among the names of roles."""
@@ -25,7 +25,7 @@ Bundle = dict[str, float]
 
 def bundle(asked: Role | Resources) -> Bundle:
     """What one process holds, in Ray's words."""
-    wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(bytes_of(asked.memory))}
+    wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(parse_memory(asked.memory))}
     return {name: amount for name, amount in wanted.items() if amount}
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import check_source, find_source
@@ -44,7 +44,7 @@ def _from_outside(given: Input, step: Step, layout: Layout, folders: list[Path])
     reference = str(given.source)
     source = find_source(reference, layout, folders)
     # First the stamps, then the comparison: what changes in between is seen when the step has ended.
-    seen = scan(source.folder, links=source.key is None)
+    seen = scan_folder(source.folder, links=source.key is None)
     source = find_source(reference, layout, folders)
     if source.digest != given.digest:
         raise StepError(f"{step.name}: {reference} changed since the plan was made; run the recipe again")
@@ -60,7 +60,7 @@ def _from_outside(given: Input, step: Step, layout: Layout, folders: list[Path])
 def _from_step(given: Input, chosen: dict[str, Any], step: Step, layout: Layout) -> Received:
     store = Store(layout)
     folder = store.output_folder(chosen["kind"], chosen["key"], chosen["output"])
-    seen = scan(folder) if folder.is_dir() else Scan({}, ())
+    seen = scan_folder(folder) if folder.is_dir() else Scan({}, ())
     found = store.examine(chosen["kind"], chosen["key"])
     if found.manifest is None or not found.is_whole:
         what = f"is damaged: {found.text}" if found.damages else "is missing"
@@ -94,7 +94,7 @@ def check_unchanged(step: Step, received: list[Received]) -> None:
 
 def _change(one: Received) -> str | None:
     try:
-        now = scan(one.folder, links=one.links)
+        now = scan_folder(one.folder, links=one.links)
     except OSError as error:
         return f"{one.folder}: {error.strerror}"
     if now == one.seen:

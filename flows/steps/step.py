@@ -27,15 +27,15 @@ from flows.steps.lock import locked
 from flows.steps.received import Received, check_unchanged, receive
 from flows.steps.restoring import find_or_restore
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
-from lineage.artifacts.contract import disagreement, fingerprint
-from lineage.artifacts.provenance import commit, machine, versions
+from lineage.artifacts.contract import find_disagreement, read_contract
+from lineage.artifacts.provenance import describe_machine, read_commit, read_versions
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from schemas.atomic_write import is_fragment, write_text_atomically
-from schemas.endpoint import without_operation
+from schemas.endpoint import strip_operation
 from schemas.errors import StepError
-from schemas.gates import without_policy
+from schemas.gates import strip_policy
 from schemas.manifest import Contract, Manifest
 from schemas.plan import Step
 from tasks.context import Context
@@ -96,12 +96,12 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
-    head, dirty = commit(Path(__file__).resolve().parents[2])
+    head, dirty = read_commit(Path(__file__).resolve().parents[2])
     return folder, Manifest(
         key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
         seed=step.seed, inputs=tuple(one.record for one in received), outputs=outputs,
         contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
-        versions=versions(), machine=machine(), started=started.isoformat(), seconds=seconds,
+        versions=read_versions(), machine=describe_machine(), started=started.isoformat(), seconds=seconds,
         cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
         tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
         peak_rss=max(peak_rss(), spent["peak_rss"]),
@@ -111,7 +111,7 @@ def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple
 def _check_identity(step: Step) -> None:
     """Refuse a step whose settings are not those that its key stands for: its plan was changed by hand."""
     ports = {given.port for given in step.inputs}
-    settings = nameless(without_operation(without_policy(step.settings)), ports)
+    settings = nameless(strip_operation(strip_policy(step.settings)), ports)
     said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
     kept = {name: step.identity.get(name) for name in said}
     if digest_of(step.identity) != step.key or digest_of(said) != digest_of(kept):
@@ -134,10 +134,10 @@ def _inputs_watched(step: Step, received: list[Received], work: Path) -> Iterato
 def _check_contracts(step: Step, received: list[Received]) -> None:
     if step.kind in INDEPENDENT:
         return
-    models = [(one.record, fingerprint(one.folder)) for one in received if one.record.type in CARRIERS]
+    models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
     known = [(r, contract) for r, contract in models if contract is not None]
     for record, contract in known[1:]:
-        if (problem := disagreement(known[0][1], contract)) is not None:
+        if (problem := find_disagreement(known[0][1], contract)) is not None:
             pair = " and ".join(f"{r.port} ({r.step or r.source})" for r in (known[0][0], record))
             raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
 
@@ -145,7 +145,7 @@ def _check_contracts(step: Step, received: list[Received]) -> None:
 def _contract(folder: Path, step: Step) -> Contract | None:
     """Of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
-    found = (fingerprint(folder / "outputs" / name) for name in names)
+    found = (read_contract(folder / "outputs" / name) for name in names)
     return next((contract for contract in found if contract is not None), None)
 
 

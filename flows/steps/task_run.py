@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flows.planning.environment import secrets_of, with_environment
 from flows.planning.redaction import redactor
-from lineage.keys import derived_key, signer
+from lineage.keys import derive_key, load_signer
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Step
@@ -76,8 +76,8 @@ def run_task(step: Step, context: Context, layout: Layout, folders: list[Path]) 
 
 def _resuming_key(layout: Layout, step: Step) -> bytes:
     """The secret that seals what a step resumes from; another for every key of a step. Raises PlanError."""
-    signer(layout)  # makes the signing key where there is none
-    key = derived_key(layout, f"resuming {step.key}")
+    load_signer(layout)  # makes the signing key where there is none
+    key = derive_key(layout, f"resuming {step.key}")
     assert key is not None
     return key
 

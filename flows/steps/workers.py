@@ -27,7 +27,7 @@ from flows.steps.worker_main import work
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Step
-from schemas.resources import bytes_of
+from schemas.resources import parse_memory
 
 QUIET = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
@@ -115,7 +115,7 @@ class RayWorkers:
         self.stands()
         step = Step.model_validate(spec["step"])
         options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
-        if (memory := bytes_of(step.resources.memory)) > 0:
+        if (memory := parse_memory(step.resources.memory)) > 0:
             options["memory"] = memory
         placement = None
         if any(step.resources.roles()):

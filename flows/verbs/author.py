@@ -126,10 +126,10 @@ def schema(
 ) -> None:
     """Print the JSON Schema of recipes, for editors."""
     if markdown:
-        from schemas.pages.reference_page import reference_page
+        from schemas.pages.reference_page import make_reference_page
 
-        print(reference_page(), end="")
+        print(make_reference_page(), end="")
     else:
-        from schemas.pages.editor_schema import editor_schema
+        from schemas.pages.editor_schema import make_editor_schema
 
-        print(json.dumps(editor_schema(), indent=2))
+        print(json.dumps(make_editor_schema(), indent=2))

@@ -36,9 +36,9 @@ def rollback(
 ) -> None:
     """Take the latest promotion back: the champion before it is champion again."""
     from lineage.layout import Layout
-    from lineage.registry.rollback import rollback
+    from lineage.registry.rollback import roll_back
 
-    before, after = rollback(Layout.find(), name, to, why)
+    before, after = roll_back(Layout.find(), name, to, why)
     said = f"champion of {name}: version {before.version} → version {after.version} ({after.key[:12]})"
     console.print(said, highlight=False, markup=False, soft_wrap=True)
 
@@ -54,7 +54,7 @@ def champions(
 
     layout = Layout.find()
     if restore:
-        from lineage.registry.rollback import restore as write_again
+        from lineage.registry.rollback import restore_registry as write_again
 
         if name is None:
             raise PlanError("--restore wants a name: posttrain champions NAME --restore")

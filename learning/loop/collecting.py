@@ -16,7 +16,7 @@ from learning.loop.history import History
 from learning.loop.rollout import Sampler, names, score
 from learning.loop.supply import Columns
 from learning.loop.trials import Ask, Trial
-from schemas.number_schedules import Controlled, Number, settled
+from schemas.number_schedules import Controlled, Number, settle
 from schemas.stages.rl import Rl
 
 
@@ -161,7 +161,7 @@ def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, flo
     """Score trials by the stage's rewards, with the numbers that controllers give."""
     if trials:
         rewards = [part.settled(controls) for part in parts.rewards]
-        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read, parts.shown)
+        score(rewards, [settle(w, controls) for w in parts.weights], trials, have, parts.read, parts.shown)
 
 
 def gate(

@@ -40,7 +40,7 @@ from learning.models.policy import Policy
 from learning.operations.columns import after, place
 from schemas.auxiliary import NEXT, Network
 from schemas.auxiliary import Auxiliary as Block
-from schemas.number_schedules import settled, value_at
+from schemas.number_schedules import settle, value_at
 from schemas.stages.rl import Rl
 
 
@@ -140,7 +140,7 @@ class Learner:
         losses = self.trained.backward(weighty, lambda micro: self._loss(loss_of, micro, step))
         rate = self.stage.learning_rate if self.block.learning_rate is None else self.block.learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = value_at(settled(rate, controls or {}), step)
+            group["lr"] = value_at(settle(rate, controls or {}), step)
         norm = clip_gradients(self.network, self.stage.max_grad_norm)
         self.optimizer.step()
         self._tell(loss=self.group.add_up([sum(losses)])[0], grad_norm=norm)

@@ -1,32 +1,32 @@
-"""Whether an artifact is what was published: asked before it is promoted or served."""
+"""Checks that an artifact is the published one, before it is promoted or served."""
 
 from collections.abc import Iterator
 
-from lineage.artifacts.signature import SIGNATURE, signature_problems
+from lineage.artifacts.signature import SIGNATURE, check_signature
 from lineage.artifacts.store import Store
-from lineage.audit.log import Entry, entries
-from lineage.keys import trusted
+from lineage.audit.log import Entry, read_entries
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 
 
 def check_artifact(layout: Layout, manifest: Manifest) -> None:
-    """Hash an artifact again, check its signature and what the log saw; raises PlanError when it is another."""
+    """Hash an artifact again, check its signature and compare it with the log; raise PlanError if it differs."""
     store = Store(layout)
     folder = store.folder(manifest)
     problems = store.verify(manifest)
     if (folder / SIGNATURE).is_file():
-        problems += signature_problems(folder, trusted(layout))
-    problems += _log_problems(layout, manifest)
+        problems += check_signature(folder, load_trusted_keys(layout))
+    problems += _compare_with_log(layout, manifest)
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise PlanError(f"{manifest.step} ({manifest.key[:16]}) is not what was published: {problems[0]}{more}")
 
 
-def _log_problems(layout: Layout, manifest: Manifest) -> Iterator[str]:
-    """In what an artifact differs from its publication in the log; one of another run was pulled in its place."""
-    seen = _publication(layout, manifest.key)
+def _compare_with_log(layout: Layout, manifest: Manifest) -> Iterator[str]:
+    """Yield how an artifact differs from its publication in the log, unless another run's was pulled in its place."""
+    seen = _find_publication(layout, manifest.key)
     if seen is None or seen["facts"].get("run") not in (manifest.run, None):
         return
     folder, number = Store(layout).folder(manifest), seen["number"]
@@ -36,10 +36,10 @@ def _log_problems(layout: Layout, manifest: Manifest) -> Iterator[str]:
         yield f"{folder / SIGNATURE}: missing, though entry {number} of the audit log saw it"
 
 
-def _publication(layout: Layout, key: str) -> Entry | None:
-    """The latest entry of the log that says that an artifact was published."""
+def _find_publication(layout: Layout, key: str) -> Entry | None:
+    """Return the latest entry of the log that says that an artifact was published."""
     found = None
-    for entry in entries(layout):
+    for entry in read_entries(layout):
         facts = entry["facts"]
         if entry["action"] == "artifact published" and isinstance(facts, dict) and facts.get("key") == key:
             found = entry

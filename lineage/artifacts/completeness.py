@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.artifacts.seal import SEAL, seal_differences
+from lineage.artifacts.seal import SEAL, compare_with_seal
 from lineage.digests import content_digest, digest_of, dvc_digest, read_small
 from schemas.manifest import FileDigest, Manifest
 
@@ -56,22 +56,22 @@ class Condition:
         return f"{self.damages[0]}{more}" if self.damages else "whole"
 
 
-def condition(folder: Path, digests: Mapping[str, str], strange: tuple[str, ...]) -> Condition:
+def examine_files(folder: Path, digests: Mapping[str, str], strange: tuple[str, ...]) -> Condition:
     """Compare an artifact's files, given as sha256 by path, and what is no file, with its manifest and seal."""
     damages = [Damage(name, STRANGE) for name in strange]
-    damages += [Damage(name, what) for name, what in seal_differences(folder, digests)]
-    manifest = sealed_manifest(folder)
+    damages += [Damage(name, what) for name, what in compare_with_seal(folder, digests)]
+    manifest = read_sealed_manifest(folder)
     if manifest is None:
         if not any(damage.path in (MANIFEST, SEAL) for damage in damages):
             damages.append(Damage(MANIFEST, "not a manifest"))
         return Condition(None, tuple(damages))
-    damages += [Damage(MANIFEST, what) for what in record_problems(manifest)]
+    damages += [Damage(MANIFEST, what) for what in check_manifest(manifest)]
     known = {f"{OUTPUTS}{name}/{f.path}": f for name, output in manifest.outputs.items() for f in output.files}
-    damages += _output_damages(known, digests, strange)
+    damages += _compare_outputs(known, digests, strange)
     return Condition(manifest, tuple(damages))
 
 
-def _output_damages(
+def _compare_outputs(
     known: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
 ) -> Iterator[Damage]:
     here = {name for name in digests if name.startswith(OUTPUTS)}
@@ -85,8 +85,8 @@ def _output_damages(
             yield Damage(name, f"sha256 is {found[:16]}, was {wanted[:16]}" if found else "cannot be read")
 
 
-def sealed_manifest(folder: Path) -> Manifest | None:
-    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+def read_sealed_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
     content, seal = read_small(folder / MANIFEST), read_small(folder / SEAL)
     if content is None or seal is None:
         return None
@@ -98,8 +98,8 @@ def sealed_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def record_problems(manifest: Manifest) -> Iterator[str]:
-    """What a manifest says that cannot be true."""
+def check_manifest(manifest: Manifest) -> Iterator[str]:
+    """Yield what is inconsistent within a manifest."""
     if digest_of(manifest.identity) != manifest.key:
         yield "the identity does not give the key"
     for name, output in manifest.outputs.items():

@@ -11,28 +11,28 @@ UNBOUNDED = 2**31
 """Longest length that is believed; tokenizers write a huge number for "no limit"."""
 
 
-def fingerprint(folder: Path) -> Contract | None:
-    """Contract of a model folder (or of an adapter's base), None when it holds no tokenizer."""
+def read_contract(folder: Path) -> Contract | None:
+    """Return the contract of a model folder (or of an adapter's base), or None if it holds no tokenizer."""
     folder = folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder
     if not (folder / "tokenizer.json").is_file():
         return None
-    tokenizer, settings = _json(folder / "tokenizer.json"), _json(folder / "tokenizer_config.json")
+    tokenizer, settings = _read_json(folder / "tokenizer.json"), _read_json(folder / "tokenizer_config.json")
     template_file = folder / "chat_template.jinja"
     template = template_file.read_text() if template_file.is_file() else settings.get("chat_template") or ""
     machine = {k: tokenizer.get(k) for k in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")}
     special = [[t["id"], t["content"]] for t in tokenizer.get("added_tokens", []) if t.get("special")]
-    named = {k: _content(settings.get(k)) for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    limits = [settings.get("model_max_length"), _json(folder / "config.json").get("max_position_embeddings")]
+    named = {k: _token_text(settings.get(k)) for k in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    limits = [settings.get("model_max_length"), _read_json(folder / "config.json").get("max_position_embeddings")]
     return Contract(
-        tokenizer=_digest(_canonical(machine)),
-        chat_template=_digest(template),
-        special_tokens=_digest([sorted(special), named]),
+        tokenizer=_hash_json(_canonical(machine)),
+        chat_template=_hash_json(template),
+        special_tokens=_hash_json([sorted(special), named]),
         max_length=int(min([n for n in limits if n], default=UNBOUNDED)),
     )
 
 
-def disagreement(one: Contract, other: Contract) -> str | None:
-    """Which fingerprint differs, in words; None when the two models fit. Lengths may differ."""
+def find_disagreement(one: Contract, other: Contract) -> str | None:
+    """Return which fingerprint of two contracts differs, or None if the models fit; lengths may differ."""
     names = {"tokenizer": "tokenizers", "chat_template": "chat templates", "special_tokens": "special tokens"}
     for field, words in names.items():
         mine, theirs = getattr(one, field), getattr(other, field)
@@ -41,11 +41,11 @@ def disagreement(one: Contract, other: Contract) -> str | None:
     return None
 
 
-def _json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
-def _content(token: Any) -> Any:
+def _token_text(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -61,5 +61,5 @@ def _canonical(value: Any) -> Any:
     return found
 
 
-def _digest(value: Any) -> str:
+def _hash_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

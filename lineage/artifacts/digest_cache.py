@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from lineage.keys import derived_key
+from lineage.keys import derive_key
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import PlanError
@@ -46,7 +46,7 @@ class Stamp:
 
     @classmethod
     def of(cls, found: os.stat_result) -> "Stamp":
-        """The stamp in the answer of a stat call."""
+        """Return the stamp in the answer of a stat call."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -58,8 +58,8 @@ class Scan:
     strange: tuple[str, ...]
 
 
-def scan(folder: Path, *, links: bool = False) -> Scan:
-    """Look at every file below a folder. With `links` a link to a file counts as that file, else as strange.
+def scan_folder(folder: Path, *, links: bool = False) -> Scan:
+    """Return every file below a folder. With `links` a link to a file counts as that file, else as strange.
 
     Folders behind links are not entered.
     """
@@ -95,7 +95,7 @@ class DigestCache:
         self.layout = layout
 
     def digests(self, folder: Path, files: Mapping[str, Stamp], *, links: bool = False) -> dict[str, str]:
-        """sha256 by path of the files that `scan` found below a folder; only what has changed is read.
+        """Return the sha256 by path of the files that `scan_folder` returned; only what has changed is read.
 
         A file that is gone meanwhile, or cannot be read, has the digest "".
         """
@@ -114,19 +114,19 @@ class DigestCache:
 
     def _key(self) -> bytes | None:
         try:
-            return derived_key(self.layout, PURPOSE)
+            return derive_key(self.layout, PURPOSE)
         except (PlanError, OSError):
             return None
 
     def _file(self, folder: Path) -> Path:
-        """Where the record of a folder lies; machines that share the checkout see other device numbers."""
+        """Return where the record of a folder lies; machines that share the checkout see other device numbers."""
         name = hashlib.sha256(f"{platform.node()}\0{folder}".encode()).hexdigest()[:32]
         return self.layout.state / "cache" / "digests" / name
 
     def _read(self, folder: Path, key: bytes) -> dict[str, tuple[Stamp, str]]:
         try:
             seal, _, body = self._file(folder).read_bytes().partition(b"\n")
-            if not hmac.compare_digest(seal, _seal(key, body)):
+            if not hmac.compare_digest(seal, _authenticate(key, body)):
                 return {}
             record = json.loads(body)
             if record["folder"] != str(folder):
@@ -141,12 +141,12 @@ class DigestCache:
         target = self._file(folder)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
             with atomic_file(target, flush=False) as fresh:
-                fresh.write_bytes(_seal(key, body) + b"\n" + body)
-            _bound(target.parent)
+                fresh.write_bytes(_authenticate(key, body) + b"\n" + body)
+            _remove_oldest(target.parent)
 
 
 def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
-    """sha256 of a regular file, and its stamp where a later change cannot go unseen; ("", None) when it is none.
+    """Return the sha256 of a regular file, and its stamp if a later change cannot go unseen; else ("", None).
 
     A file whose stamp may be remembered is flushed first: from then on a write through a memory map changes it too.
     """
@@ -183,11 +183,11 @@ def _hash_all(
         return zip(names, list(pool.map(lambda path: hash_file(path, links=links), paths)), strict=True)
 
 
-def _seal(key: bytes, body: bytes) -> bytes:
+def _authenticate(key: bytes, body: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
 
 
-def _bound(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     """Remove the oldest records where there are too many."""
     with os.scandir(folder) as entries:
         found = list(entries)

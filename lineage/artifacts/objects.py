@@ -22,11 +22,11 @@ class Objects:
         self.root = root
 
     def path(self, name: str) -> Path:
-        """Where an object lies, by its md5 (with `.dir` for a folder's listing)."""
+        """Return the path of an object by its md5 (with `.dir` for a folder's listing)."""
         return self.root / name[:2] / name[2:]
 
     def put_output(self, folder: Path, output: Output) -> None:
-        """Add every file of an output and its listing; what is there already, undamaged, is left alone."""
+        """Add every file of an output and its listing; leave undamaged objects alone."""
         for file in output.files:
             self._put(file.md5, file.size, folder / file.path)
         self._put(output.dvc, len(dvc_listing(output.files)), dvc_listing(output.files))
@@ -44,7 +44,7 @@ class Objects:
             fresh.chmod(0o444)
 
     def differs(self, name: str) -> str | None:
-        """What is wrong with a cached object, None when it is what its name says."""
+        """Return how a cached object differs from what its name says, or None."""
         path = self.path(name)
         if not path.is_file():
             return "is missing"
@@ -61,14 +61,14 @@ def copy_file(source: Path, target: Path) -> None:
         shutil.copyfileobj(read, write, 1 << 20)
 
 
-def sync_tree(folder: Path) -> None:
+def flush_tree(folder: Path) -> None:
     """Flush every file and folder below `folder` to the disk."""
     for base, _, names in os.walk(folder):
         for path in (*(Path(base) / name for name in names), Path(base)):
-            sync(path)
+            flush_path(path)
 
 
-def sync(path: Path) -> None:
+def flush_path(path: Path) -> None:
     """Flush one file or folder to the disk; file systems that cannot flush a folder are left alone."""
     handle = os.open(path, os.O_RDONLY)
     try:

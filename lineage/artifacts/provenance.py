@@ -29,15 +29,15 @@ PACKAGES = (
 
 
 @lru_cache
-def commit(root: Path) -> tuple[str | None, bool]:
-    """Commit of the checkout and whether it has uncommitted changes; (None, False) outside Git."""
-    head = _git(root, "rev-parse", "HEAD")
+def read_commit(root: Path) -> tuple[str | None, bool]:
+    """Return the commit of the checkout and whether it has uncommitted changes; (None, False) outside Git."""
+    head = _run_git(root, "rev-parse", "HEAD")
     if head is None:
         return None, False
-    return head, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    return head, bool(_run_git(root, "status", "--porcelain", "--untracked-files=no"))
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _run_git(root: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -46,8 +46,8 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 @lru_cache
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
+def read_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -58,29 +58,31 @@ def versions() -> dict[str, str]:
 
 
 @lru_cache
-def machine() -> dict[str, str | int]:
-    """What kind of machine this is, without its name: results can differ in the last bits between kinds."""
+def describe_machine() -> dict[str, str | int]:
+    """Return the kind of this machine, without its name: results can differ in the last bits between kinds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found: dict[str, str | int] = {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _labelled(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown",
+        "processor": _read_labelled_value(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown",
         "cores": os.cpu_count() or 0,
         "memory": round(memory / 2**30),
     }
-    cards = [_labelled(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    cards = [
+        _read_labelled_value(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    ]
     return found | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
 
 
-def _labelled(file: Path, label: str) -> str:
-    """The first `label: value` of a file of the kernel; empty when there is none."""
+def _read_labelled_value(file: Path, label: str) -> str:
+    """Return the first `label: value` of a file of the kernel; empty when there is none."""
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(label)), "")
 
 
 @lru_cache
-def needed_packages() -> dict[str, str]:
-    """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""
-    waiting = [Requirement(text) for text in _declared()]
+def find_needed_packages() -> dict[str, str]:
+    """Return name to version of the installed dependencies of this distribution, direct and indirect."""
+    waiting = [Requirement(text) for text in _read_declared()]
     seen: set[tuple[str, str]] = set()
     found: dict[str, str] = {}
     while waiting:
@@ -94,17 +96,17 @@ def needed_packages() -> dict[str, str]:
         for extra in ("", *wanted.extras):
             if (name, extra) not in seen:
                 seen.add((name, extra))
-                waiting += _required(distribution.requires or [], extra)
+                waiting += _select_requirements(distribution.requires or [], extra)
     return dict(sorted(found.items()))
 
 
-def _declared() -> list[str]:
-    """What the project asks for, optional extras left out."""
+def _read_declared() -> list[str]:
+    """Return the declared dependencies of the project, without optional extras."""
     project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
     return list(project["dependencies"])
 
 
-def _required(texts: list[str], extra: str) -> list[Requirement]:
-    """The requirements that hold here, with an extra of the package that has them or without any."""
+def _select_requirements(texts: list[str], extra: str) -> list[Requirement]:
+    """Return the requirements that hold here, for an extra of the package or for none."""
     every = [Requirement(text) for text in texts]
     return [one for one in every if one.marker is None or one.marker.evaluate({"extra": extra})]

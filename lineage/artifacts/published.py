@@ -1,4 +1,4 @@
-"""What the audit log says of an artifact: how it came here last, by a step or from a remote.
+"""The entries of the audit log about an artifact: how it came here last, by a step or from a remote.
 
 Only lines that were added since the last look are read.
 """
@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from lineage.artifacts.completeness import MANIFEST, Damage
-from lineage.artifacts.signature import SIGNATURE, signed_by
-from lineage.audit.log import Entry, hash_of, log_file, parsed
+from lineage.artifacts.signature import SIGNATURE, read_signer_name
+from lineage.audit.log import Entry, hash_entry, log_file, parse_entry
 from lineage.keys import Ed25519PublicKey, is_valid
 from lineage.layout import Layout
 from schemas.manifest import Manifest
@@ -35,34 +35,34 @@ _known: dict[Path, Lines] = {}
 _lock = threading.Lock()
 
 
-def log_damages(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
-    """How an artifact differs from what the audit log says of it; nothing where it says nothing.
+def compare_with_log(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
+    """Return how an artifact differs from its entry in the audit log; empty if it has none.
 
     What was fetched from a remote since it was published here is another's, and not compared.
     """
-    entry = arrival(layout, manifest.key, keys)
+    entry = find_arrival(layout, manifest.key, keys)
     if entry is None or entry["action"] != "artifact published":
         return []
     facts, number = entry["facts"], entry["number"]
     if facts.get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
         return [Damage(MANIFEST, f"its digests are not those that entry {number} of the audit log saw")]
-    if facts.get("signed_by") not in (None, signed_by(folder)):
+    if facts.get("signed_by") not in (None, read_signer_name(folder)):
         return [Damage(SIGNATURE, f"is not of the key that signed it by entry {number} of the audit log")]
     return []
 
 
-def arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
-    """The latest entry by which the artifact of a key came here, of those that one of the trusted `keys` signed."""
+def find_arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
+    """Return the latest entry, signed by one of `keys`, by which the artifact of a key came here."""
     path = log_file(layout)
     with _lock:
-        places = list(_read(path).places.get(key, ()))
+        places = list(_read_new_lines(path).places.get(key, ()))
     raw = tuple((name, public.public_bytes_raw()) for name, public in sorted(keys.items())) if places else ()
-    found = (_believed(_line(path, *place), raw) for place in reversed(places))
+    found = (_parse_signed(_read_line(path, *place), raw) for place in reversed(places))
     return next((entry for entry in found if entry is not None), None)
 
 
-def _read(path: Path) -> Lines:
-    """What is known of a log, with the lines that were added to it."""
+def _read_new_lines(path: Path) -> Lines:
+    """Return the places of lines in a log, with those that were added since the last call."""
     try:
         found = path.stat()
     except OSError:
@@ -76,14 +76,14 @@ def _read(path: Path) -> Lines:
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
-                for key in _keys(line):
+                for key in _keys_in(line):
                     lines.places.setdefault(key, []).append((lines.end, len(line)))
                 lines.end += len(line)
     return lines
 
 
-def _keys(line: bytes) -> list[str]:
-    """Keys of the artifacts that came with an entry."""
+def _keys_in(line: bytes) -> list[str]:
+    """Return the keys of the artifacts that an entry brought."""
     if line.startswith(PUBLISHED):
         return [key.decode() for key in KEY.findall(line)]
     if line.startswith(PULLED):
@@ -94,16 +94,16 @@ def _keys(line: bytes) -> list[str]:
     return []
 
 
-def _line(path: Path, start: int, length: int) -> bytes:
+def _read_line(path: Path, start: int, length: int) -> bytes:
     with path.open("rb") as stream:
         stream.seek(start)
         return stream.read(length)
 
 
 @lru_cache(maxsize=4096)
-def _believed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
-    """The entry in a line if one of the keys (name and raw public key) signed it."""
-    entry = parsed(line)
+def _parse_signed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
+    """Return the entry in a line if one of the keys (name and raw public key) signed it."""
+    entry = parse_entry(line)
     if entry is None:
         return None
     try:
@@ -111,5 +111,5 @@ def _believed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
     except (KeyError, TypeError, ValueError):
         return None
     key = Ed25519PublicKey.from_public_bytes(public)
-    is_signed = hash_of(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
+    is_signed = hash_entry(entry) == entry["hash"] and is_valid(key, signature, entry["hash"].encode())
     return entry if is_signed else None

@@ -1,4 +1,4 @@
-"""What can be removed from a checkout, what the disk gets back for it, and removing it."""
+"""Files that can be removed from a checkout, the disk space that they free, and their removal."""
 
 import json
 import os
@@ -44,73 +44,73 @@ class Garbage:
         return [*folders, *self.objects, *self.temporaries, *self.works]
 
 
-def unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
-    """Cached files that removed artifacts name and neither a kept one nor DVC's own records in the checkout do."""
-    wanted = {name for record in kept for name in object_names(record)} | set(_tracked(layout))
+def find_unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
+    """Yield cached files that only removed artifacts name, and no record of DVC in the checkout."""
+    wanted = {name for record in kept for name in list_object_names(record)} | set(_find_tracked(layout))
     objects = Objects(layout.dvc_cache)
-    for name in sorted({name for record in removed for name in object_names(record)} - wanted):
+    for name in sorted({name for record in removed for name in list_object_names(record)} - wanted):
         if objects.path(name).is_file():
             yield objects.path(name)
 
 
-def object_names(record: Record) -> Iterator[str]:
-    """Names in DVC's cache of everything in an artifact's outputs."""
+def list_object_names(record: Record) -> Iterator[str]:
+    """Yield the names in DVC's cache of all files in an artifact's outputs."""
     for output in record["outputs"].values():
         yield output["dvc"]
         yield from (file["md5"] for file in output["files"])
 
 
-def _tracked(layout: Layout) -> Iterator[str]:
-    """What `*.dvc` and `dvc.lock` of the checkout name, and what lies in the folders among it."""
+def _find_tracked(layout: Layout) -> Iterator[str]:
+    """Yield the objects that `*.dvc` and `dvc.lock` of the checkout name, and those in the folders among them."""
     objects = Objects(layout.dvc_cache)
-    for name in {name for file in _records(layout.root) for name in _digests(_parsed(file))}:
+    for name in {name for file in _find_records(layout.root) for name in _find_digests(_parse_record(file))}:
         yield name
         listing = objects.path(name)
         if name.endswith(".dir") and listing.is_file():
             yield from (entry["md5"] for entry in json.loads(listing.read_bytes()))
 
 
-def _parsed(file: Path) -> Any:
-    """What a record of DVC says. Raises PlanError for one that cannot be read: what it names must stay."""
+def _parse_record(file: Path) -> Any:
+    """Return the content of a record of DVC. Raise PlanError if it cannot be read: what it names must stay."""
     try:
         return yaml.safe_load(file.read_bytes())
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise PlanError(f"{file} cannot be read, so what it keeps is unknown and nothing is removed") from error
 
 
-def _records(root: Path) -> Iterator[Path]:
+def _find_records(root: Path) -> Iterator[Path]:
     for base, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in PASSED_OVER]
         yield from (Path(base, name) for name in names if name.endswith(".dvc") or name == "dvc.lock")
 
 
-def _digests(value: Any) -> Iterator[str]:
+def _find_digests(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("md5"), str):
             yield value["md5"]
         for item in value.values():
-            yield from _digests(item)
+            yield from _find_digests(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _digests(item)
+            yield from _find_digests(item)
 
 
-def left_over(layout: Layout) -> list[Path]:
-    """Temporary files in DVC's cache that were not written to for an hour."""
+def find_temporaries(layout: Layout) -> list[Path]:
+    """Return temporary files in DVC's cache that were not written to for an hour."""
     before = time.time() - QUIET
     fragments = (p for p in layout.dvc_cache.glob("*/.*") if is_fragment(p) and p.is_file())
     return sorted(p for p in fragments if p.stat().st_mtime < before)
 
 
-def freed(paths: Iterable[Path]) -> int:
-    """Bytes that the disk gets back: blocks of files all of whose names go, and of folders.
+def count_freed_bytes(paths: Iterable[Path]) -> int:
+    """Return the bytes that the disk gets back: blocks of files all of whose names go, and of folders.
 
     A file that another name keeps, such as a link below data/runs, frees nothing. Where the file system shares blocks
     between copies (btrfs, XFS), it is the most that may come back.
     """
     links: dict[tuple[int, int], int] = {}
     total = 0
-    for found in _stats(paths):
+    for found in _stat_all(paths):
         if not os.path.stat.S_ISREG(found.st_mode):
             total += found.st_blocks * BLOCK
             continue
@@ -121,7 +121,7 @@ def freed(paths: Iterable[Path]) -> int:
     return total
 
 
-def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+def _stat_all(paths: Iterable[Path]) -> Iterator[os.stat_result]:
     for path in paths:
         try:
             yield path.lstat()
@@ -132,8 +132,8 @@ def _stats(paths: Iterable[Path]) -> Iterator[os.stat_result]:
                 yield from (Path(base, name).lstat() for name in (*folders, *names))
 
 
-def remove(layout: Layout, garbage: Garbage) -> None:
-    """Remove it; an artifact goes by one rename first, so that none is ever half there. Work folders are not touched.
+def remove_garbage(layout: Layout, garbage: Garbage) -> None:
+    """Remove garbage; an artifact is renamed first, so that none is ever half there. Work folders are not touched.
 
     Killed on the way, what is left is found and removed by the next.
     """

@@ -16,19 +16,19 @@ BESIDE = frozenset({SEAL, "signature.json"})
 
 
 def write_seal(folder: Path) -> Path:
-    """Seal an unpublished artifact; returns the seal's path."""
+    """Seal an unpublished artifact; return the seal's path."""
     path = folder / SEAL
-    path.write_bytes(_text(_digests(folder)))
+    path.write_bytes(_encode_seal(_hash_sealed_files(folder)))
     return path
 
 
-def seal_problems(folder: Path) -> list[str]:
-    """What differs from the seal, one line per file: `path: what`."""
-    return [f"{folder / name}: {what}" for name, what in seal_differences(folder, _digests(folder))]
+def check_seal(folder: Path) -> list[str]:
+    """Return what differs from the seal, one line per file: `path: what`."""
+    return [f"{folder / name}: {what}" for name, what in compare_with_seal(folder, _hash_sealed_files(folder))]
 
 
-def seal_differences(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What differs from the seal, as (path in the folder, what); `digests` are those of its files by path."""
+def compare_with_seal(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what differs from the seal as (path in the folder, what); `digests` are those of its files by path."""
     content = read_small(folder / SEAL)
     if content is None:
         return [(SEAL, "missing")]
@@ -36,7 +36,7 @@ def seal_differences(folder: Path, digests: Mapping[str, str]) -> list[tuple[str
         before = json.loads(content)
     except (ValueError, RecursionError):
         before = None
-    if not isinstance(before, dict) or content != _text(before):
+    if not isinstance(before, dict) or content != _encode_seal(before):
         return [(SEAL, "is not a seal any more")]
     now = {name: digest for name, digest in digests.items() if _is_sealed(name)}
     wrong = [(name, "missing") for name in sorted(before.keys() - now.keys())]
@@ -51,11 +51,11 @@ def _is_sealed(name: str) -> bool:
     return name not in BESIDE and not name.startswith("outputs/")
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """sha256 by path, of every file outside `outputs/` but for the seal and its signature."""
+def _hash_sealed_files(folder: Path) -> dict[str, str]:
+    """Return the sha256 by path of every file outside `outputs/` except the seal and its signature."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     return {name: digest_file(path, name).sha256 for name, path in sorted(files.items()) if _is_sealed(name)}
 
 
-def _text(digests: dict[str, str]) -> bytes:
+def _encode_seal(digests: dict[str, str]) -> bytes:
     return json.dumps(digests, indent=1).encode()

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lineage.audit.log import head
+from lineage.audit.log import read_latest_anchor
 from lineage.digests import read_small
-from lineage.keys import Ed25519PublicKey, is_valid, signer
+from lineage.keys import Ed25519PublicKey, is_valid, load_signer
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, read_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.manifest import Manifest
 
 SIGNATURE = "signature.json"
@@ -27,11 +27,11 @@ PREDICATE_TYPE = "urn:posttrain:artifact:v1"
 
 
 def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
-    """Sign an unpublished, sealed artifact; returns the signature's path. Raises PlanError without a usable key."""
-    key = signer(layout)
+    """Sign an unpublished, sealed artifact; return the signature's path. Raise PlanError without a usable key."""
+    key = load_signer(layout)
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [{"name": name, "digest": {"sha256": _sha256(folder / name)}} for name in SIGNED],
+        "subject": [{"name": name, "digest": {"sha256": _hash_record(folder / name)}} for name in SIGNED],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "key": manifest.key,
@@ -40,58 +40,58 @@ def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
             "recipe": manifest.recipe,
             "run": manifest.run,
             "outputs": {name: o.digest for name, o in manifest.outputs.items()},
-            "audit": head(layout),
+            "audit": read_latest_anchor(layout),
         },
     }
     body = json.dumps(statement, sort_keys=True).encode()
-    signatures = [{"keyid": key.name, "sig": _base64(key.sign(pre_authentication(body)))}]
-    envelope = {"payload": _base64(body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    signatures = [{"keyid": key.name, "sig": _encode_base64(key.sign(encode_pre_authentication(body)))}]
+    envelope = {"payload": _encode_base64(body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
     path = folder / SIGNATURE
-    path.write_bytes(_text(envelope))
+    path.write_bytes(_encode_envelope(envelope))
     return path
 
 
-def pre_authentication(body: bytes) -> bytes:
-    """What DSSE signs: type and body, each with its length, so that neither can be taken for the other."""
+def encode_pre_authentication(body: bytes) -> bytes:
+    """Return the bytes that DSSE signs: type and body, each with its length, so that they cannot be confused."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
 
 
-def signed_statement(folder: Path) -> dict[str, Any] | None:
-    """What was signed, unverified; None where there is no signature or it cannot be read."""
-    envelope = _envelope(folder)
+def read_statement(folder: Path) -> dict[str, Any] | None:
+    """Return the signed statement, unverified, or None if there is no readable signature."""
+    envelope = _read_envelope(folder)
     return envelope[1] if envelope else None
 
 
-def signed_by(folder: Path) -> str | None:
-    """Name of the key that a signature says to be of; None when there is no readable signature."""
-    envelope = _envelope(folder)
+def read_signer_name(folder: Path) -> str | None:
+    """Return the name of the key that a signature claims, or None if there is no readable signature."""
+    envelope = _read_envelope(folder)
     return envelope[0]["signatures"][0]["keyid"] if envelope else None
 
 
-def signature_problems(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """What is wrong with a signature that is there, one line each: `path: what`."""
-    wrong = signature_differences(folder, {name: _sha256(folder / name) for name in SIGNED}, keys)
-    if not wrong and (stranger := signed_by(folder)) not in keys:
+def check_signature(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str]:
+    """Return what is wrong with an existing signature, one line each: `path: what`."""
+    wrong = compare_with_signature(folder, {name: _hash_record(folder / name) for name in SIGNED}, keys)
+    if not wrong and (stranger := read_signer_name(folder)) not in keys:
         advice = "to trust it, put its .pub file into .posttrain/keys/trusted/"
         wrong = [(SIGNATURE, f"signed by a key that is not trusted here, {str(stranger)[:16]}; {advice}")]
     return [f"{folder / name}: {what}" for name, what in wrong]
 
 
-def signature_differences(
+def compare_with_signature(
     folder: Path, digests: Mapping[str, str], keys: dict[str, Ed25519PublicKey]
 ) -> list[tuple[str, str]]:
-    """What contradicts a signature that is there, as (file, what); that its key is not known is no contradiction.
+    """Return what contradicts an existing signature as (file, what); an unknown key is no contradiction.
 
     `digests` are the sha256 of the signed files by name.
     """
-    found = _envelope(folder)
+    found = _read_envelope(folder)
     if found is None:
         return [(SIGNATURE, "is not a signature any more")]
     envelope, statement, body = found
     signature = envelope["signatures"][0]
     key = keys.get(signature["keyid"])
-    if key is not None and not is_valid(key, base64.b64decode(signature["sig"]), pre_authentication(body)):
+    if key is not None and not is_valid(key, base64.b64decode(signature["sig"]), encode_pre_authentication(body)):
         return [(SIGNATURE, "the signature does not fit what it signs")]
     try:
         said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
@@ -100,37 +100,37 @@ def signature_differences(
     return [(name, "is not what was signed") for name in SIGNED if said.get(name) != digests.get(name)]
 
 
-def _envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
-    """Envelope, statement and the statement's bytes; only what is spelt exactly as it was written counts."""
+def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
+    """Return envelope, statement and the statement's bytes, if they are spelt exactly as posttrain writes them."""
     try:
         content = read_regular(folder / SIGNATURE)
-        envelope = read_json(content)
+        envelope = parse_json(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
         spelt = {
-            "payload": _base64(body),
+            "payload": _encode_base64(body),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [
-                {"keyid": signature["keyid"], "sig": _base64(base64.b64decode(signature["sig"], validate=True))}
+                {"keyid": signature["keyid"], "sig": _encode_base64(base64.b64decode(signature["sig"], validate=True))}
             ],
         }
-        statement = read_json(body)
+        statement = parse_json(body)
         _ = statement["predicate"]["audit"], [(one["name"], one["digest"]["sha256"]) for one in statement["subject"]]
         if not isinstance(signature["keyid"], str) or not isinstance(statement["predicate"], dict):
             return None
     except (Unreadable, ValueError, KeyError, TypeError, IndexError, binascii.Error):
         return None
-    return (envelope, statement, body) if content == _text(spelt) else None
+    return (envelope, statement, body) if content == _encode_envelope(spelt) else None
 
 
-def _text(envelope: dict[str, Any]) -> bytes:
+def _encode_envelope(envelope: dict[str, Any]) -> bytes:
     return json.dumps(envelope, indent=1).encode()
 
 
-def _base64(content: bytes) -> str:
+def _encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _sha256(path: Path) -> str:
+def _hash_record(path: Path) -> str:
     content = read_small(path)
     return "" if content is None else hashlib.sha256(content).hexdigest()

@@ -6,14 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from lineage.artifacts.completeness import MANIFEST, NOT_OURS, OUTPUTS, Condition, Damage, condition, sealed_manifest
-from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan
-from lineage.artifacts.objects import Objects, copy_file, sync, sync_tree
-from lineage.artifacts.published import Keys, log_damages
+from lineage.artifacts.completeness import (
+    MANIFEST,
+    NOT_OURS,
+    OUTPUTS,
+    Condition,
+    Damage,
+    examine_files,
+    read_sealed_manifest,
+)
+from lineage.artifacts.digest_cache import DigestCache, Scan, hash_file, scan_folder
+from lineage.artifacts.objects import Objects, copy_file, flush_path, flush_tree
+from lineage.artifacts.published import Keys, compare_with_log
 from lineage.artifacts.seal import write_seal
-from lineage.artifacts.signature import SIGNATURE, signature_differences, write_signature
+from lineage.artifacts.signature import SIGNATURE, compare_with_signature, write_signature
 from lineage.digests import content_digest, dvc_digest, folder_digests
-from lineage.keys import trusted
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
@@ -33,12 +41,12 @@ class Store:
         self.digests = DigestCache(layout)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """The manifest of a published step of which every file is as it was published, else None."""
+        """Return the manifest of a published step whose files are all as they were published, else None."""
         found = self.examine(kind, key)
         return found.manifest if found.is_whole else None
 
     def examine(self, kind: str, key: str) -> Condition:
-        """How the artifact of a key is: its files, seal and signature compared, and what the audit log says of it.
+        """Compare the files, seal and signature of a key's artifact, and its audit entry; return its condition.
 
         Files that did not change since they were last hashed are not hashed again (`lineage.artifacts.digest_cache`).
         """
@@ -46,27 +54,27 @@ class Store:
         if not folder.is_dir():
             return Condition(None, ())
         try:
-            seen = scan(folder)
-            digests, keys = self.digests.digests(folder, seen.files), trusted(self.layout)
+            seen = scan_folder(folder)
+            digests, keys = self.digests.digests(folder, seen.files), load_trusted_keys(self.layout)
             found = self._checked(folder, digests, seen.strange, keys)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_unreadable(error)
         if found.manifest is None:
             return found
         wrong = list(found.damages)
         if found.manifest.key != key:
             wrong.append(Damage(MANIFEST, "is of another key"))
-        wrong += log_damages(self.layout, found.manifest, folder, keys)
+        wrong += compare_with_log(self.layout, found.manifest, folder, keys)
         return replace(found, damages=tuple(wrong))
 
     def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
-        """Manifest, seal and signature compared; of files with the digests that were found whole, not again."""
+        """Compare manifest, seal and signature; files with digests that were complete before are not compared again."""
         same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
         if same in _whole:
             return Condition(_whole[same], ())
-        found = condition(folder, digests, strange)
+        found = examine_files(folder, digests, strange)
         if SIGNATURE in digests or SIGNATURE in strange:
-            wrong = tuple(Damage(*each) for each in signature_differences(folder, digests, keys))
+            wrong = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
             found = replace(found, damages=found.damages + wrong)
         if found.manifest is not None and found.is_whole:
             if len(_whole) >= MOST_WHOLE:
@@ -76,32 +84,32 @@ class Store:
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
         try:
-            seen = scan(folder)
-            return condition(folder, hashed(seen), seen.strange)
+            seen = scan_folder(folder)
+            return examine_files(folder, hashed(seen), seen.strange)
         except OSError as error:
-            return _unreadable(error)
+            return _describe_unreadable(error)
 
     def with_key(self, key: str) -> Manifest | None:
-        """The manifest of a key, whatever its kind; None when it is not here or damaged."""
+        """Return the manifest of a key of any kind, or None if it is missing or damaged."""
         folders = self.layout.state.glob(f"artifacts/*-{key[:16]}") if key else ()
         found = (read_manifest(folder) for folder in sorted(folders))
         return next((m for m in found if m and m.key == key), None)
 
     def manifests(self) -> Iterator[Manifest]:
-        """All manifests but damaged ones, oldest first."""
+        """Yield all manifests but damaged ones, oldest first."""
         found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
         yield from sorted((m for m in found if m), key=lambda m: (m.started, m.key))
 
     def folder(self, manifest: Manifest) -> Path:
-        """Folder of an artifact."""
+        """Return folder of an artifact."""
         return self.layout.artifact(manifest.kind, manifest.key)
 
     def output_folder(self, kind: str, key: str, name: str) -> Path:
-        """Folder of a named output."""
+        """Return folder of a named output."""
         return self.layout.artifact(kind, key) / "outputs" / name
 
     def describe(self, folder: Path, types: dict[str, str]) -> dict[str, Output]:
-        """Digests of the outputs in an unpublished folder; raises StepError when one is missing or empty."""
+        """Return the digests of the outputs in an unpublished folder; raise StepError if one is missing or empty."""
         outputs = {}
         for name, artifact_type in types.items():
             files = folder_digests(folder / "outputs" / name)
@@ -112,18 +120,18 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: cached, flushed, sealed and signed last, one rename; an equal step wins.
+        """Publish a folder as an artifact: cached, flushed, sealed and signed, then one rename; an equal artifact wins.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
         for name, output in manifest.outputs.items():
             self.objects.put_output(folder / "outputs" / name, output)
-        sync_tree(folder)
+        flush_tree(folder)
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-        sync(folder / MANIFEST)
-        sync(write_seal(folder))
-        sync(write_signature(self.layout, folder, manifest))
-        sync(folder)
+        flush_path(folder / MANIFEST)
+        flush_path(write_seal(folder))
+        flush_path(write_signature(self.layout, folder, manifest))
+        flush_path(folder)
         final = self.layout.artifact(manifest.kind, manifest.key)
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists() and self.find(manifest.kind, manifest.key) is None:
@@ -136,11 +144,11 @@ class Store:
                 raise
             shutil.rmtree(folder)
             return published
-        sync(final.parent)
+        flush_path(final.parent)
         return manifest
 
     def verify(self, manifest: Manifest) -> list[str]:
-        """Hash every file of an artifact and its cached objects again; one line per difference."""
+        """Hash every file of an artifact and its cached objects again; return one line per difference."""
         folder = self.folder(manifest)
         found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
         wrong = [f"{folder / damage.path}: {damage.what}" for damage in found.damages]
@@ -153,13 +161,13 @@ class Store:
         return wrong
 
     def is_restorable(self, found: Condition) -> bool:
-        """Whether DVC's cache holds everything that is damaged; it holds outputs, and nothing else of an artifact."""
+        """Return whether DVC's cache holds everything that is damaged; it holds outputs and nothing else."""
         if found.manifest is None or not found.damages or not all(damage.is_output for damage in found.damages):
             return False
         return not any(self.objects.differs(file.md5) for _, file in self._damaged(found, found.manifest))
 
     def restore(self, manifest: Manifest) -> list[str]:
-        """Put damaged or missing files of the outputs back from DVC's cache; returns their paths.
+        """Restore damaged or missing files of the outputs from DVC's cache; return their paths.
 
         What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
         """
@@ -183,7 +191,7 @@ class Store:
         return restored
 
     def _damaged(self, found: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
-        """The files of the outputs that are to be written again: those named, and those behind what is no folder."""
+        """Yield the files of the outputs that must be written again: named ones, and those below what is no folder."""
         named = {damage.path for damage in found.damages}
         for name, output in manifest.outputs.items():
             for file in output.files:
@@ -192,10 +200,10 @@ class Store:
                     yield self.folder(manifest) / path, file
 
 
-def _unreadable(error: OSError) -> Condition:
+def _describe_unreadable(error: OSError) -> Condition:
     return Condition(None, (Damage(MANIFEST, f"cannot be read: {error.strerror}"),))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
-    return sealed_manifest(folder)
+    """Return the manifest of an artifact's folder, or None if it is missing or not the sealed one."""
+    return read_sealed_manifest(folder)

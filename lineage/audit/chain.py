@@ -1,4 +1,4 @@
-"""The audit log as far as it proves itself: an unbroken chain of hashes, whose end and whose moves are signed.
+"""The part of the audit log that proves itself: an unbroken chain of hashes with signed moves and a signed end.
 
 The signature of the last entry vouches for everything before it, for its hash stands for the whole chain. What else
 remembers the log is compared by `lineage.verification.audit_check`, which takes longer.
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from lineage.audit.log import FIRST, Entry, hash_of, head_file, log_file, parsed
-from lineage.keys import Ed25519PublicKey, is_valid, trusted
+from lineage.audit.log import FIRST, Entry, hash_entry, head_file, log_file, parse_entry
+from lineage.keys import Ed25519PublicKey, is_valid, load_trusted_keys
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, read_regular
 from schemas.errors import PlanError
@@ -38,18 +38,18 @@ class Chain:
 
 
 def read_chain(layout: Layout) -> Chain:
-    """The log's chain, read again only when the file, its head or the trusted keys changed.
+    """Return the log's chain, read again only if the file, its head or the trusted keys changed.
 
     Raises PlanError for a key that is none.
     """
-    keys = trusted(layout)
+    keys = load_trusted_keys(layout)
     log, head = log_file(layout), head_file(layout)
     raw = tuple(sorted((name, key.public_bytes_raw()) for name, key in keys.items()))
-    return _read(log, head, (_state(log), _state(head)), raw)
+    return _read_verified(log, head, (_stat_file(log), _stat_file(head)), raw)
 
 
-def whole_chain(layout: Layout) -> Chain:
-    """The same, of a log without a break. Raises PlanError that says where the break is and what to do."""
+def read_unbroken_chain(layout: Layout) -> Chain:
+    """Return the chain of a log without a break. Raise PlanError that says where the break is and what to do."""
     chain = read_chain(layout)
     if chain.problem:
         raise PlanError(
@@ -59,9 +59,9 @@ def whole_chain(layout: Layout) -> Chain:
     return chain
 
 
-def signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> str | None:
-    """Why an entry is not one that a trusted key signed; None when it is."""
-    if hash_of(entry) != entry["hash"]:
+def find_signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> str | None:
+    """Return why an entry is not signed by a trusted key, or None."""
+    if hash_entry(entry) != entry["hash"]:
         return "was altered"
     try:
         key, signature = str(entry["signature"]["keyid"]), bytes.fromhex(entry["signature"]["sig"])
@@ -72,7 +72,7 @@ def signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> str | 
     return None if is_valid(keys[key], signature, entry["hash"].encode()) else "has a signature that does not fit"
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _stat_file(path: Path) -> tuple[int, ...]:
     try:
         found = path.stat()
     except OSError:
@@ -81,42 +81,44 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4)
-def _read(log: Path, head: Path, states: tuple[tuple[int, ...], ...], raw_keys: tuple[tuple[str, bytes], ...]) -> Chain:
+def _read_verified(
+    log: Path, head: Path, states: tuple[tuple[int, ...], ...], raw_keys: tuple[tuple[str, bytes], ...]
+) -> Chain:
     keys = {name: Ed25519PublicKey.from_public_bytes(raw) for name, raw in raw_keys}
     kept: list[Entry] = []
     hashes: list[str] = []
     last: Entry | None = None
     problem: str | None = None
-    seen = _head_seen(head)  # before the log: other processes may add entries in between
+    seen = _read_head_anchor(head)  # before the log: other processes may add entries in between
     for number, line in enumerate(log.read_bytes().split(b"\n") if log.is_file() else (), 1):
-        entry = parsed(line)
+        entry = parse_entry(line)
         if entry is None:  # a write that was cut off, or bytes of others: the chain says whether an entry is missing
             continue
-        if problem := _break(entry, last, keys):
+        if problem := _find_break(entry, last, keys):
             problem = f"{log}:{number}: entry {entry['number']} ({entry['action']}) {problem}"
             break
         last = entry
         hashes.append(entry["hash"])
         if entry["action"] in KEPT:
             kept.append(entry)
-    if last is not None and problem is None and (said := signature_problem(last, keys)):
+    if last is not None and problem is None and (said := find_signature_problem(last, keys)):
         problem = f"{log}: the last entry, {last['number']} ({last['action']}), {said}"
-    problem = problem or _head_problem(log, head, seen, hashes)
+    problem = problem or _compare_with_head(log, head, seen, hashes)
     return Chain(tuple(kept), hashes[0] if hashes else None, frozenset(hashes), problem)
 
 
-def _break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicKey]) -> str | None:
+def _find_break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicKey]) -> str | None:
     if entry["number"] != (last["number"] + 1 if last else 1):
         return f"does not follow entry {last['number']}" if last else "is not the first"
     if entry["previous"] != (last["hash"] if last else FIRST):
         return "was written after another entry than the one before it"
     if entry["action"] in SIGNED:
-        return signature_problem(entry, keys)
-    return "was altered" if hash_of(entry) != entry["hash"] else None
+        return find_signature_problem(entry, keys)
+    return "was altered" if hash_entry(entry) != entry["hash"] else None
 
 
-def _head_seen(head: Path) -> tuple[int, str] | None:
-    """Number and hash of the latest entry, as the log's own head has them."""
+def _read_head_anchor(head: Path) -> tuple[int, str] | None:
+    """Return number and hash of the latest entry that the log's head file names."""
     try:
         seen = json.loads(read_regular(head))
         return int(seen["number"]), str(seen["hash"])
@@ -124,8 +126,8 @@ def _head_seen(head: Path) -> tuple[int, str] | None:
         return None
 
 
-def _head_problem(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
-    """Entries that the log's own head saw and that are not there."""
+def _compare_with_head(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
+    """Return which entry of the head file the log lacks, or None."""
     number, digest = seen or (0, "")
     if number > len(hashes):
         return f"{log}: ends at entry {len(hashes)}, but {head} saw entry {number}"

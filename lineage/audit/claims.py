@@ -1,4 +1,4 @@
-"""What the audit log says of artifacts and decisions, held against what lies there now."""
+"""Compares the audit log with the artifacts and decisions on the disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from lineage.audit.chain import MOVES
 from lineage.audit.log import Entry
 from lineage.audit.moves import OTHERS
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, is_folder, json_lines, read_regular, records_of
+from lineage.state_files import Unreadable, is_folder, parse_json_lines, read_json_lines, read_regular
 
 DECISIONS = frozenset({"approve", "reject"})
 MOVING = MOVES | {OTHERS}
@@ -18,7 +18,7 @@ OF_RUNS = frozenset({"run started", "run ended", "report written"})
 
 @dataclass
 class AuditCheck:
-    """What reading the whole log found."""
+    """What reading the whole log returned."""
 
     problems: list[str] = field(default_factory=list)
     """One line per thing that is not as it was written: `path:line: what`."""
@@ -40,7 +40,7 @@ class AuditCheck:
     """Entries that move a champion, oldest first."""
 
     def remember(self, entry: Entry, *, believed: bool = True) -> None:
-        """Take in an entry that stands in its place; what it says only when it is `believed`."""
+        """Add an entry in its place, and what it says only if it is `believed`."""
         self.hashes[entry["number"]] = entry["hash"]
         facts, action = entry["facts"], entry["action"]
         if not believed:
@@ -59,20 +59,22 @@ class AuditCheck:
             self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
 
 
-def claim_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Decisions beside the log that it does not know or knows otherwise, and those that it knows and that are gone."""
+def check_decisions(layout: Layout, found: AuditCheck) -> Iterator[str]:
+    """Yield decisions on the disk that differ from the log, and decisions of the log that are missing."""
     decided: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(layout.state.glob("approvals/*")):
         if path.suffix != ".jsonl":
             continue
-        yield from _garbage(path)
-        decided += [(path, line) for line in records_of(path)]
+        yield from _check_lines(path)
+        decided += [(path, line) for line in read_json_lines(path)]
     for path, line in decided:
-        entry = found.decisions.get(_number(line))
-        if entry is None or _decided(entry["facts"], entry["action"]) != _decided({**line, "key": path.stem}):
+        entry = found.decisions.get(_entry_number(line))
+        if entry is None or _decision_identity(entry["facts"], entry["action"]) != _decision_identity(
+            {**line, "key": path.stem}
+        ):
             yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
-    yield from _order_problems(decided)
-    there = {_number(line) for _, line in decided}
+    yield from _check_order(decided)
+    there = {_entry_number(line) for _, line in decided}
     for number, entry in found.decisions.items():  # also after a kill between the entry and the record
         if number not in there:
             file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
@@ -82,27 +84,27 @@ def claim_problems(layout: Layout, found: AuditCheck) -> Iterator[str]:
             )
 
 
-def _order_problems(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
-    """Files whose decisions about a gate do not stand in the order of the log: the last one counts."""
+def _check_order(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
+    """Yield files whose decisions about a gate are not in the order of the log: the last one counts."""
     orders: dict[Path, dict[str, list[int]]] = {}
     for path, line in decided:
-        orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_number(line))
+        orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_entry_number(line))
     for path, gates in orders.items():
         if any(numbers != sorted(set(numbers)) for numbers in gates.values()):
             yield f"{path}: its decisions are not in the order of the audit log"
 
 
-def unexplained(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Artifacts that the log knows, that are gone, and that no entry removed."""
+def find_unexplained_losses(layout: Layout, found: AuditCheck) -> Iterator[str]:
+    """Yield artifacts that the log knows, that are gone, and that no entry removed."""
     for key, entry in found.published.items():
         folder = layout.artifact(str(entry["facts"].get("kind")), key)
         if found.removed.get(key, 0) < entry["number"] and not is_folder(folder):
             yield f"{folder}: published by entry {entry['number']} of the audit log; gone, and no entry removed it"
 
 
-def _garbage(path: Path) -> Iterator[str]:
+def _check_lines(path: Path) -> Iterator[str]:
     try:
-        lines = json_lines(read_regular(path))
+        lines = parse_json_lines(read_regular(path))
     except Unreadable as error:
         yield f"{path}: {error}"
         return
@@ -111,13 +113,13 @@ def _garbage(path: Path) -> Iterator[str]:
         yield f"{path}{at}: no decision"
 
 
-def _number(line: dict[str, Any]) -> int:
-    """Number of the log's entry that a decision names; 0 where it names none."""
+def _entry_number(line: dict[str, Any]) -> int:
+    """Return the number of the log's entry that a decision names, or 0."""
     audit = line.get("audit")
     number = audit.get("number") if isinstance(audit, dict) else None
     return number if type(number) is int else 0
 
 
-def _decided(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
+def _decision_identity(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
     names = ("key", "gate", "name", "reason")
     return (decision or facts.get("decision"), *(facts.get(name) for name in names))

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lineage.keys import Signer, signer
+from lineage.keys import Signer, load_signer
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, read_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.atomic_write import write_text_atomically
 
 Entry = dict[str, Any]
@@ -32,48 +32,52 @@ FIELDS = {"action": str, "at": str, "facts": dict, "number": int, "previous": st
 
 
 def append(layout: Layout, action: str, **facts: Any) -> Entry:
-    """Add an entry and flush it to the disk; returns it. Facts are JSON values, without host names and secrets.
+    """Add an entry, flush it to the disk and return it. Facts are JSON values, without host names and secrets.
 
     Several processes may append at once. What a cut-off write left is kept, and an entry `repaired` says so.
     Raises PlanError when there is no usable signing key.
     """
-    key = signer(layout)
+    key = load_signer(layout)
     layout.make_state()
     path = log_file(layout)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        last, rest = _tail(handle)
+        last, rest = _read_tail(handle)
         text = b"" if _ends_with_a_line(handle) else b"\n"
         if rest:
             what = {"bytes": len(rest), "sha256": hashlib.sha256(rest).hexdigest(), "cut_off": is_cut_off(rest)}
-            last = _entry(key, last, "repaired", what)
-            text += _line(last)
-        entry = _entry(key, last, action, facts)
-        _write(handle, text + _line(entry))
+            last = _make_entry(key, last, "repaired", what)
+            text += _encode_line(last)
+        entry = _make_entry(key, last, action, facts)
+        _write_line(handle, text + _encode_line(entry))
         os.fsync(handle)
-        _remember(layout, entry)
+        _write_head(layout, entry)
     finally:
         os.close(handle)
     return entry
 
 
 def head_file(layout: Layout) -> Path:
-    """Where the anchor of the latest entry is kept: a log cut off by an accident is found out by it."""
+    """Return the file of the latest entry's anchor, by which a truncated log is detected."""
     return layout.state / "audit.head.json"
 
 
-def _remember(layout: Layout, entry: Entry) -> None:
-    """Keep the anchor of an entry, unless the one that is kept is of an entry that the log lacks."""
+def _write_head(layout: Layout, entry: Entry) -> None:
+    """Write the anchor of an entry, unless the file has one of an entry that the log lacks."""
     seen = read_head(layout)
-    if seen is None or seen["hash"] == entry["previous"] or any(e["hash"] == seen["hash"] for e in entries(layout)):
-        write_text_atomically(head_file(layout), _line(anchor(entry)).decode())
+    if (
+        seen is None
+        or seen["hash"] == entry["previous"]
+        or any(e["hash"] == seen["hash"] for e in read_entries(layout))
+    ):
+        write_text_atomically(head_file(layout), _encode_line(anchor_of(entry)).decode())
 
 
 def read_head(layout: Layout) -> dict[str, Any] | None:
-    """The anchor that is kept of the latest entry; None when there is none or it is none any more."""
+    """Return the recorded anchor of the latest entry, or None if there is no valid one."""
     try:
-        seen = read_json(read_regular(head_file(layout)))
+        seen = parse_json(read_regular(head_file(layout)))
     except (Unreadable, ValueError):
         return None
     known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
@@ -81,76 +85,76 @@ def read_head(layout: Layout) -> dict[str, Any] | None:
 
 
 def log_file(layout: Layout) -> Path:
-    """Where the log lies."""
+    """Return the file of the log."""
     return layout.state / "audit.jsonl"
 
 
-def anchor(entry: Entry) -> dict[str, Any]:
-    """What another record keeps of an entry, so that a log cut off before it is found out."""
+def anchor_of(entry: Entry) -> dict[str, Any]:
+    """Return number and hash of an entry, which other records keep so that a truncated log is detected."""
     return {"number": entry["number"], "hash": entry["hash"]}
 
 
-def head(layout: Layout) -> dict[str, Any] | None:
-    """Anchor of the latest entry; None while there is none."""
+def read_latest_anchor(layout: Layout) -> dict[str, Any] | None:
+    """Return the anchor of the latest entry, or None."""
     try:
         handle = os.open(log_file(layout), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH)
-        last, _ = _tail(handle)
+        last, _ = _read_tail(handle)
     finally:
         os.close(handle)
-    return anchor(last) if last else None
+    return anchor_of(last) if last else None
 
 
-def entries(layout: Layout) -> Iterator[Entry]:
-    """All entries in order, as they stand; what is no entry is passed over."""
+def read_entries(layout: Layout) -> Iterator[Entry]:
+    """Yield all valid entries in order."""
     path = log_file(layout)
     for line in path.read_bytes().splitlines() if path.is_file() else ():
-        if entry := parsed(line):
+        if entry := parse_entry(line):
             yield entry
 
 
-def parsed(line: bytes) -> Entry | None:
-    """The entry in a line; None when it is none."""
+def parse_entry(line: bytes) -> Entry | None:
+    """Return the entry in a line, or None if it is invalid."""
     try:
-        entry = read_json(line)
+        entry = parse_json(line)
     except ValueError:
         return None
     known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
     return entry if known else None
 
 
-def hash_of(entry: Entry) -> str:
-    """The hash that an entry should have; empty for one that JSON cannot say, which was not written here."""
+def hash_entry(entry: Entry) -> str:
+    """Return the hash that an entry should have; empty if it is no JSON and so was not written here."""
     try:
-        return hashlib.sha256(_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
+        return hashlib.sha256(_encode_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
     except (ValueError, RecursionError):
         return ""
 
 
 def is_cut_off(rest: bytes) -> bool:
-    """Whether what follows the last entry is what writes that were cut off leave: beginnings of entries."""
+    """Return whether the bytes after the last entry are what interrupted writes leave: beginnings of entries."""
     start = b'{"action":"'
-    return all(line[: len(start)] == start[: len(line)] and parsed(line) is None for line in rest.split(b"\n"))
+    return all(line[: len(start)] == start[: len(line)] and parse_entry(line) is None for line in rest.split(b"\n"))
 
 
-def _entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
+def _make_entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
     entry = {
         "action": action,
         "at": datetime.now(UTC).isoformat(),
-        "facts": _plain(facts),
+        "facts": _as_json(facts),
         "number": last["number"] + 1 if last else 1,
         "previous": last["hash"] if last else FIRST,
-        "who": who(),
+        "who": current_user(),
     }
-    digest = hash_of(entry)
+    digest = hash_entry(entry)
     return entry | {"hash": digest, "signature": {"keyid": key.name, "sig": key.sign(digest.encode()).hex()}}
 
 
-def who() -> str:
-    """POSTTRAIN_USER, else the user of the operating system."""
+def current_user() -> str:
+    """Return POSTTRAIN_USER, else the user of the operating system."""
     if named := os.environ.get("POSTTRAIN_USER"):
         return named
     try:
@@ -159,32 +163,32 @@ def who() -> str:
         return f"uid {os.getuid()}"
 
 
-def _plain(value: Any) -> Any:
-    """As JSON can say it: what is no finite number, and paths and the like, as text."""
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON: other objects, and numbers that are not finite, as text."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _as_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_as_json(v) for v in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
 
 
-def _canonical(value: Entry) -> bytes:
+def _encode_canonical(value: Entry) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def written(entry: Entry) -> str:
-    """An entry as its line in the log says it, without the line's end."""
-    return _canonical(entry).decode()
+def encode_entry(entry: Entry) -> str:
+    """Return an entry as its line in the log, without the line's end."""
+    return _encode_canonical(entry).decode()
 
 
-def _line(entry: Entry) -> bytes:
-    return _canonical(entry) + b"\n"
+def _encode_line(entry: Entry) -> bytes:
+    return _encode_canonical(entry) + b"\n"
 
 
-def _write(handle: int, text: bytes) -> None:
-    """One write; a disk that is full cuts it off, which the next entry tells."""
+def _write_line(handle: int, text: bytes) -> None:
+    """Write in one call; a full disk truncates the write, which the next entry records."""
     written = os.write(handle, text)
     if written != len(text):
         raise OSError(errno.ENOSPC, "the disk is full: an entry of the audit log was cut off", "audit.jsonl")
@@ -195,8 +199,8 @@ def _ends_with_a_line(handle: int) -> bool:
     return end == 0 or os.pread(handle, 1, end - 1) == b"\n"
 
 
-def _tail(handle: int) -> tuple[Entry | None, bytes]:
-    """The last entry, and the bytes after it."""
+def _read_tail(handle: int) -> tuple[Entry | None, bytes]:
+    """Return the last entry, and the bytes after it."""
     end = os.fstat(handle).st_size
     start, text = end, b""
     while start > 0:
@@ -205,6 +209,6 @@ def _tail(handle: int) -> tuple[Entry | None, bytes]:
         start = begin
         lines = text.split(b"\n")
         for at in range(len(lines) - 1, -1 if start == 0 else 0, -1):  # the first piece may be half a line
-            if entry := parsed(lines[at]):
+            if entry := parse_entry(lines[at]):
                 return entry, b"\n".join(lines[at + 1 :])
     return None, text

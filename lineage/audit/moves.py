@@ -1,4 +1,4 @@
-"""The moves of champions that the signed audit log knows: the truth, of which MLflow's aliases and tags are a copy.
+"""Moves of champions in the signed audit log, of which MLflow's aliases and tags are a copy.
 
 A move is an entry `promote`, `rollback` or `restore` of the log. MLflow holds the whole entry as a tag of the version
 that the alias went to, so a move of another checkout is known by its signature, where that checkout's key is trusted.
@@ -8,9 +8,9 @@ that the alias went to, so a move of another checkout is known by its signature,
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from lineage.audit.chain import MOVES, Chain, signature_problem, whole_chain
-from lineage.audit.log import Entry, parsed
-from lineage.keys import Ed25519PublicKey, trusted
+from lineage.audit.chain import MOVES, Chain, find_signature_problem, read_unbroken_chain
+from lineage.audit.log import Entry, parse_entry
+from lineage.keys import Ed25519PublicKey, load_trusted_keys
 from lineage.layout import Layout
 
 Action = Literal["promote", "rollback", "restore"]
@@ -51,39 +51,39 @@ class Move:
         return self.key, self.digest, self.output
 
     def plain(self) -> dict[str, Any]:
-        """As JSON, with the signature's key and the entry's hash in place of the whole entry."""
+        """Return the move as JSON, with the signature's key and the entry's hash in place of the entry."""
         said = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
         return {name: value for name, value in said.items() if name != "entry"}
 
 
-def recorded_moves(layout: Layout) -> dict[str, list[Move]]:
-    """Every move of every registered model that the log knows, oldest first.
+def read_moves(layout: Layout) -> dict[str, list[Move]]:
+    """Return every move of every registered model that the log knows, oldest first.
 
     Raises PlanError when the log does not hold: then nothing may be served, promoted or removed on its word.
     """
-    return moves_of(whole_chain(layout), trusted(layout))
+    return collect_moves(read_unbroken_chain(layout), load_trusted_keys(layout))
 
 
-def moves_of(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[Move]]:
-    """The moves in a log, by registered model, each in its place."""
+def collect_moves(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[Move]]:
+    """Return the moves in a log by registered model, in order."""
     found: dict[str, list[Move]] = {}
     for entry in chain.entries:
-        if entry["action"] in MOVES and (move := move_of(entry)):
-            found.setdefault(model_of(entry), []).append(move)
-        elif entry["action"] == OTHERS and (held := _held(entry, keys)) and (move := move_of(held)):
-            moves = found.setdefault(model_of(held), [])
-            moves.insert(place_of(moves, move), move)
+        if entry["action"] in MOVES and (move := parse_move(entry)):
+            found.setdefault(registered_model_name(entry), []).append(move)
+        elif entry["action"] == OTHERS and (held := _parse_foreign_entry(entry, keys)) and (move := parse_move(held)):
+            moves = found.setdefault(registered_model_name(held), [])
+            moves.insert(insertion_index(moves, move), move)
     return found
 
 
-def place_of(moves: list[Move], move: Move) -> int:
-    """Where a move of another checkout stands: last, unless the last one known came later (both moved at once)."""
+def insertion_index(moves: list[Move], move: Move) -> int:
+    """Return the index of another checkout's move: last, unless the last known one is later (both moved at once)."""
     is_later = not moves or (move.number, move.when) > (moves[-1].number, moves[-1].when)
     return len(moves) if is_later else len(moves) - 1
 
 
-def move_of(entry: Entry) -> Move | None:
-    """The move that an entry tells; None when it tells none that makes sense."""
+def parse_move(entry: Entry) -> Move | None:
+    """Return the move that an entry describes, or None if it is not a valid one."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
     numbers = facts.get("number"), facts.get("version"), facts.get("before") or 1
     texts = tuple(facts.get(name) for name in ("key", "digest", "output"))
@@ -108,19 +108,19 @@ def move_of(entry: Entry) -> Move | None:
     )
 
 
-def model_of(entry: Entry) -> str:
-    """The registered model that an entry is about."""
+def registered_model_name(entry: Entry) -> str:
+    """Return the registered model of an entry."""
     return str(entry["facts"].get("model")) if isinstance(entry["facts"], dict) else ""
 
 
-def log_of(entry: Entry) -> str | None:
-    """The log that a move was written to, by the hash of its first entry; None where the entry does not say."""
+def log_name(entry: Entry) -> str | None:
+    """Return the log that a move was written to, by the hash of its first entry, or None if the entry omits it."""
     said = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
     return str(said) if said else entry["hash"] if entry["number"] == 1 else None
 
 
-def _held(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
-    """The entry of another log that an entry holds, while its key is trusted."""
+def _parse_foreign_entry(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
+    """Return the entry of another log inside an entry, if its key is trusted."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-    held = parsed(str(facts.get("entry")).encode())
-    return held if held is not None and signature_problem(held, keys) is None else None
+    held = parse_entry(str(facts.get("entry")).encode())
+    return held if held is not None and find_signature_problem(held, keys) is None else None

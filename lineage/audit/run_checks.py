@@ -1,4 +1,4 @@
-"""What the audit log says of a run, held against the files of the run's folder."""
+"""Compares the files of a run's folder with the audit log."""
 
 import os
 from collections.abc import Iterator
@@ -7,47 +7,47 @@ from typing import Any
 
 from lineage.audit.log import Entry
 from lineage.layout import Layout
-from lineage.state_files import Lines, Unreadable, is_folder, json_lines, read_regular, sha256_of
+from lineage.state_files import Lines, Unreadable, is_folder, parse_json_lines, read_regular, sha256_of
 
 RECORDS = ("cost.json",)
 """Files of a run besides its events that its end notes with their digests."""
 PLAN, EVENTS, REPORT = "plan.json", "events.jsonl", "report.html"
 
 
-def seen(path: Path) -> dict[str, Any]:
-    """What an entry of the log keeps of a file: its size and sha256."""
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return what an entry of the log records of a file: its size and sha256."""
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": sha256_of(content)}
 
 
-def seen_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """The same of each file of `RECORDS` that a run has left."""
-    return {name: seen(folder / name) for name in RECORDS if (folder / name).is_file()}
+def describe_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the same of each file of `RECORDS` that a run has written."""
+    return {name: describe_file(folder / name) for name in RECORDS if (folder / name).is_file()}
 
 
-def run_problems(layout: Layout, run: str, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
-    """Problems and notes about a run, from its latest entries by action."""
+def check_run(layout: Layout, run: str, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
+    """Return problems and notes about a run, from its latest entries by action."""
     folder = layout.run(run)
     if not is_folder(folder):
         latest = max(said.values(), key=lambda entry: entry["number"])
         return [f"{folder}: missing, though entry {latest['number']} of the audit log saw this run"], []
-    problems, notes = _event_problems(folder / EVENTS, said)
+    problems, notes = _check_events(folder / EVENTS, said)
     started, ended, reported = (said.get(action) for action in ("run started", "run ended", "report written"))
     if started and (plan := started["facts"].get("plan")) is not None:
-        problems += _differences(folder / PLAN, {"sha256": plan}, started, "the plan")
+        problems += _compare_file(folder / PLAN, {"sha256": plan}, started, "the plan")
     if ended and (started is None or started["number"] < ended["number"]):  # else it goes on, or was killed since
         records = ended["facts"].get("records")
         for name, was in sorted(records.items()) if isinstance(records, dict) else ():
-            problems += _differences(folder / str(name), was, ended, "the record")
+            problems += _compare_file(folder / str(name), was, ended, "the record")
     if reported:
         again = f"; write it again: posttrain report {run}"
         was = reported["facts"].get("report")
-        problems += [f"{line}{again}" for line in _differences(folder / REPORT, was, reported, "the report")]
+        problems += [f"{line}{again}" for line in _compare_file(folder / REPORT, was, reported, "the report")]
     return problems, notes
 
 
-def _differences(path: Path, was: Any, entry: Entry, what: str) -> Iterator[str]:
-    """One line when a file is not there or not the one that an entry saw."""
+def _compare_file(path: Path, was: Any, entry: Entry, what: str) -> Iterator[str]:
+    """Yield a line if a file is missing or differs from the one that an entry recorded."""
     try:
         content = read_regular(path)
     except Unreadable as error:
@@ -57,8 +57,8 @@ def _differences(path: Path, was: Any, entry: Entry, what: str) -> Iterator[str]
         yield f"{path}: is not {what} that entry {entry['number']} of the audit log saw"
 
 
-def _event_problems(path: Path, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
-    """Events that are not those that the log saw, and what among them is no event.
+def _check_events(path: Path, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
+    """Return differences between the recorded events and the file, and lines that are no events.
 
     Bytes that the log saw are as they were written: garbage there was left by a kill or a full disk.
     """
@@ -78,19 +78,19 @@ def _event_problems(path: Path, said: dict[str, Entry]) -> tuple[list[str], list
             problems.append(f"{path}: is not the record of events that entry {entry['number']} of the audit log saw")
         else:
             covered = max(covered, size)
-    more, notes = _garbage(path, json_lines(content), covered)
+    more, notes = _describe_garbage(path, parse_json_lines(content), covered)
     return problems + more, notes
 
 
-def _garbage(path: Path, lines: Lines, covered: int) -> tuple[list[str], list[str]]:
+def _describe_garbage(path: Path, lines: Lines, covered: int) -> tuple[list[str], list[str]]:
     strange = [number for number, start in lines.garbage if start >= covered]
     known = [number for number, start in lines.garbage if start < covered]
-    problems = [f"{path}:{strange[0]}: no event{_and_more(strange)}"] if strange else []
-    notes = [f"{path}:{known[0]}: a write was cut off{_and_more(known)}"] if known else []
+    problems = [f"{path}:{strange[0]}: no event{_count_more(strange)}"] if strange else []
+    notes = [f"{path}:{known[0]}: a write was cut off{_count_more(known)}"] if known else []
     if lines.cut_off:
         notes.append(f"{path}: its last write was cut off")
     return problems, notes
 
 
-def _and_more(numbers: list[int]) -> str:
+def _count_more(numbers: list[int]) -> str:
     return f", and {len(numbers) - 1} more lines" if len(numbers) > 1 else ""

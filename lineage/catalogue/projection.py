@@ -42,30 +42,30 @@ TYPES = {
 }
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple]) -> pa.Table:
+def _make_table(columns: tuple[str, ...], rows: list[tuple]) -> pa.Table:
     schema = pa.schema([(name, TYPES.get(name, pa.string())) for name in columns])
     values = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
     return pa.table([pa.array(v, type=f.type) for v, f in zip(values, schema, strict=True)], schema=schema)
 
 
 def steps_table(records: list[Record]) -> pa.Table:
-    """One row per artifact; `settings` is JSON text."""
+    """Return one row per artifact; `settings` is JSON text."""
     rows = [
         (*(r.get(name) for name in STEPS), json.dumps(r["identity"].get("settings", {}), sort_keys=True), r["folder"])
         for r in records
     ]
-    return _table((*STEPS, "settings", "folder"), rows)
+    return _make_table((*STEPS, "settings", "folder"), rows)
 
 
 def inputs_table(records: list[Record]) -> pa.Table:
-    """One row per port of an artifact's step."""
+    """Return one row per port of an artifact's step."""
     names = ("port", "step", "key", "output", "source", "digest", "type")
     rows = [(r["key"], r["step"], *(i.get(name) for name in names)) for r in records for i in r["inputs"]]
-    return _table(("key", "step", "port", "from_step", "from_key", "output", "source", "digest", "type"), rows)
+    return _make_table(("key", "step", "port", "from_step", "from_key", "output", "source", "digest", "type"), rows)
 
 
 def outputs_table(records: list[Record]) -> pa.Table:
-    """One row per named output."""
+    """Return one row per named output."""
     rows = [
         (
             r["key"],
@@ -80,40 +80,38 @@ def outputs_table(records: list[Record]) -> pa.Table:
         for r in records
         for name, o in r["outputs"].items()
     ]
-    return _table(("key", "step", "output", "type", "digest", "dvc", "bytes", "files"), rows)
+    return _make_table(("key", "step", "output", "type", "digest", "dvc", "bytes", "files"), rows)
 
 
 def files_table(records: list[Record]) -> pa.Table:
-    """One row per file."""
+    """Return one row per file."""
     rows = [
         (r["key"], r["step"], name, f["path"], f["size"], f["md5"], f["sha256"])
         for r in records
         for name, o in r["outputs"].items()
         for f in o["files"]
     ]
-    return _table(("key", "step", "output", "path", "size", "md5", "sha256"), rows)
+    return _make_table(("key", "step", "output", "path", "size", "md5", "sha256"), rows)
 
 
 def metrics_table(records: list[Record]) -> pa.Table:
-    """One row per final number; what is not a number stands in `text`."""
-    rows = [
-        (r["key"], r["step"], name, *_number_or_text(value)) for r in records for name, value in r["metrics"].items()
-    ]
-    return _table(("key", "step", "metric", "value", "text"), rows)
+    """Return one row per final metric; values that are not numbers are in `text`."""
+    rows = [(r["key"], r["step"], name, *_split_value(value)) for r in records for name, value in r["metrics"].items()]
+    return _make_table(("key", "step", "metric", "value", "text"), rows)
 
 
 def curves_table(records: list[Record]) -> pa.Table:
-    """One row per point of a curve."""
+    """Return one row per point of a curve."""
     rows = [
         (r["key"], r["step"], at, figure, value, time)
         for r in records
-        for at, time, figure, value in curve_points(Path(r["folder"]))
+        for at, time, figure, value in read_curve_points(Path(r["folder"]))
     ]
-    return _table(("key", "step", "at_step", "figure", "value", "time"), rows)
+    return _make_table(("key", "step", "at_step", "figure", "value", "time"), rows)
 
 
-def curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, float]]:
-    """(step, time, figure, value) of every point in an artifact's metrics.jsonl."""
+def read_curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, float]]:
+    """Yield (step, time, figure, value) of every point in an artifact's metrics.jsonl."""
     for line in read_lines(folder / "metrics.jsonl"):
         for figure, value in line.items():
             if figure not in ("step", "time") and isinstance(value, (int, float)):
@@ -121,20 +119,27 @@ def curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, float]]
 
 
 def events_table(layout: Layout) -> pa.Table:
-    """One row per event of a run, in order; `event` is JSON text."""
+    """Return one row per event of a run, in order; `event` is JSON text."""
     rows = [
-        (path.parent.name, number, event.get("type"), _text(event.get("step")), event.get("state"), json.dumps(event))
+        (
+            path.parent.name,
+            number,
+            event.get("type"),
+            _as_text(event.get("step")),
+            event.get("state"),
+            json.dumps(event),
+        )
         for path in sorted(layout.state.glob("runs/*/events.jsonl"))
         for number, event in enumerate(read_lines(path))
     ]
-    return _table(("run", "number", "type", "step", "state", "event"), rows)
+    return _make_table(("run", "number", "type", "step", "state", "event"), rows)
 
 
-def _number_or_text(value: Any) -> tuple[float | None, str | None]:
+def _split_value(value: Any) -> tuple[float | None, str | None]:
     return (float(value), None) if isinstance(value, (bool, int, float)) else (None, value)
 
 
-def _text(value: Any) -> str | None:
+def _as_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 

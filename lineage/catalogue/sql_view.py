@@ -22,7 +22,7 @@ import re
 import duckdb
 import pyarrow as pa
 
-from lineage.catalogue.index import ask
+from lineage.catalogue.index import query_index
 from lineage.catalogue.projection import MANIFEST_TABLES, events_table
 from lineage.layout import Layout
 from lineage.records import Record, table_name
@@ -46,7 +46,7 @@ class QueryError(PosttrainError):
 
 
 def query(layout: Layout, sql: str) -> pa.Table:
-    """The result of one SELECT over the tables of the module's docstring; raises QueryError with what to do."""
+    """Return the result of one SELECT over the tables listed above; raise QueryError with what to do."""
     with duckdb.connect(":memory:") as connection:
         try:
             _refuse_writes(connection, sql)
@@ -62,28 +62,28 @@ def _refuse_writes(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
     readers = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in readers:
         raise QueryError(
-            f"query: one SELECT (or EXPLAIN, DESCRIBE, SUMMARIZE) at a time, this is {_described(statements)}"
+            f"query: one SELECT (or EXPLAIN, DESCRIBE, SUMMARIZE) at a time, this is {_describe_statements(statements)}"
         )
 
 
-def _described(statements: list) -> str:
+def _describe_statements(statements: list) -> str:
     return " then ".join(statement.type.name for statement in statements) or "empty"
 
 
 def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: set[str]) -> None:
-    records = ask(layout, lambda index: list(index.records()))
+    records = query_index(layout, lambda index: list(index.records()))
     for name in sorted(wanted & set(MANIFEST_TABLES)):
         connection.register(name, MANIFEST_TABLES[name](records))
     if "events" in wanted:
         connection.register("events", events_table(layout))
-    shown = {name: _parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
+    shown = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
     for name, found in shown.items():
         _make_view(connection, name, found)
     _lock_down(connection, [path for found in shown.values() for path, *_ in found])
 
 
-def _parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str, str]]:
-    """(path, key, step, output) of every file of that table among the outputs."""
+def _find_parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str, str]]:
+    """Return (path, key, step, output) of every file of that table among the outputs."""
     return [
         (f"{record['folder']}/outputs/{name}/{entry['path']}", record["key"], record["step"], name)
         for record in records
@@ -94,7 +94,7 @@ def _parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str
 
 
 def _make_view(connection: duckdb.DuckDBPyConnection, name: str, found: list[tuple[str, str, str, str]]) -> None:
-    """A view over the files, each row with the key, step and output it belongs to; without files, an empty one."""
+    """Create a view over the files, each row with its key, step and output; without files, an empty view."""
     if not found:
         connection.execute(f"create view {name} as select '' as key, '' as step, '' as output where false")
         return
@@ -112,7 +112,7 @@ def _make_view(connection: duckdb.DuckDBPyConnection, name: str, found: list[tup
 
 
 def _lock_down(connection: duckdb.DuckDBPyConnection, paths: list[str]) -> None:
-    """From here on only `paths` can be read; settings can no longer be changed."""
+    """Allow reading `paths` only, and no further change of settings."""
     allowed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     connection.execute(f"set allowed_paths = [{allowed}]")
     connection.execute(f"set memory_limit = '{MEMORY_LIMIT}'")

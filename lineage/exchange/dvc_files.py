@@ -1,4 +1,4 @@
-"""dvc.yaml and dvc.lock of a recipe: one DVC stage per step, in a state DVC agrees with.
+"""dvc.yaml and dvc.lock of a recipe: one DVC stage per step.
 
 A stage depends on the folders of the steps above it and on its own part of the recipe: its entry under `stages`, the
 `vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe does
@@ -26,22 +26,22 @@ HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
 
 
 def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
-    """Write dvc.yaml for a recipe and return its stages. Raises PlanError for a recipe with a loop."""
-    text, stages = pipeline_text(layout, plan)
+    """Write dvc.yaml for a recipe and return its stages. Raise PlanError for a recipe with a loop."""
+    text, stages = render_pipeline(layout, plan)
     write_if_changed(layout.root / "dvc.yaml", text)
     return stages
 
 
-def pipeline_text(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
-    """dvc.yaml of a recipe and the stages in it; needs no run. Raises PlanError for a recipe with a loop.
+def render_pipeline(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
+    """Return dvc.yaml of a recipe and its stages; needs no run. Raise PlanError for a recipe with a loop.
 
     The plan may be a part of the recipe: stages written before stay while the recipe still has them.
     """
     recipe = Recipe(layout, plan)
     stages = {step.name: recipe.entry(step) for step in plan.steps}
-    kept = {n: e for n, e in _stages(layout.root / "dvc.yaml").items() if n not in stages and recipe.owns(e)}
+    kept = {n: e for n, e in _read_stages(layout.root / "dvc.yaml").items() if n not in stages and recipe.owns(e)}
     order = list(recipe.source.get("stages", {}))
-    stages = dict(sorted({**kept, **stages}.items(), key=lambda item: _place(order, item[1]["cmd"], item[0])))
+    stages = dict(sorted({**kept, **stages}.items(), key=lambda item: _sort_key(order, item[1]["cmd"], item[0])))
     curves = f"data/runs/{plan.recipe}/curves.csv"
     plots = [{curves: {"template": "curves", "x": "step", "y": "value", "title": f"Curves of {plan.recipe}"}}]
     text = yaml.safe_dump({"stages": stages, "plots": plots}, sort_keys=False, width=120, allow_unicode=True)
@@ -49,12 +49,12 @@ def pipeline_text(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
 
 
 def project_dvc(layout: Layout, plan: Plan) -> None:
-    """Bring data/runs/<recipe>, dvc.yaml and dvc.lock up to what has been made of a plan.
+    """Update data/runs/<recipe>, dvc.yaml and dvc.lock to the artifacts of a plan.
 
     Only for the recipe that dvc.yaml shows (the first that is run, where there is none), and only as it stands in its
     file: a plan with a profile or overrides, or with a loop, changes nothing. Inside `dvc repro` DVC writes the lock.
     """
-    if not shown_by_dvc(layout, plan):
+    if not is_shown_by_dvc(layout, plan):
         return
     folder = runs_folder(layout, plan.recipe)
     found = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
@@ -66,7 +66,7 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     if "DVC_STAGE" in os.environ:
         return
     recipe = Recipe(layout, plan)
-    locked = {n: e for n, e in _stages(layout.root / "dvc.lock").items() if n in stages and n not in found}
+    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in found}
     for step in plan.steps:
         if step.name in records and all(source in records for i in step.inputs for source in i.steps):
             locked[step.name] = recipe.lock(step, stages[step.name], records)
@@ -75,8 +75,8 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     write_if_changed(layout.root / "dvc.lock", text)
 
 
-def shown_by_dvc(layout: Layout, plan: Plan) -> bool:
-    """Whether dvc.yaml is about this very plan."""
+def is_shown_by_dvc(layout: Layout, plan: Plan) -> bool:
+    """Return whether dvc.yaml is about this very plan."""
     path = (layout.root / plan.file).resolve()
     if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
         return False
@@ -107,12 +107,12 @@ class Recipe:
         self.source: dict[str, Any] = json.loads(json.dumps(load_yaml(str(path))))
 
     def owns(self, entry: Entry) -> bool:
-        """Whether a stage of an older dvc.yaml is still one of this recipe."""
+        """Return whether a stage of an older dvc.yaml is still one of this recipe."""
         command = entry["cmd"].split()
         return len(command) == 5 and command[2] == self.file and command[4] in self.source.get("stages", {})
 
     def entry(self, step: Step) -> Entry:
-        """The step in dvc.yaml."""
+        """Return the step in dvc.yaml."""
         own = f"data/runs/{self.recipe}"
         deps = [self._folder(i) for i in step.inputs] + self._files(step)
         names = self._params(step)
@@ -127,14 +127,14 @@ class Recipe:
         }
 
     def lock(self, step: Step, entry: Entry, records: dict[str, Record]) -> Entry:
-        """The step in dvc.lock; digests of artifacts come from their manifests."""
+        """Return the step in dvc.lock; digests of artifacts come from their manifests."""
         known = {
-            f"data/runs/{self.recipe}/{name}/{output}": _locked_output(made)
+            f"data/runs/{self.recipe}/{name}/{output}": _lock_output(made)
             for name, record in records.items()
             for output, made in record["outputs"].items()
         }
         names = entry["params"][0][self.file] if "params" in entry else []
-        params = {name: _value(self.source, name) for name in names}
+        params = {name: _value_at(self.source, name) for name in names}
         outs = [next(iter(out)) for out in (*entry["outs"], *entry["metrics"])]
         return {
             "cmd": entry["cmd"],
@@ -144,7 +144,7 @@ class Recipe:
         }
 
     def _folder(self, source: Input) -> str | None:
-        """The folder behind a port: of the step above, or of a path outside."""
+        """Return the folder behind a port: of the step above, or of a path outside."""
         if source.steps:
             return f"data/runs/{self.recipe}/{source.steps[0]}/{source.output}"
         scheme, _, path = (source.source or "").partition(":")
@@ -154,7 +154,7 @@ class Recipe:
         return os.path.relpath(next((p for p in places if p.is_dir()), places[0]), self.root)
 
     def _files(self, step: Step) -> list[str]:
-        """Files besides the recipe's own that its text stands on: what it extends, and the preset of its algorithm."""
+        """Return further files that the recipe depends on: those it extends, and the preset of the step's algorithm."""
         extended = self.source.get("extends") or []
         beside = [extended] if isinstance(extended, str) else extended
         files = [os.path.normpath(Path(self.file).parent / name) for name in beside]
@@ -163,16 +163,16 @@ class Recipe:
         return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
 
     def _params(self, step: Step) -> list[str]:
-        """The keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
+        """Return the keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
         stage = self._stage(step)
         if not stage:
             return []
         own = [f"stages.{step.stage}", f"defaults.{step.kind}"]
         if step.settings.get("decontaminate"):
             own += self._evaluation_tasks()
-        own = [name for name in own if _value(self.source, name) is not None]
-        text = json.dumps([_value(self.source, name) for name in own])
-        own += _variables(self.source.get("vars", {}), text)
+        own = [name for name in own if _value_at(self.source, name) is not None]
+        text = json.dumps([_value_at(self.source, name) for name in own])
+        own += _find_variables(self.source.get("vars", {}), text)
         return [*own, "seed"] if "seed" in self.source else own
 
     def _evaluation_tasks(self) -> list[str]:
@@ -195,13 +195,13 @@ class Recipe:
         return {"path": path, "hash": "md5", "md5": file.md5, "size": file.size}
 
 
-def _locked_output(made: Entry) -> Entry:
+def _lock_output(made: Entry) -> Entry:
     size = sum(file["size"] for file in made["files"])
     return {"hash": "md5", "md5": made["dvc"], "size": size, "nfiles": len(made["files"])}
 
 
-def _variables(variables: dict[str, Any], text: str) -> list[str]:
-    """`vars.x` for every variable that a text names, also through other variables."""
+def _find_variables(variables: dict[str, Any], text: str) -> list[str]:
+    """Return `vars.x` for every variable that a text names, also through other variables."""
     found: dict[str, None] = {}
     waiting = re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", text)
     while waiting:
@@ -212,16 +212,16 @@ def _variables(variables: dict[str, Any], text: str) -> list[str]:
     return list(found)
 
 
-def _value(tree: Any, path: str) -> Any:
+def _value_at(tree: Any, path: str) -> Any:
     for name in path.split("."):
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
 
 
-def _stages(path: Path) -> dict[str, Entry]:
+def _read_stages(path: Path) -> dict[str, Entry]:
     return (yaml.safe_load(path.read_text()) or {}).get("stages", {}) if path.is_file() else {}
 
 
-def _place(order: list[str], command: str, name: str) -> tuple[int, str]:
+def _sort_key(order: list[str], command: str, name: str) -> tuple[int, str]:
     stage = command.split()[-1]
     return (order.index(stage) if stage in order else len(order), name)

@@ -1,4 +1,4 @@
-"""The latest outputs of a recipe as plain folders, metrics and curves under data/runs/<recipe>/, for DVC and people."""
+"""The latest outputs of a recipe as plain folders, metrics and curves under data/runs/<recipe>/."""
 
 import csv
 import io
@@ -8,19 +8,19 @@ import shutil
 import uuid
 from pathlib import Path
 
-from lineage.catalogue.projection import curve_points
+from lineage.catalogue.projection import read_curve_points
 from lineage.layout import Layout
 from lineage.records import Record
 from schemas.atomic_write import write_text_atomically
 
 
 def runs_folder(layout: Layout, recipe: str) -> Path:
-    """Where the latest outputs of a recipe's steps lie."""
+    """Return where the latest outputs of a recipe's steps lie."""
     return layout.root / "data" / "runs" / recipe
 
 
 def materialise(folder: Path, step: str, record: Record) -> None:
-    """Show a step's outputs at folder/<step>/<output>, its numbers at folder/metrics/<step>.json.
+    """Link a step's outputs to folder/<step>/<output> and write its metrics to folder/metrics/<step>.json.
 
     Files are hard links to the artifact's, made read-only; where the file system has no links, copies.
     """
@@ -32,7 +32,7 @@ def materialise(folder: Path, step: str, record: Record) -> None:
 
 
 def write_curves(folder: Path, records: dict[str, Record], planned: set[str]) -> None:
-    """All curves of the recipe in one table, folder/curves.csv: stage, figure, step, value.
+    """Write all curves of the recipe into one table, folder/curves.csv: stage, figure, step, value.
 
     Rows of steps that are not `planned` stay as they are.
     """
@@ -42,20 +42,20 @@ def write_curves(folder: Path, records: dict[str, Record], planned: set[str]) ->
     before = list(csv.reader(path.read_text().splitlines()))[1:] if path.is_file() else []
     writer.writerows(row for row in before if row[0] not in planned)
     for step, record in records.items():
-        for at, _, figure, value in curve_points(Path(record["folder"])):
+        for at, _, figure, value in read_curve_points(Path(record["folder"])):
             writer.writerow((step, figure, at, value))
     write_if_changed(path, text.getvalue())
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write by one rename; an equal file keeps its time, so that DVC need not hash it again."""
+    """Write by one rename; an unchanged file keeps its time, so that DVC need not hash it again."""
     if path.is_file() and path.read_text() == text:
         return
     write_text_atomically(path, text)
 
 
 def _replace_folder(source: Path, target: Path) -> None:
-    if _same_files(source, target):
+    if _have_same_files(source, target):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = (target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}") for _ in range(2))
@@ -74,11 +74,11 @@ def _link_or_copy(source: str, target: str) -> None:
     Path(target).chmod(0o444)
 
 
-def _same_files(source: Path, target: Path) -> bool:
-    """Whether the target shows these very files: equal names, and links or copies with equal size and time."""
-    return target.is_dir() and _stamps(source) == _stamps(target)
+def _have_same_files(source: Path, target: Path) -> bool:
+    """Return whether the target shows these very files: equal names, and links or copies with equal size and time."""
+    return target.is_dir() and _stat_files(source) == _stat_files(target)
 
 
-def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
+def _stat_files(folder: Path) -> dict[str, tuple[int, int]]:
     found = ((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}

@@ -1,4 +1,4 @@
-"""A DVC remote: the files of artifacts where DVC itself puts them, and below `posttrain/` what makes them artifacts.
+"""A DVC remote: outputs where DVC itself puts them, and manifests and seals below `posttrain/`.
 
 REMOTE/files/md5/..                             objects; `dvc pull` and `dvc push` use the same
 REMOTE/posttrain/artifacts/<kind>-<key16>/      manifest, seal, signature, curves, log; the manifest comes last
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineage.layout import Layout
-from lineage.registry.client import shown
+from lineage.registry.client import hide_credentials
 from schemas.errors import PlanError, PosttrainError, StepError
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ class Remote:
         self.fs = self.there.fs
 
     def path(self, *parts: str) -> str:
-        """Below `posttrain/` of the remote."""
+        """Return a path below `posttrain/` of the remote."""
         return self.fs.join(self.there.path, "posttrain", *parts)
 
     def has(self, *parts: str) -> bool:
-        """Whether a file is there."""
+        """Return whether a file is there."""
         return bool(self.fs.exists(self.path(*parts)))
 
     def put(self, file: Path, *parts: str) -> None:
@@ -51,26 +51,26 @@ class Remote:
         self.fs.get_file(self.path(*parts), str(file))
 
     def names(self, *parts: str) -> list[str]:
-        """Files below a folder, relative to it with slashes, sorted; none where there is no such folder."""
+        """Return the files below a folder, relative to it with slashes, sorted; none if there is no such folder."""
         base = self.path(*parts)
         if not self.fs.exists(base):
             return []
         return sorted("/".join(self.fs.relparts(found, base)) for found in self.fs.find(base))
 
     def send(self, objects: set[str]) -> int:
-        """Send objects of DVC's cache that are not there; returns how many. Raises StepError when one cannot be.
+        """Send objects of DVC's cache that are not there; return how many. Raise StepError if one cannot be sent.
 
         Files before listings: where a listing is, DVC takes all that it lists for sent.
         """
         listings = {name for name in objects if name.endswith(".dir")}
         return sum(
-            self._moved(self.repo.cloud.push(_infos(some), remote=self.name), "sent to")
+            self._moved(self.repo.cloud.push(_make_hash_infos(some), remote=self.name), "sent to")
             for some in (set(objects) - listings, listings)
         )
 
     def fetch(self, objects: set[str]) -> int:
-        """Fetch objects into DVC's cache; returns how many. Raises StepError when one is not there."""
-        return self._moved(self.repo.cloud.pull(_infos(objects), remote=self.name), "fetched from")
+        """Fetch objects into DVC's cache; return how many. Raise StepError if one is missing."""
+        return self._moved(self.repo.cloud.pull(_make_hash_infos(objects), remote=self.name), "fetched from")
 
     def _moved(self, result: Any, how: str) -> int:
         if result.failed:
@@ -79,15 +79,15 @@ class Remote:
         return len(result.transferred)
 
 
-def _infos(objects: Iterable[str]) -> set[Any]:
+def _make_hash_infos(objects: Iterable[str]) -> set[Any]:
     from dvc_data.hashfile.hash_info import HashInfo
 
     return {HashInfo("md5", name) for name in objects}
 
 
 @contextmanager
-def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
-    """A remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
+def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
+    """Open a remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
 
     Raises PlanError when it cannot be used.
     """
@@ -97,8 +97,8 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     for logger in ("dvc", "dvc_data", "dvc_objects"):  # what goes wrong is told by exceptions
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
-    said = place(name)
-    url = _url(layout, name)
+    said = describe_remote(name)
+    url = _remote_url(layout, name)
     layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
@@ -111,25 +111,25 @@ def remote(layout: Layout, name: str | None) -> Iterator[Remote]:
         with memory, Repo(str(layout.root), config=config) as repo:
             yield Remote(repo, AD_HOC if url else name, said)
     except (DvcException, OSError) as error:
-        raise PlanError(f"{said} cannot be used as a DVC remote: {_plain(error, name)}") from error
+        raise PlanError(f"{said} cannot be used as a DVC remote: {_hide_address(error, name)}") from error
     except PosttrainError:
         raise
     except Exception as error:  # clients of clouds raise what they like
-        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_plain(error, name)}") from error
+        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_hide_address(error, name)}") from error
 
 
-def _plain(error: Exception, name: str | None) -> str:
-    """What went wrong, without the password of a URL."""
-    return str(error).replace(name, place(name)) if name else str(error)
+def _hide_address(error: Exception, name: str | None) -> str:
+    """Return the message of an error, without the password of a URL."""
+    return str(error).replace(name, describe_remote(name)) if name else str(error)
 
 
-def place(name: str | None) -> str:
-    """A remote as it may be written down: without user and password."""
-    return shown(name) if name and "://" in name else name or "DVC's default remote"
+def describe_remote(name: str | None) -> str:
+    """Return a remote's name for messages, without user and password."""
+    return hide_credentials(name) if name and "://" in name else name or "DVC's default remote"
 
 
-def _url(layout: Layout, name: str | None) -> str | None:
-    """The place itself when it is one rather than a configured name."""
+def _remote_url(layout: Layout, name: str | None) -> str | None:
+    """Return the address if a place is given rather than a configured name."""
     if not name:
         return None
     if "://" in name:

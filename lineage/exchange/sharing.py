@@ -1,4 +1,4 @@
-"""Artifacts to and from a DVC remote, always with everything that they were made from."""
+"""Transfer of artifacts to and from a DVC remote, with everything that they were made from."""
 
 import secrets
 import shutil
@@ -9,14 +9,14 @@ from pathlib import Path, PurePosixPath
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from lineage.artifacts.objects import copy_file, sync, sync_tree
-from lineage.artifacts.reclaim import object_names
-from lineage.artifacts.seal import seal_problems
-from lineage.artifacts.signature import signed_by
+from lineage.artifacts.objects import copy_file, flush_path, flush_tree
+from lineage.artifacts.reclaim import list_object_names
+from lineage.artifacts.seal import check_seal
+from lineage.artifacts.signature import read_signer_name
 from lineage.artifacts.store import MANIFEST, Store, read_manifest
 from lineage.digests import digest_file, digest_of
-from lineage.exchange.remote import Remote, remote
-from lineage.keys import keys_folder, name_of, public_key, trusted
+from lineage.exchange.remote import Remote, open_remote
+from lineage.keys import ensure_keys_folder, key_name, load_public_key, load_trusted_keys
 from lineage.layout import Layout
 from lineage.records import Record, read_record, read_records
 from lineage.tracing.ancestry import trace
@@ -44,52 +44,52 @@ class Moved:
 
 
 def push(layout: Layout, name: str | None, word: str | None) -> Moved:
-    """Send what a word means with all that it was made from, or everything.
+    """Send the artifacts of a target with all that they were made from, or everything.
 
     Raises UnknownTarget, PlanError, StepError.
     """
-    chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _folders(layout)
-    manifests = {folder: _sound(folder) for folder in chosen}
+    chosen = [Path(node.record["folder"]) for node in trace(layout, word).up] if word else _list_folders(layout)
+    manifests = {folder: _require_manifest(folder) for folder in chosen}
     records = [record for folder in chosen if (record := read_record(folder))]
-    with remote(layout, name) as place:
+    with open_remote(layout, name) as place:
         new = {f: m for f, m in manifests.items() if not place.has(ARTIFACTS, f.name, MANIFEST)}
         # Also of those that are there: somebody may have cleared the remote's files, and not what names them.
-        sent = place.send({name for record in records for name in object_names(record)})
+        sent = place.send({name for record in records for name in list_object_names(record)})
         for folder in new:
-            for file in _beside(folder):
+            for file in _list_record_files(folder):
                 place.put(folder / file, ARTIFACTS, folder.name, *PurePosixPath(file).parts)
         for run in {manifest.run for manifest in manifests.values()} | ({word} if word else set()):
             if (plan := layout.run(run) / "plan.json").is_file():
                 place.put(plan, RUNS, run, "plan.json")
-        _hand_out(place, layout, _signers(new))
+        _send_keys(place, layout, _collect_signers(new))
     return Moved([r for r in records if Path(r["folder"]) in new], len(manifests) - len(new), sent)
 
 
 def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> Moved:
-    """Fetch what a word means in the remote with all that it was made from, or everything.
+    """Fetch the artifacts of a target with all that they were made from, or everything.
 
     Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
     here from now on. Raises UnknownTarget, PlanError, StepError.
     """
     desk = layout.state / "pull" / secrets.token_hex(4)
     try:
-        with remote(layout, name) as place:
-            wanted = _wanted(place, Layout(desk), word)
+        with open_remote(layout, name) as place:
+            wanted = _find_wanted(place, Layout(desk), word)
             store = Store(layout)
             missing = [r for r in wanted if store.find(r["kind"], r["key"]) is None]
-            fetched = place.fetch({name for record in missing for name in object_names(record)}) if missing else 0
+            fetched = place.fetch({name for record in missing for name in list_object_names(record)}) if missing else 0
             for record in missing:
                 _adopt(place, layout, Path(record["folder"]))
-            signers = _signers(layout.artifact(r["kind"], r["key"]) for r in wanted)
-            known = _trust(place, layout, signers - set(trusted(layout))) if trust else ()
+            signers = _collect_signers(layout.artifact(r["kind"], r["key"]) for r in wanted)
+            known = _trust_keys(place, layout, signers - set(load_trusted_keys(layout))) if trust else ()
     finally:
         shutil.rmtree(desk, ignore_errors=True)
-    strangers = tuple(sorted(signers - set(trusted(layout))))
+    strangers = tuple(sorted(signers - set(load_trusted_keys(layout))))
     return Moved(missing, len(wanted) - len(missing), fetched, strangers, known)
 
 
-def _wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
-    """Records of what is to be fetched; `desk` gets the manifests and plans of the remote, to ask what a word means."""
+def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
+    """Return the records to fetch; `desk` receives the remote's manifests and plans, to resolve the target."""
     names = [name for name in place.names(ARTIFACTS) if PurePosixPath(name).name == MANIFEST]
     for name in names:
         folder = PurePosixPath(name).parts[0]
@@ -106,13 +106,13 @@ def _wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
 
 
 def _adopt(place: Remote, layout: Layout, folder: Path) -> None:
-    """Make an artifact of what was fetched: everything compared, then one rename."""
+    """Publish a fetched artifact: compare everything, then rename once."""
     name = folder.name
     for file in place.names(ARTIFACTS, name):
         _check_path(file)
         place.get(folder / file, ARTIFACTS, name, *PurePosixPath(file).parts)
     manifest = read_manifest(folder)
-    wrong = seal_problems(folder) if manifest else [f"{name}: its manifest is not the one that was sealed"]
+    wrong = check_seal(folder) if manifest else [f"{name}: its manifest is not the one that was sealed"]
     if manifest and (
         digest_of(manifest.identity) != manifest.key or layout.artifact(manifest.kind, manifest.key).name != name
     ):
@@ -134,7 +134,7 @@ def _adopt(place: Remote, layout: Layout, folder: Path) -> None:
 def _publish(store: Store, folder: Path, manifest: Manifest) -> None:
     final = store.folder(manifest)
     final.parent.mkdir(parents=True, exist_ok=True)
-    sync_tree(folder)
+    flush_tree(folder)
     if final.exists() and store.find(manifest.kind, manifest.key) is None:
         final.rename(folder.with_name(f"damaged-{secrets.token_hex(4)}"))
     try:
@@ -142,40 +142,40 @@ def _publish(store: Store, folder: Path, manifest: Manifest) -> None:
     except OSError:
         if store.find(manifest.kind, manifest.key) is None:  # else a run has made it meanwhile
             raise
-    sync(final.parent)
+    flush_path(final.parent)
 
 
-def _folders(layout: Layout) -> list[Path]:
+def _list_folders(layout: Layout) -> list[Path]:
     return [Path(record["folder"]) for record in read_records(layout)]
 
 
-def _sound(folder: Path) -> Manifest:
+def _require_manifest(folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     if manifest is None:
         raise PlanError(f"{folder} is damaged and is not sent; see: posttrain lineage --verify")
     return manifest
 
 
-def _beside(folder: Path) -> list[str]:
-    """Everything of an artifact but its outputs, the manifest last: where it is, the rest is."""
+def _list_record_files(folder: Path) -> list[str]:
+    """Return all files of an artifact except its outputs, the manifest last: where it is, the rest is."""
     files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return sorted((f for f in files if not f.startswith("outputs/")), key=lambda f: (f == MANIFEST, f))
 
 
 def _check_path(path: str) -> None:
-    """Refuse what would be written elsewhere: names come from whoever filled the remote."""
+    """Refuse paths outside an artifact: the names come from the remote."""
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
         raise StepError(f"the remote names a file {path!r}, which does not belong into an artifact")
 
 
-def _signers(folders: Iterable[Path]) -> set[str]:
-    return {key for folder in folders if (key := signed_by(folder)) is not None}
+def _collect_signers(folders: Iterable[Path]) -> set[str]:
+    return {key for folder in folders if (key := read_signer_name(folder)) is not None}
 
 
-def _hand_out(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
+def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
     """Send the public halves of keys."""
-    known = trusted(layout)
+    known = load_trusted_keys(layout)
     with tempfile.TemporaryDirectory(dir=layout.state) as desk:
         for key in sorted(set(keys) & set(known)):
             file = Path(desk, f"{key}.pub")
@@ -183,8 +183,8 @@ def _hand_out(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
             place.put(file, KEYS, file.name)
 
 
-def _trust(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
-    """Trust keys from now on; returns those that the remote holds.
+def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
+    """Trust keys from now on; return those that the remote holds.
 
     Raises StepError when one of them is another key than its name says.
     """
@@ -192,10 +192,10 @@ def _trust(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...
     for key in sorted(keys):
         if not place.has(KEYS, f"{key}.pub"):
             continue
-        file = keys_folder(layout) / "trusted" / f"{key}.pub"
+        file = ensure_keys_folder(layout) / "trusted" / f"{key}.pub"
         with atomic_file(file) as fresh:
             place.get(fresh, KEYS, file.name)
-            if name_of(public_key(fresh)) != key:
+            if key_name(load_public_key(fresh)) != key:
                 raise StepError(f"{place.said} holds another key than {key[:16]} under its name; it is not trusted")
         trusted_now.append(key)
     return tuple(trusted_now)

@@ -1,4 +1,4 @@
-"""CycloneDX: the bill of materials of one model, with what it is, what it was made from, and how good it is."""
+"""CycloneDX: the bill of materials of one model, with its ancestors and evaluations."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from lineage.exports.model_card import data_entry, model_card
-from lineage.exports.scope import Scope, ended_at, scope, stable_id
+from lineage.exports.model_card import make_data_entry, make_model_card
+from lineage.exports.scope import Scope, collect_scope, end_time, stable_id
 from lineage.layout import Layout
 from lineage.records import Record, read_record
 from lineage.tracing.ancestry import trace
@@ -20,21 +20,21 @@ from schemas.errors import PlanError
 from schemas.references import MODEL_TYPES
 
 
-def model_bom(layout: Layout, word: str) -> str:
-    """The bill of materials as CycloneDX 1.6 JSON. Raises UnknownTarget, and PlanError when it is not one model."""
-    found = scope(layout, word)
-    model = _model(found)
+def make_model_bom(layout: Layout, word: str) -> str:
+    """Return the bill of materials as CycloneDX 1.6 JSON. Raise UnknownTarget, and PlanError unless it is one."""
+    found = collect_scope(layout, word)
+    model = _find_model(found)
     by_key = {record["key"]: record for record in found.records}
-    components = {(r["key"], name): _component(r, name) for r in found.records for name in r["outputs"]}
-    main = components[model["key"], _outputs_of_models(model)[0]]
+    components = {(r["key"], name): _make_component(r, name) for r in found.records for name in r["outputs"]}
+    main = components[model["key"], _model_outputs(model)[0]]
     bom = Bom(serial_number=UUID(stable_id("bom", model["key"])))
-    bom.metadata.timestamp = ended_at(model)
+    bom.metadata.timestamp = end_time(model)
     bom.metadata.component = main
     bom.metadata.tools.components.add(
         Component(name="posttrain", version=model.get("commit"), type=ComponentType.APPLICATION)
     )
-    sources = {i["digest"]: _source(i) for r in found.records for i in r["inputs"] if i.get("source")}
-    packages = [_package(name, version) for name, version in sorted(model["versions"].items())]
+    sources = {i["digest"]: _make_source(i) for r in found.records for i in r["inputs"] if i.get("source")}
+    packages = [_make_package(name, version) for name, version in sorted(model["versions"].items())]
     for component in (*components.values(), *sources.values(), *packages):
         if component is not main:
             bom.components.add(component)
@@ -44,25 +44,25 @@ def model_bom(layout: Layout, word: str) -> str:
         bom.register_dependency(component, [*needs, *(packages if component is main else [])])
     for component in (*sources.values(), *packages):
         bom.register_dependency(component)
-    cards = _cards(layout, found, by_key)
-    return _with_cards(JsonV1Dot6(bom).output_as_string(), cards)
+    cards = _make_cards(layout, found, by_key)
+    return _add_cards(JsonV1Dot6(bom).output_as_string(), cards)
 
 
-def _model(found: Scope) -> Record:
-    made = [record for record in found.chosen if _outputs_of_models(record)]
+def _find_model(found: Scope) -> Record:
+    made = [record for record in found.chosen if _model_outputs(record)]
     if len(made) == 1:
         return made[0]
-    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or found.records if _outputs_of_models(r))
+    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or found.records if _model_outputs(r))
     count = f"{len(made)} models" if made else "no model"
     advice = f"name one: {names}" if made else f"it was made from: {names}" if names else "name a step that makes one"
     raise PlanError(f"bill of materials of {found.target.word!r} ({found.target.what}): {count} there; {advice}")
 
 
-def _outputs_of_models(record: Record) -> list[str]:
+def _model_outputs(record: Record) -> list[str]:
     return [name for name, output in record["outputs"].items() if output["type"] in MODEL_TYPES]
 
 
-def _component(record: Record, name: str) -> Component:
+def _make_component(record: Record, name: str) -> Component:
     output = record["outputs"][name]
     is_model = output["type"] in MODEL_TYPES
     files = [
@@ -97,8 +97,8 @@ def _component(record: Record, name: str) -> Component:
     )
 
 
-def _source(given: dict[str, Any]) -> Component:
-    """What came from outside: its digest stands for its content, as for a step's key."""
+def _make_source(given: dict[str, Any]) -> Component:
+    """Return the component of an outside source, whose digest stands for its content."""
     return Component(
         name=given["source"],
         version=given["digest"][:16],
@@ -111,29 +111,29 @@ def _source(given: dict[str, Any]) -> Component:
     )
 
 
-def _package(name: str, version: str) -> Component:
+def _make_package(name: str, version: str) -> Component:
     if name == "python":
         return Component(name=name, version=version, type=ComponentType.PLATFORM, bom_ref="python")
     url = PackageURL("pypi", None, name, version)
     return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=url.to_string(), purl=url)
 
 
-def _cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
-    """By bom-ref what the library's classes cannot say: the model card of a model, the contents of data."""
+def _make_cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
+    """Return by bom-ref what the library's classes lack: the model card of a model, the contents of data."""
     cards: dict[str, dict[str, Any]] = {}
     for record in found.records:
-        exams = _exams(layout, record) if _outputs_of_models(record) else []
+        exams = _find_evaluations(layout, record) if _model_outputs(record) else []
         for name, output in record["outputs"].items():
             reference = f"{record['key']}/{name}"
             if output["type"] in MODEL_TYPES:
-                cards[reference] = {"modelCard": model_card(record, name, by_key, exams)}
+                cards[reference] = {"modelCard": make_model_card(record, name, by_key, exams)}
             else:
-                cards[reference] = {"data": [data_entry(record, name)]}
+                cards[reference] = {"data": [make_data_entry(record, name)]}
     return cards
 
 
-def _exams(layout: Layout, record: Record) -> list[Record]:
-    """The evaluations that read this very artifact, oldest first."""
+def _find_evaluations(layout: Layout, record: Record) -> list[Record]:
+    """Return the evaluations that read this artifact, oldest first."""
     readers = [node.record for node in trace(layout, record["key"]).down if _is_evaluation(node.record)]
     whole = [read_record(Path(reader["folder"])) for reader in readers]
     found = [r for r in whole if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
@@ -144,7 +144,7 @@ def _is_evaluation(record: Record) -> bool:
     return any(output["type"] == "eval_report" for output in record["outputs"].values())
 
 
-def _with_cards(text: str, cards: dict[str, dict[str, Any]]) -> str:
+def _add_cards(text: str, cards: dict[str, dict[str, Any]]) -> str:
     document = json.loads(text)
     for component in (document["metadata"]["component"], *document["components"]):
         component.update(cards.get(component["bom-ref"], {}))

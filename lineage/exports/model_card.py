@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from lineage.exports.scope import tables
+from lineage.exports.scope import find_tables
 from lineage.records import Record
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
@@ -14,18 +14,21 @@ from schemas.stages.union import traits_of
 ALL = "all"
 
 
-def model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
-    """The card of a model among the outputs of a step."""
-    parameters: dict[str, Any] = {"task": "text-generation", "datasets": [{"ref": r} for r in _data(record, by_key)]}
+def make_model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
+    """Return the card of a model among the outputs of a step."""
+    parameters: dict[str, Any] = {
+        "task": "text-generation",
+        "datasets": [{"ref": r} for r in _find_data(record, by_key)],
+    }
     if (approach := traits_of(record["kind"]).learning_approach) is not None:
         parameters["approach"] = {"type": approach}
-    config = _config(record, output)
+    config = _read_config(record, output)
     if "model_type" in config:
         parameters["architectureFamily"] = str(config["model_type"])
     if config.get("architectures"):
         parameters["modelArchitecture"] = str(config["architectures"][0])
     card: dict[str, Any] = {"modelParameters": parameters}
-    if metrics := [metric for exam in exams for metric in _metrics(record, exam)]:
+    if metrics := [metric for exam in exams for metric in _make_metrics(record, exam)]:
         card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
     settings = record["identity"].get("settings", {})
     if settings:
@@ -34,11 +37,11 @@ def model_card(record: Record, output: str, by_key: dict[str, Record], exams: li
     return card
 
 
-def data_entry(record: Record, output: str) -> dict[str, Any]:
-    """What an output that is no model holds: rows and bytes."""
+def make_data_entry(record: Record, output: str) -> dict[str, Any]:
+    """Return rows and bytes of an output that is no model."""
     said = record["outputs"][output]
     properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in said["files"]))}]
-    here = [path for path in tables(record, output) if path.is_file()]
+    here = [path for path in find_tables(record, output) if path.is_file()]
     if len(here) == 1:
         properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(here[0]).num_rows)})
     for reason, number in sorted((record["details"].get("dropped") or {}).items()):
@@ -50,8 +53,8 @@ def data_entry(record: Record, output: str) -> dict[str, Any]:
     }
 
 
-def _data(record: Record, by_key: dict[str, Record]) -> list[str]:
-    """References of the data that went into a model, through all models before it, each once."""
+def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
+    """Return references of the data that went into a model, through all models before it, each once."""
     found, waiting, seen = [], [record], set()
     while waiting:
         for given in waiting.pop()["inputs"]:
@@ -65,7 +68,7 @@ def _data(record: Record, by_key: dict[str, Record]) -> list[str]:
     return sorted(set(found))
 
 
-def _config(record: Record, output: str) -> dict[str, Any]:
+def _read_config(record: Record, output: str) -> dict[str, Any]:
     path = Path(record["folder"], "outputs", output, "config.json")
     try:
         found = json.loads(path.read_bytes())
@@ -74,8 +77,8 @@ def _config(record: Record, output: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _metrics(record: Record, exam: Record) -> list[dict[str, Any]]:
-    """The lines of an evaluation's table that are about this model."""
+def _make_metrics(record: Record, exam: Record) -> list[dict[str, Any]]:
+    """Return the lines of an evaluation's table that are about this model."""
     ports = [i["port"] for i in exam["inputs"] if i.get("key") == record["key"]]
     names = {port.rpartition(".")[2] for port in ports}
     found = []

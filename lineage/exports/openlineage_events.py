@@ -31,7 +31,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.serde import Serde
 from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, HttpTransport
 
-from lineage.exports.scope import Scope, at, ended_at, scope, stable_id, tables
+from lineage.exports.scope import Scope, collect_scope, end_time, find_tables, format_time, stable_id
 from lineage.layout import Layout
 from lineage.records import Record
 from schemas.errors import PlanError
@@ -42,28 +42,28 @@ OUTSIDE = {"hub": "hf", "path": "file", "mlflow": "mlflow"}
 """Namespace of what comes from outside, by the scheme of its reference."""
 
 
-def lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> list[RunEvent]:
-    """The events of a target and all it was made from, or of what one run made of that; oldest first.
+def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> list[RunEvent]:
+    """Return the events of a target and its ancestors, or of what one run made of them; oldest first.
 
     Raises UnknownTarget.
     """
     set_producer(PRODUCER)
-    found = scope(layout, word)
+    found = collect_scope(layout, word)
     by_key = {record["key"]: record for record in found.records}
     if made_by:
         found = found.made_by(made_by)
-    events = [*_of_runs(found), *_of_steps(found, by_key), *_of_unfinished(found, by_key)]
+    events = [*_make_run_events(found), *_make_step_events(found, by_key), *_make_unfinished_events(found, by_key)]
     order = list(RunState)
     return sorted(events, key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType), e.job.name))
 
 
-def as_json_lines(events: list[RunEvent]) -> str:
-    """One event per line."""
+def encode_json_lines(events: list[RunEvent]) -> str:
+    """Return one event per line."""
     return "".join(Serde.to_json(event) + "\n" for event in events)
 
 
-def send(events: list[RunEvent], url: str) -> int:
-    """Give events to a server that speaks OpenLineage; returns how many. Raises PlanError when it does not take them.
+def send_events(events: list[RunEvent], url: str) -> int:
+    """Send events to an OpenLineage server; return how many. Raise PlanError if it does not accept them.
 
     OPENLINEAGE_API_KEY and OPENLINEAGE_ENDPOINT count as the official client has them.
     """
@@ -84,18 +84,18 @@ def send(events: list[RunEvent], url: str) -> int:
     return len(events)
 
 
-def _of_runs(found: Scope) -> Iterator[RunEvent]:
+def _make_run_events(found: Scope) -> Iterator[RunEvent]:
     for run, events in found.events.items():
         told = [event for event in events if event["type"] == "run"]
         recipes = [r["recipe"] for r in found.records if r["run"] == run] or [e.get("recipe", "") for e in told]
         for event in [e for e in told if e["state"] == "started"][:1] + [e for e in told if e["state"] == "ended"][-1:]:
             state = RunState.START if event["state"] == "started" else _end_state(event["exit_code"])
             yield RunEvent(
-                eventTime=at(event["time"]),
+                eventTime=format_time(event["time"]),
                 eventType=state,
                 producer=PRODUCER,
                 run=Run(stable_id("run", run)),
-                job=Job(NAMESPACE, recipes[0], {"jobType": _job_type("DAG")}),
+                job=Job(NAMESPACE, recipes[0], {"jobType": _make_job_type("DAG")}),
             )
 
 
@@ -103,32 +103,32 @@ def _end_state(exit_code: int) -> RunState:
     return {0: RunState.COMPLETE, 130: RunState.ABORT}.get(exit_code, RunState.FAIL)
 
 
-def _of_steps(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+def _make_step_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
     for record in found.records:
-        run = Run(stable_id("step", record["run"], record["key"]), _run_facets(record))
-        job = Job(NAMESPACE, f"{record['recipe']}.{record['step']}", _job_facets(record))
-        inputs = [_input(given, by_key) for given in record["inputs"]]
+        run = Run(stable_id("step", record["run"], record["key"]), _make_run_facets(record))
+        job = Job(NAMESPACE, f"{record['recipe']}.{record['step']}", _make_job_facets(record))
+        inputs = [_make_input(given, by_key) for given in record["inputs"]]
         yield RunEvent(
             eventTime=record["started"], eventType=RunState.START, producer=PRODUCER, run=run, job=job, inputs=inputs
         )
         yield RunEvent(
-            eventTime=ended_at(record).isoformat(),
+            eventTime=end_time(record).isoformat(),
             eventType=RunState.COMPLETE,
             producer=PRODUCER,
             run=run,
             job=job,
             inputs=inputs,
-            outputs=[_output(record, name) for name in record["outputs"]],
+            outputs=[_make_output(record, name) for name in record["outputs"]],
         )
 
 
-def _of_unfinished(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
-    """A start and an end of each step that made nothing, with what it had to read."""
+def _make_unfinished_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+    """Yield a start and an end of each step that made nothing, with its planned inputs."""
     events = found.events.get(found.target.word, [])
     recipe = next((e["recipe"] for e in events if e["type"] == "run" and "recipe" in e), "")
     for event in found.unfinished():
         began = [e["time"] for e in events if e.get("step") == event["step"] and e.get("state") == "running"]
-        parent = {"parent": _parent(found.target.word, recipe)}
+        parent = {"parent": _make_parent(found.target.word, recipe)}
         reason = {"errorMessage": error_message_run.ErrorMessageRunFacet(event.get("reason", ""), "python")}
         end = RunState.ABORT if event["state"] == "cancelled" else RunState.FAIL
         for seconds, state, facets in (
@@ -136,47 +136,47 @@ def _of_unfinished(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent
             (event["time"], end, parent | reason),
         ):
             yield RunEvent(
-                eventTime=at(seconds),
+                eventTime=format_time(seconds),
                 eventType=state,
                 producer=PRODUCER,
                 run=Run(stable_id("unfinished", found.target.word, event["step"]), facets),
-                job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _job_type("TASK")}),
-                inputs=_planned_inputs(found, event["step"], by_key),
+                job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _make_job_type("TASK")}),
+                inputs=_make_planned_inputs(found, event["step"], by_key),
             )
 
 
-def _planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
-    """What a step was to read, as far as it was made."""
+def _make_planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
+    """Return the planned inputs of a step, as far as they were made."""
     keys = {name: planned["key"] for name, planned in found.planned.items()}
     inputs = []
     for given in found.planned.get(step, {}).get("inputs", []):
         made = next((by_key[keys[name]] for name in given["steps"] if keys.get(name) in by_key), None)
         if given["source"]:
-            inputs.append(_input(given, by_key))
+            inputs.append(_make_input(given, by_key))
         elif made is not None:
             digest = made["outputs"][given["output"]]["digest"]
-            inputs.append(_input(given | {"step": made["step"], "key": made["key"], "digest": digest}, by_key))
+            inputs.append(_make_input(given | {"step": made["step"], "key": made["key"], "digest": digest}, by_key))
     return inputs
 
 
-def _run_facets(record: Record) -> dict[str, RunFacet]:
+def _make_run_facets(record: Record) -> dict[str, RunFacet]:
     facts = {"key": record["key"], "kind": record["kind"], "seed": record["seed"], "dirty": record["dirty"]}
     tags = [tags_run.TagsRunFacetFields(name, str(value), "posttrain") for name, value in facts.items()]
     engine = processing_engine_run.ProcessingEngineRunFacet(record.get("commit") or "unknown", "posttrain")
     return {
-        "parent": _parent(record["run"], record["recipe"]),
+        "parent": _make_parent(record["run"], record["recipe"]),
         "tags": tags_run.TagsRunFacet(tags),
         "processing_engine": engine,
     }
 
 
-def _parent(run: str, recipe: str) -> RunFacet:
+def _make_parent(run: str, recipe: str) -> RunFacet:
     return parent_run.ParentRunFacet(parent_run.Run(stable_id("run", run)), parent_run.Job(NAMESPACE, recipe))
 
 
-def _job_facets(record: Record) -> dict[str, JobFacet]:
+def _make_job_facets(record: Record) -> dict[str, JobFacet]:
     path = f"tasks/{record['kind']}.py"
-    facets: dict[str, JobFacet] = {"jobType": _job_type("TASK")}
+    facets: dict[str, JobFacet] = {"jobType": _make_job_type("TASK")}
     if record.get("commit"):
         facets["sourceCodeLocation"] = source_code_location_job.SourceCodeLocationJobFacet(
             "git", f"{PRODUCER}:{path}", path=path, version=record["commit"]
@@ -184,11 +184,11 @@ def _job_facets(record: Record) -> dict[str, JobFacet]:
     return facets
 
 
-def _job_type(what: str) -> JobFacet:
+def _make_job_type(what: str) -> JobFacet:
     return job_type_job.JobTypeJobFacet("BATCH", "POSTTRAIN", what)
 
 
-def _input(given: dict[str, Any], by_key: dict[str, Record]) -> InputDataset:
+def _make_input(given: dict[str, Any], by_key: dict[str, Record]) -> InputDataset:
     version: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(given["digest"])}
     if given.get("source"):
         scheme, _, name = given["source"].partition(":")
@@ -198,32 +198,32 @@ def _input(given: dict[str, Any], by_key: dict[str, Record]) -> InputDataset:
     return InputDataset(NAMESPACE, f"{recipe}.{given['step']}.{given['output']}", facets=version)
 
 
-def _output(record: Record, name: str) -> OutputDataset:
+def _make_output(record: Record, name: str) -> OutputDataset:
     output = record["outputs"][name]
     facets: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(output["digest"])}
     rows = None
-    here = [path for path in tables(record, name) if path.is_file()]
+    here = [path for path in find_tables(record, name) if path.is_file()]
     if len(here) == 1:
         table = pq.ParquetFile(here[0])
         rows = table.metadata.num_rows
-        facets["schema"] = schema_dataset.SchemaDatasetFacet([_field(field) for field in table.schema_arrow])
-        facets["dataQualityMetrics"] = _quality(table)
+        facets["schema"] = schema_dataset.SchemaDatasetFacet([_make_field(field) for field in table.schema_arrow])
+        facets["dataQualityMetrics"] = _measure_quality(table)
     size = sum(file["size"] for file in output["files"])
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rows, size, len(output["files"]))
     dataset = f"{record['recipe']}.{record['step']}.{quote(name)}"
     return OutputDataset(NAMESPACE, dataset, facets=facets, outputFacets={"outputStatistics": statistics})
 
 
-def _field(field: pa.Field) -> schema_dataset.SchemaDatasetFacetFields:
+def _make_field(field: pa.Field) -> schema_dataset.SchemaDatasetFacetFields:
     inner = field.type
     while pa.types.is_list(inner) or pa.types.is_large_list(inner):
         inner = inner.value_type
-    parts = [_field(inner.field(at_)) for at_ in range(inner.num_fields)] if pa.types.is_struct(inner) else []
+    parts = [_make_field(inner.field(at_)) for at_ in range(inner.num_fields)] if pa.types.is_struct(inner) else []
     return schema_dataset.SchemaDatasetFacetFields(field.name, str(field.type), fields=parts)
 
 
-def _quality(table: pq.ParquetFile) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
-    """Rows, and the empty values of each column, by the table's own statistics."""
+def _measure_quality(table: pq.ParquetFile) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
+    """Return rows, and the empty values of each column, by the table's own statistics."""
     meta, nulls, known = table.metadata, dict.fromkeys(table.schema_arrow.names, 0), set(table.schema_arrow.names)
     for group in range(meta.num_row_groups):
         for column in range(meta.num_columns):

@@ -8,8 +8,8 @@ from urllib.parse import quote
 from prov.constants import PROV, PROV_LABEL
 from prov.model import PROV_ROLE, PROV_TYPE, Namespace, ProvDocument
 
-from lineage.audit.log import entries
-from lineage.exports.scope import ended_at, scope
+from lineage.audit.log import read_entries
+from lineage.exports.scope import collect_scope, end_time
 from lineage.layout import Layout
 from lineage.records import Record
 
@@ -17,32 +17,32 @@ NAMESPACE = Namespace("pt", "urn:posttrain:")
 SOFTWARE = "pt:posttrain"
 
 
-def prov_document(layout: Layout, word: str) -> ProvDocument:
-    """Where a target comes from. Raises UnknownTarget.
+def make_prov_document(layout: Layout, word: str) -> ProvDocument:
+    """Return the PROV document of a target. Raise UnknownTarget.
 
     Who started a run is known from the audit log; a run of before there was one has no person.
     """
-    found = scope(layout, word)
+    found = collect_scope(layout, word)
     document = ProvDocument()
     document.add_namespace(NAMESPACE)
     document.agent(SOFTWARE, {PROV_TYPE: PROV["SoftwareAgent"]})
-    people = {e["facts"]["run"]: e["who"] for e in entries(layout) if e["action"] == "run started"}
+    people = {e["facts"]["run"]: e["who"] for e in read_entries(layout) if e["action"] == "run started"}
     for run in sorted({record["run"] for record in found.records}):
-        _run(document, run, people.get(run))
+        _add_run(document, run, people.get(run))
     for record in found.records:
-        _step(document, record)
+        _add_step(document, record)
     return document
 
 
-def as_text(document: ProvDocument, format_: str) -> str:
-    """PROV-JSON (`json`) or PROV-N (`provn`)."""
+def serialize_document(document: ProvDocument, format_: str) -> str:
+    """Return PROV-JSON (`json`) or PROV-N (`provn`)."""
     stream = io.StringIO()
     document.serialize(stream, format=format_, **({"indent": 1} if format_ == "json" else {}))
     return stream.getvalue().rstrip("\n") + "\n"
 
 
-def _run(document: ProvDocument, run: str, who: str | None) -> None:
-    """A run is the plan that its steps follow; posttrain acts on behalf of who started it."""
+def _add_run(document: ProvDocument, run: str, who: str | None) -> None:
+    """Add a run as the plan that its steps follow; posttrain acts on behalf of the user who started it."""
     document.entity(f"pt:run/{run}", {PROV_TYPE: PROV["Plan"]})
     if who:
         person = f"pt:user/{quote(who, safe='')}"
@@ -52,31 +52,31 @@ def _run(document: ProvDocument, run: str, who: str | None) -> None:
         document.wasAttributedTo(f"pt:run/{run}", person)
 
 
-def _step(document: ProvDocument, record: Record) -> None:
+def _add_step(document: ProvDocument, record: Record) -> None:
     activity = f"pt:step/{record['key']}"
     facts = {"step": record["step"], "kind": record["kind"], "recipe": record["recipe"], "seed": record["seed"]}
     code = {"commit": record["commit"], "dirty": record["dirty"]} if record.get("commit") else {}
     described = {f"pt:{name}": value for name, value in (facts | code).items()}
-    document.activity(activity, datetime.fromisoformat(record["started"]), ended_at(record), described)
+    document.activity(activity, datetime.fromisoformat(record["started"]), end_time(record), described)
     document.wasAssociatedWith(activity, SOFTWARE, f"pt:run/{record['run']}")
     for given in record["inputs"]:
-        read = _read(document, given)
+        read = _add_input(document, given)
         document.used(activity, read, None, None, {PROV_ROLE: given["port"]})
     for name, output in record["outputs"].items():
         made = f"pt:{record['key']}/{name}"
         document.entity(made, {PROV_TYPE: NAMESPACE[output["type"]], "pt:digest": output["digest"], "pt:output": name})
-        document.wasGeneratedBy(made, activity, ended_at(record), None, {PROV_ROLE: name})
+        document.wasGeneratedBy(made, activity, end_time(record), None, {PROV_ROLE: name})
         for given in record["inputs"]:
-            document.wasDerivedFrom(made, _name(given), activity)
+            document.wasDerivedFrom(made, _entity_name(given), activity)
 
 
-def _name(given: dict[str, Any]) -> str:
+def _entity_name(given: dict[str, Any]) -> str:
     return f"pt:{given['key']}/{given['output']}" if given.get("key") else f"pt:source/{given['digest']}"
 
 
-def _read(document: ProvDocument, given: dict[str, Any]) -> str:
-    """The entity a port received; what comes from outside is described here, other things by the step that made it."""
-    name = _name(given)
+def _add_input(document: ProvDocument, given: dict[str, Any]) -> str:
+    """Return the entity that a port received; outside sources are added here, other entities by their step."""
+    name = _entity_name(given)
     if not given.get("key") and not document.get_record(name):
         facts = {"pt:reference": given["source"], "pt:digest": given["digest"]}
         document.entity(name, {PROV_TYPE: NAMESPACE[given["type"]], **facts})

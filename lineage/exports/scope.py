@@ -1,4 +1,4 @@
-"""What an export is about: the artifacts of a target with all they were made from, and how their runs went."""
+"""The scope of an export: the artifacts of a target with all ancestors, and the events of their runs."""
 
 import json
 import uuid
@@ -33,20 +33,20 @@ class Scope:
         return [record for record in self.records if record["key"] in self.target.keys]
 
     def made_by(self, run: str) -> "Scope":
-        """What one run did of this."""
+        """Return the part of the scope that one run made."""
         records = [record for record in self.records if record["run"] == run]
         return Scope(self.target, records, {run: self.events.get(run, [])}, self.planned)
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """Last events of the steps of the run that was asked for which failed or were stopped."""
+        """Return the last events of failed or cancelled steps of the run that is the target."""
         if self.target.what != "run":
             return []
         last = {e["step"]: e for e in self.events.get(self.target.word, []) if e["type"] == "step"}
         return [event for event in last.values() if event["state"] in ENDED]
 
 
-def scope(layout: Layout, word: str) -> Scope:
-    """Everything that a target was made from, itself included; raises UnknownTarget."""
+def collect_scope(layout: Layout, word: str) -> Scope:
+    """Return a target and everything that it was made from; raise UnknownTarget."""
     found = trace(layout, word)
     read = (read_record(node.record["folder"]) for node in found.up)
     records = sorted((r for r in read if r is not None), key=lambda r: (r["started"], r["key"]))
@@ -61,22 +61,22 @@ def scope(layout: Layout, word: str) -> Scope:
 
 
 def stable_id(*words: str) -> str:
-    """A UUID that is the same for the same words, everywhere."""
+    """Return a UUID that is the same for the same words, everywhere."""
     return str(uuid.uuid5(NAMESPACE, json.dumps(words)))
 
 
-def ended_at(record: Record) -> datetime:
-    """When the step that made an artifact ended."""
+def end_time(record: Record) -> datetime:
+    """Return when the step that made an artifact ended."""
     return datetime.fromisoformat(record["started"]) + timedelta(seconds=record["seconds"])
 
 
-def at(seconds: float) -> str:
-    """A time of the event log (seconds since the epoch) in ISO 8601."""
+def format_time(seconds: float) -> str:
+    """Return a time of the event log (seconds since the epoch) in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def tables(record: Record, output: str) -> list[Path]:
-    """The tables of rows in an output."""
+def find_tables(record: Record, output: str) -> list[Path]:
+    """Return the tables of rows in an output."""
     files = record["outputs"][output]["files"]
     folder = Path(record["folder"], "outputs", output)
     return [folder / file["path"] for file in files if file["path"].endswith(".parquet")]

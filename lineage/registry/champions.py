@@ -1,4 +1,4 @@
-"""Champions: what the signed moves of a registered model say, MLflow's alias `champion` that follows, and moving both.
+"""Champions: the signed moves of a registered model, and MLflow's alias `champion`, which follows them.
 
 A version of the registered model NAME is a reference to an artifact, by its tags `key`, `digest` and `output`. Every
 move is an entry of the audit log, which is the truth. MLflow has a copy: a tag of the version that the alias went to.
@@ -15,12 +15,19 @@ from filelock import FileLock
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.chain import read_chain, whole_chain
-from lineage.audit.moves import OTHERS, Action, Move, moves_of, recorded_moves
-from lineage.keys import trusted
+from lineage.audit.chain import read_chain, read_unbroken_chain
+from lineage.audit.moves import OTHERS, Action, Move, collect_moves, read_moves
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
-from lineage.registry.client import client, is_empty, registry_uri, shown
-from lineage.registry.registered import ALIAS, Registered, compare, pages, printable, read_registered
+from lineage.registry.client import hide_credentials, is_registry_empty, open_client, registry_uri
+from lineage.registry.registered import (
+    ALIAS,
+    Registered,
+    compare_registered,
+    fetch_all_pages,
+    printable,
+    read_registered,
+)
 from lineage.registry.writing import write_moves, write_version
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -70,57 +77,57 @@ class Moved(PlanError):
     """The champion is another than the one that a move was meant to replace."""
 
 
-def standing(layout: Layout, name: str) -> Standing:
-    """Champion, moves and alarms of a registered model.
+def read_standing(layout: Layout, name: str) -> Standing:
+    """Return champion, moves and alarms of a registered model.
 
     Raises PlanError when the audit log does not hold or MLflow cannot be asked.
     """
-    if is_empty(layout) and name not in recorded_moves(layout):
+    if is_registry_empty(layout) and name not in read_moves(layout):
         return Standing(name, None, [], [], False, [], Registered(name, None, {}))
-    with asked(layout) as mlflow:
-        return _standing(layout, mlflow, name)
+    with connect_registry(layout) as mlflow:
+        return _compare_standing(layout, mlflow, name)
 
 
-def champion(layout: Layout, name: str) -> Champion | None:
-    """The champion of a registered model; None while there is none. Raises PlanError as `standing` does."""
-    return standing(layout, name).champion
+def find_champion(layout: Layout, name: str) -> Champion | None:
+    """Return the champion of a registered model, or None. Raise PlanError as `read_standing` does."""
+    return read_standing(layout, name).champion
 
 
-def standings(layout: Layout) -> list[Standing]:
-    """Everything that has a champion, or an alias in MLflow that says so, by name. Raises PlanError as `standing`."""
-    known = recorded_moves(layout)
-    if is_empty(layout) and not known:
+def read_standings(layout: Layout) -> list[Standing]:
+    """Return every standing with a champion, or with such an alias in MLflow, by name. Raise PlanError."""
+    known = read_moves(layout)
+    if is_registry_empty(layout) and not known:
         return []
-    with asked(layout) as mlflow:
-        aliased = {model.name for model in pages(mlflow.search_registered_models) if ALIAS in model.aliases}
-        return [_standing_or_alarm(layout, mlflow, name, name in known) for name in sorted({*known, *aliased})]
+    with connect_registry(layout) as mlflow:
+        aliased = {model.name for model in fetch_all_pages(mlflow.search_registered_models) if ALIAS in model.aliases}
+        return [_read_standing_or_alarm(layout, mlflow, name, name in known) for name in sorted({*known, *aliased})]
 
 
-def champions(layout: Layout) -> list[Champion]:
-    """All champions, by name. Raises PlanError as `standing` does."""
-    return [found.champion for found in standings(layout) if found.champion]
+def list_champions(layout: Layout) -> list[Champion]:
+    """Return all champions, by name. Raise PlanError as `read_standing` does."""
+    return [found.champion for found in read_standings(layout) if found.champion]
 
 
-def history(layout: Layout, name: str) -> list[Move]:
-    """Every known move of a champion, oldest first. Raises PlanError as `standing` does."""
-    return standing(layout, name).moves
+def read_history(layout: Layout, name: str) -> list[Move]:
+    """Return every known move of a champion, oldest first. Raise PlanError as `read_standing` does."""
+    return read_standing(layout, name).moves
 
 
-def registry_problems(layout: Layout) -> list[str]:
-    """One line per thing in which MLflow's registry differs from what the log promoted.
+def check_registry(layout: Layout) -> list[str]:
+    """Return a line for each difference between MLflow's registry and what the log promoted.
 
     A log that does not hold is no matter of the registry: nothing is compared with it.
     """
     if read_chain(layout).problem:
         return []
     try:
-        found = standings(layout)
+        found = read_standings(layout)
     except PlanError as error:
         return [str(error)]
     return [alarm for each in found for alarm in each.alarms]
 
 
-def move(
+def move_champion(
     layout: Layout,
     name: str,
     key: str,
@@ -131,28 +138,28 @@ def move(
     action: Action = "promote",
     digest: str | None = None,
 ) -> Champion:
-    """Make the artifact of a key champion, unless it is; of two moves at once from `expected`, one wins.
+    """Make the artifact of a key champion, unless it is; of two concurrent moves from `expected`, one wins.
 
     `evidence` is kept with the move. Raises Moved when the champion is not `expected` any more, and PlanError when the
     artifact is not here, is no model, does not verify or is not of `digest`, MLflow cannot be asked, or it differs from
     the log: only `rollback` and `restore` go on then, and put it right.
     """
-    manifest, output = _model(layout, key, output, digest)
-    with moving(layout) as mlflow:
-        here = _standing(layout, mlflow, name)
+    manifest, output = _verify_model(layout, key, output, digest)
+    with lock_champions(layout) as mlflow:
+        here = _compare_standing(layout, mlflow, name)
         now = here.champion
         if here.is_unfinished:
             write_moves(mlflow, here.registered, here.moves, manifest if now and now.key == key else None)
-            here = _standing(layout, mlflow, name)
+            here = _compare_standing(layout, mlflow, name)
         if here.alarms and action == "promote":
-            raise PlanError(disagreement(here))
+            raise PlanError(describe_disagreement(here))
         digest = manifest.outputs[output].digest
         if now and (now.key, now.digest, now.output) == (key, digest, output) and action == "promote":
             return now
         if (now.by.entry["hash"] if now else None) != (expected.by.entry["hash"] if expected else None):
-            raise Moved(_conflict(name, expected, now))
+            raise Moved(_describe_conflict(name, expected, now))
         for other in here.others:
-            audit_log.append(layout, OTHERS, model=name, entry=audit_log.written(other.entry))
+            audit_log.append(layout, OTHERS, model=name, entry=audit_log.encode_entry(other.entry))
         version = write_version(mlflow, here.registered, here.moves, manifest, output)
         repaired = {"alarms": here.alarms} if here.alarms else {}
         # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
@@ -169,23 +176,23 @@ def move(
             output=output,
             evidence=evidence | repaired,
             after=here.moves[-1].entry["hash"] if here.moves else None,
-            log=whole_chain(layout).name,
+            log=read_unbroken_chain(layout).name,
         )
-        moves = recorded_moves(layout)[name]
+        moves = read_moves(layout)[name]
         write_moves(mlflow, read_registered(mlflow, name), moves, manifest)
-        return _champion(layout, name, moves[-1])
+        return _make_champion(layout, name, moves[-1])
 
 
 @contextmanager
-def moving(layout: Layout) -> "Iterator[MlflowClient]":
-    """MLflow, while no other process of this checkout moves a champion."""
+def lock_champions(layout: Layout) -> "Iterator[MlflowClient]":
+    """Lock the champions of this checkout and return MLflow's client."""
     layout.make_state()
-    with FileLock(layout.state / "champions.lock"), asked(layout) as mlflow:
+    with FileLock(layout.state / "champions.lock"), connect_registry(layout) as mlflow:
         yield mlflow
 
 
-def disagreement(here: Standing) -> str:
-    """In what MLflow and the log differ, and what to do."""
+def describe_disagreement(here: Standing) -> str:
+    """Return how MLflow and the log differ, and what to do."""
     more = f" and {len(here.alarms) - 1} more" if len(here.alarms) > 1 else ""
     return (
         f"MLflow's registry is not what the audit log made it: {here.alarms[0]}{more}. See: posttrain champions "
@@ -193,21 +200,21 @@ def disagreement(here: Standing) -> str:
     )
 
 
-def _standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
-    chain, keys = whole_chain(layout), trusted(layout)
-    said, known = read_registered(mlflow, name), moves_of(chain, keys).get(name, [])
+def _compare_standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
+    chain, keys = read_unbroken_chain(layout), load_trusted_keys(layout)
+    said, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
     store = Store(layout)
-    found = compare(said, known, chain, keys, lambda move: store.with_key(move.key))
-    now = _champion(layout, name, found.moves[-1]) if found.moves else None
+    found = compare_registered(said, known, chain, keys, lambda move: store.with_key(move.key))
+    now = _make_champion(layout, name, found.moves[-1]) if found.moves else None
     return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
 
 
-def _standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
-    """The same; a name that the log does not know and that MLflow cannot search for is an alarm of its own."""
+def _read_standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
+    """Return a standing; a name that the log lacks and MLflow cannot search for becomes an alarm."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return _standing(layout, mlflow, name)
+        return _compare_standing(layout, mlflow, name)
     except MlflowException as error:
         if is_known:
             raise
@@ -215,7 +222,7 @@ def _standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_kno
         return Standing(name, None, [], [alarm], False, [], Registered(name, None, {}))
 
 
-def _champion(layout: Layout, name: str, by: Move) -> Champion:
+def _make_champion(layout: Layout, name: str, by: Move) -> Champion:
     manifest = Store(layout).with_key(by.key)
     is_here = manifest is not None and by.output in manifest.outputs
     folder = None
@@ -224,16 +231,16 @@ def _champion(layout: Layout, name: str, by: Move) -> Champion:
     return Champion(name, by.version, by.key, by.digest, by.output, folder, by.when, by)
 
 
-def promoted_artifact(layout: Layout, by: Move) -> Manifest:
-    """The artifact that a move made champion, every byte compared with what was promoted.
+def load_promoted_artifact(layout: Layout, by: Move) -> Manifest:
+    """Return the artifact that a move made champion, every byte compared with the promoted one.
 
     Raises PlanError when it is not in this checkout, or not what was promoted.
     """
-    return _model(layout, by.key, by.output, by.digest)[0]
+    return _verify_model(layout, by.key, by.output, by.digest)[0]
 
 
-def _model(layout: Layout, key: str, output: str | None, digest: str | None) -> tuple[Manifest, str]:
-    """The artifact of a key, verified, and which of its outputs is the model."""
+def _verify_model(layout: Layout, key: str, output: str | None, digest: str | None) -> tuple[Manifest, str]:
+    """Verify the artifact of a key; return it and the name of its model output."""
     manifest = Store(layout).with_key(key)
     if manifest is None:
         raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
@@ -247,16 +254,16 @@ def _model(layout: Layout, key: str, output: str | None, digest: str | None) -> 
     return manifest, output
 
 
-def _conflict(name: str, expected: Champion | None, now: Champion | None) -> str:
+def _describe_conflict(name: str, expected: Champion | None, now: Champion | None) -> str:
     was = f"version {expected.version}" if expected else "none"
     by = f", since {now.since} by {now.by.who}" if now else ""
     return f"the champion of {name} was {was} and is now {f'version {now.version}' if now else 'none'}{by}"
 
 
 @contextmanager
-def asked(layout: Layout) -> "Iterator[MlflowClient]":
-    """MLflow, whose refusals become a PlanError that names the address and no password."""
-    mlflow = client(layout)
+def connect_registry(layout: Layout) -> "Iterator[MlflowClient]":
+    """Return MLflow's client; its errors become a PlanError that names the address and no password."""
+    mlflow = open_client(layout)
     try:
         yield mlflow
     except PlanError:
@@ -267,4 +274,4 @@ def asked(layout: Layout) -> "Iterator[MlflowClient]":
         if not isinstance(error, MlflowException) and type(error).__module__.partition(".")[0] != "sqlalchemy":
             raise
         said = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
-        raise PlanError(f"MLflow's registry at {shown(registry_uri(layout))}: {said}") from error
+        raise PlanError(f"MLflow's registry at {hide_credentials(registry_uri(layout))}: {said}") from error

@@ -1,4 +1,4 @@
-"""What MLflow's registry says of a registered model, and in what that differs from the moves that the log knows.
+"""A registered model in MLflow, compared with the moves that the log knows.
 
 Everything read here may have been written by anyone who reaches MLflow's server: it is compared, never believed.
 """
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lineage.audit.chain import Chain, signature_problem
-from lineage.audit.log import Entry, parsed
-from lineage.audit.moves import Move, log_of, model_of, move_of, place_of
+from lineage.audit.chain import Chain, find_signature_problem
+from lineage.audit.log import Entry, parse_entry
+from lineage.audit.moves import Move, insertion_index, log_name, parse_move, registered_model_name
 from lineage.keys import Ed25519PublicKey
 from lineage.registry.client import dvc_uri
 from schemas.manifest import Manifest
@@ -48,7 +48,7 @@ class Compared:
 
 
 def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
-    """Alias and versions of a registered model; no versions where there is no such model."""
+    """Return alias and versions of a registered model; no versions if there is no such model."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -58,24 +58,24 @@ def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
             return Registered(name, None, {})
         raise
     quote = '"' if "'" in name else "'"
-    found = {int(v.version): v for v in pages(mlflow.search_model_versions, f"name = {quote}{name}{quote}")}
+    found = {int(v.version): v for v in fetch_all_pages(mlflow.search_model_versions, f"name = {quote}{name}{quote}")}
     return Registered(name, int(aliases[ALIAS]) if ALIAS in aliases else None, found)
 
 
-def compare(
+def compare_registered(
     said: Registered,
     known: list[Move],
     chain: Chain,
     keys: dict[str, Ed25519PublicKey],
     made: Callable[[Move], Manifest | None],
 ) -> Compared:
-    """Hold a registered model against the moves that the log knows; `made` finds a promoted artifact, if it is here."""
-    moves, others, alarms = _with_others(said, known, chain, keys)
+    """Compare a registered model with the moves of the log; `made` returns a promoted artifact, if it is here."""
+    moves, others, alarms = _merge_other_moves(said, known, chain, keys)
     tip = moves[-1] if moves else None
-    tags = list(_tag_alarms(said, moves))
-    content = list(_content_alarms(said, moves, made(tip) if tip else None))
-    place = _alias_alarm(said, tip)
-    own_tag_only = tags == [] or (tip is not None and tags == [_tag_gone(said, tip)])
+    tags = list(_check_tags(said, moves))
+    content = list(_check_versions(said, moves, made(tip) if tip else None))
+    place = _check_alias(said, tip)
+    own_tag_only = tags == [] or (tip is not None and tags == [_describe_missing_tag(said, tip)])
     was_there = tip is not None and said.alias in (tip.before, tip.version)
     cut_off = bool(tags) and own_tag_only and was_there and not (alarms or content)
     whole = [*([place] if place else []), *content, *tags, *alarms]
@@ -83,27 +83,27 @@ def compare(
 
 
 def printable(text: str) -> str:
-    """A line without what a terminal obeys: names and tags may be anyone's."""
+    """Return a line without control characters: names and tags may come from anyone."""
     return "".join(c if c.isprintable() else "?" for c in text)[:500]
 
 
-def tag_of(move: Move) -> str:
+def tag_name(move: Move) -> str:
     """Name of the tag that holds a move."""
     return f"{MOVE}{move.number:06d}"
 
 
-def foreign_tags(said: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
-    """Version and name of every tag that pretends to hold a move and holds none of these."""
-    places = {(move.version, tag_of(move)): move.entry["hash"] for move in moves}
+def find_foreign_tags(said: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
+    """Yield version and name of every tag that claims to hold a move and holds none of these."""
+    places = {(move.version, tag_name(move)): move.entry["hash"] for move in moves}
     for number, version in said.versions.items():
         for tag, text in version.tags.items():
-            entry = parsed(text.encode(errors="replace")) if tag.startswith(MOVE) else None
+            entry = parse_entry(text.encode(errors="replace")) if tag.startswith(MOVE) else None
             if tag.startswith(MOVE) and (entry is None or places.get((number, tag)) != entry["hash"]):
                 yield number, tag
 
 
-def pages(search: Any, *condition: str) -> list[Any]:
-    """Everything that a search of MLflow finds, over all its pages."""
+def fetch_all_pages(search: Any, *condition: str) -> list[Any]:
+    """Return everything that a search of MLflow returns, over all its pages."""
     found = list(page := search(*condition))
     while page.token:
         page = search(*condition, page_token=page.token)
@@ -111,10 +111,10 @@ def pages(search: Any, *condition: str) -> list[Any]:
     return found
 
 
-def _with_others(
+def _merge_other_moves(
     said: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
 ) -> tuple[list[Move], list[Move], list[str]]:
-    """All moves, those that only MLflow knew and that a trusted key signed, and what is wrong with the others."""
+    """Return all moves, those that only MLflow had and a trusted key signed, and alarms about the others."""
     moves, others, alarms = list(known), [], []
     hashes = {move.entry["hash"] for move in known}
     strange: list[tuple[Move, str]] = []
@@ -123,17 +123,17 @@ def _with_others(
             if not tag.startswith(MOVE):
                 continue
             where = f"mlflow:{said.name}@{number}: tag {tag}"
-            entry = parsed(text.encode(errors="replace"))
-            move, what = _signed_move(entry, keys, said.name, number, tag)
+            entry = parse_entry(text.encode(errors="replace"))
+            move, what = _parse_signed_move(entry, keys, said.name, number, tag)
             if move is None:
                 alarms.append(f"{where} {what}")
             elif move.entry["hash"] not in hashes:
                 strange.append((move, where))
     for move, where in sorted(strange, key=lambda each: (each[0].number, each[0].when)):
-        if log_of(move.entry) == chain.name:
+        if log_name(move.entry) == chain.name:
             alarms.append(f"{where} is a move that this checkout signed and its audit log does not hold any more")
         elif (move.after in hashes) if hashes else move.after is None:
-            moves.insert(place_of(moves, move), move)
+            moves.insert(insertion_index(moves, move), move)
             others.append(move)
             hashes.add(move.entry["hash"])
         else:
@@ -141,21 +141,21 @@ def _with_others(
     return moves, others, alarms
 
 
-def _signed_move(
+def _parse_signed_move(
     entry: Entry | None, keys: dict[str, Ed25519PublicKey], name: str, number: int, tag: str
 ) -> tuple[Move | None, str]:
-    """The signed move in a tag, or why it is none."""
+    """Return the signed move in a tag, or why it is none."""
     if entry is None:
         return None, "is no signed move"
-    if problem := signature_problem(entry, keys):
+    if problem := find_signature_problem(entry, keys):
         return None, f"holds a move that {problem}"
-    move = move_of(entry)
-    if move is None or (model_of(entry), move.version, tag_of(move)) != (name, number, tag):
+    move = parse_move(entry)
+    if move is None or (registered_model_name(entry), move.version, tag_name(move)) != (name, number, tag):
         return None, "holds a move that was signed for another place"
     return move, ""
 
 
-def _alias_alarm(said: Registered, tip: Move | None) -> str | None:
+def _check_alias(said: Registered, tip: Move | None) -> str | None:
     stands = "is gone" if said.alias is None else f"stands at version {said.alias}"
     if tip is None:
         return (
@@ -166,8 +166,8 @@ def _alias_alarm(said: Registered, tip: Move | None) -> str | None:
     return f"mlflow:{said.name}@{ALIAS} {stands}; by the audit log version {tip.version} ({tip.key[:12]}) is champion"
 
 
-def _content_alarms(said: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
-    """Versions that refer to something else than what was promoted as them."""
+def _check_versions(said: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
+    """Yield versions that refer to another artifact than was promoted as them."""
     latest = {move.version: move for move in moves}
     for number, move in latest.items():
         version = said.versions.get(number)
@@ -180,21 +180,21 @@ def _content_alarms(said: Registered, moves: list[Move], manifest: Manifest | No
                 found = str(version.tags.get(tag))[:16]
                 yield f"mlflow:{said.name}@{number}: tag {tag} is {found!r}; by the audit log it is {wanted[:16]!r}"
         is_here = manifest is not None and move.output in manifest.outputs
-        if move is moves[-1] and is_here and version.source != source_of(manifest, move.output):
+        if move is moves[-1] and is_here and version.source != version_source(manifest, move.output):
             yield f"mlflow:{said.name}@{number}: its source is {version.source[:80]!r}, not that of {move.key[:12]}"
 
 
-def source_of(manifest: Manifest, output: str) -> str:
-    """What a version has for its source."""
+def version_source(manifest: Manifest, output: str) -> str:
+    """Return the source of a version in MLflow."""
     return dvc_uri(manifest.outputs[output].dvc)
 
 
-def _tag_alarms(said: Registered, moves: list[Move]) -> Iterator[str]:
+def _check_tags(said: Registered, moves: list[Move]) -> Iterator[str]:
     for move in moves:
         version = said.versions.get(move.version)
-        if version is not None and tag_of(move) not in version.tags:
-            yield _tag_gone(said, move)
+        if version is not None and tag_name(move) not in version.tags:
+            yield _describe_missing_tag(said, move)
 
 
-def _tag_gone(said: Registered, move: Move) -> str:
-    return f"mlflow:{said.name}@{move.version}: tag {tag_of(move)} of a move that the audit log knows is gone"
+def _describe_missing_tag(said: Registered, move: Move) -> str:
+    return f"mlflow:{said.name}@{move.version}: tag {tag_name(move)} of a move that the audit log knows is gone"

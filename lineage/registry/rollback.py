@@ -1,28 +1,28 @@
-"""A champion taken back to one that was champion before, and MLflow written again as the log says."""
+"""Rollback of a champion to an earlier one, and restoring MLflow from the log."""
 
 from lineage.audit import log as audit_log
 from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.registry.champions import Champion, Standing, move, moving, standing
-from lineage.registry.registered import ALIAS, foreign_tags, read_registered
+from lineage.registry.champions import Champion, Standing, lock_champions, move_champion, read_standing
+from lineage.registry.registered import ALIAS, find_foreign_tags, read_registered
 from lineage.registry.writing import write_moves
 from schemas.errors import PlanError
 
 
-def rollback(layout: Layout, name: str, to: int | None = None, why: str = "") -> tuple[Champion, Champion]:
-    """Move the champion back to the one before it, or to a version; returns from and to.
+def roll_back(layout: Layout, name: str, to: int | None = None, why: str = "") -> tuple[Champion, Champion]:
+    """Move the champion back to the one before it, or to a version; return the old and the new one.
 
     What MLflow says otherwise does not count, and is put right. Raises PlanError when there is no such champion, its
     artifact is gone or not what was promoted, or the champion moves meanwhile.
     """
-    here = standing(layout, name)
+    here = read_standing(layout, name)
     now, moves = here.champion, here.moves
     if now is None:
         alarms = f": {here.alarms[0]}" if here.alarms else ""
         raise PlanError(f"{name} has no champion{alarms}; champions: posttrain champions")
     earlier = [m for m in moves if m.artifact != now.by.artifact]
     if to is None:
-        target = previous(moves, now.by)
+        target = find_previous(moves, now.by)
     elif to == now.version:
         raise PlanError(f"version {to} of {name} is the champion already")
     else:
@@ -31,7 +31,7 @@ def rollback(layout: Layout, name: str, to: int | None = None, why: str = "") ->
         were = ", ".join(str(v) for v in sorted({m.version for m in earlier}))
         what = f"version {to} of {name} was never champion" if to else f"{name} had no champion before this one"
         raise PlanError(f"{what}; champions before: {were or 'none'}")
-    after = move(
+    after = move_champion(
         layout,
         name,
         target.key,
@@ -44,8 +44,8 @@ def rollback(layout: Layout, name: str, to: int | None = None, why: str = "") ->
     return now, after
 
 
-def previous(moves: list[Move], now: Move) -> Move | None:
-    """The promotion before the one that made an artifact champion; what was rolled back does not count."""
+def find_previous(moves: list[Move], now: Move) -> Move | None:
+    """Return the promotion before the one that made an artifact champion; rolled back ones do not count."""
     tops: list[Move] = []
     for made in moves:
         if made.action == "rollback":
@@ -58,34 +58,36 @@ def previous(moves: list[Move], now: Move) -> Move | None:
     return tops[-1] if tops else None
 
 
-def restore(layout: Layout, name: str) -> list[str]:
-    """Write MLflow again as the log says, and note that; returns what was otherwise, nothing when all was well.
+def restore_registry(layout: Layout, name: str) -> list[str]:
+    """Write MLflow again as the log says and record that; return the differences, empty if there were none.
 
     Raises PlanError when the log does not hold, or the version of the champion is gone and its artifact is not here.
     """
-    here = standing(layout, name)
+    here = read_standing(layout, name)
     if not here.alarms:
         return []
     if here.champion is None:
         _remove_alias(layout, here)
-    elif not here.is_unfinished or not _finished(layout, here):
+    elif not here.is_unfinished or not _finish_latest_move(layout, here):
         now = here.champion
-        move(layout, name, now.key, evidence={}, output=now.output, expected=now, action="restore", digest=now.digest)
+        move_champion(
+            layout, name, now.key, evidence={}, output=now.output, expected=now, action="restore", digest=now.digest
+        )
     return here.alarms
 
 
-def _finished(layout: Layout, here: Standing) -> bool:
-    """Whether writing the latest move, which a kill cut off, leaves nothing to restore."""
-    with moving(layout) as mlflow:
+def _finish_latest_move(layout: Layout, here: Standing) -> bool:
+    """Finish the latest move, which a kill interrupted; return whether nothing is left to restore."""
+    with lock_champions(layout) as mlflow:
         write_moves(mlflow, read_registered(mlflow, here.name), here.moves, None)
-    return not standing(layout, here.name).alarms
+    return not read_standing(layout, here.name).alarms
 
 
 def _remove_alias(layout: Layout, here: Standing) -> None:
-    """Take away an alias and tags that no known move explains."""
+    """Remove an alias and tags that no known move explains."""
     audit_log.append(layout, "alias removed", model=here.name, alarms=here.alarms)
-    with moving(layout) as mlflow:
-        for number, tag in list(foreign_tags(here.registered, [])):
+    with lock_champions(layout) as mlflow:
+        for number, tag in list(find_foreign_tags(here.registered, [])):
             mlflow.delete_model_version_tag(here.name, str(number), tag)
         if here.registered.alias is not None:
             mlflow.delete_registered_model_alias(here.name, ALIAS)

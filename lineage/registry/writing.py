@@ -1,10 +1,10 @@
-"""Write into MLflow what the moves of a registered model say: versions, their tags, the alias."""
+"""Writes the moves of a registered model into MLflow: versions, their tags, the alias."""
 
 from typing import TYPE_CHECKING
 
-from lineage.audit.log import written
+from lineage.audit.log import encode_entry
 from lineage.audit.moves import Move
-from lineage.registry.registered import ALIAS, Registered, foreign_tags, pages, source_of, tag_of
+from lineage.registry.registered import ALIAS, Registered, fetch_all_pages, find_foreign_tags, tag_name, version_source
 from schemas.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def write_version(mlflow: "MlflowClient", said: Registered, moves: list[Move], manifest: Manifest, output: str) -> int:
-    """The number of the version that refers to an output of an artifact, made where there is none.
+    """Return the number of the version that refers to an output of an artifact, created if there is none.
 
     A version that refers to it by its tags alone, and not by its source, or that was promoted as another artifact, is
     not used.
@@ -21,25 +21,25 @@ def write_version(mlflow: "MlflowClient", said: Registered, moves: list[Move], m
     for number, version in said.versions.items():
         wanted = (manifest.key, output)
         refers = latest.get(number, (version.tags.get("key"), version.tags.get("output")))
-        if refers == wanted and version.source == source_of(manifest, output):
+        if refers == wanted and version.source == version_source(manifest, output):
             return number
-    return _new_version(mlflow, said.name, manifest, output)
+    return _create_version(mlflow, said.name, manifest, output)
 
 
 def write_moves(mlflow: "MlflowClient", said: Registered, moves: list[Move], manifest: Manifest | None) -> None:
-    """Make tags and alias what the moves say, and take away tags that pretend to be moves.
+    """Set tags and alias to the moves, and delete tags that claim to be moves.
 
     `manifest`, of the champion, describes its version.
     """
-    for number, tag in list(foreign_tags(said, moves)):
+    for number, tag in list(find_foreign_tags(said, moves)):
         mlflow.delete_model_version_tag(said.name, str(number), tag)
     for move in moves:
         version = said.versions.get(move.version)
         if version is None:
             continue
-        text = written(move.entry)
-        if version.tags.get(tag_of(move)) != text:
-            mlflow.set_model_version_tag(said.name, str(move.version), tag_of(move), text)
+        text = encode_entry(move.entry)
+        if version.tags.get(tag_name(move)) != text:
+            mlflow.set_model_version_tag(said.name, str(move.version), tag_name(move), text)
     for number, move in {move.version: move for move in moves}.items():
         version = said.versions.get(number)
         for tag, value in (("key", move.key), ("digest", move.digest), ("output", move.output)):
@@ -48,11 +48,11 @@ def write_moves(mlflow: "MlflowClient", said: Registered, moves: list[Move], man
     tip = moves[-1]
     mlflow.set_registered_model_alias(said.name, ALIAS, str(tip.version))
     if manifest is not None:
-        origin = _origin(manifest, tip.output)
-        mlflow.update_model_version(said.name, str(tip.version), f"{origin}\n\n{_sentence(tip)}")
+        origin = _describe_origin(manifest, tip.output)
+        mlflow.update_model_version(said.name, str(tip.version), f"{origin}\n\n{_describe_move(tip)}")
 
 
-def _new_version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: str) -> int:
+def _create_version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: str) -> int:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -60,33 +60,33 @@ def _new_version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: 
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    experiments = [e.experiment_id for e in pages(mlflow.search_experiments)]
+    experiments = [e.experiment_id for e in fetch_all_pages(mlflow.search_experiments)]
     made_in = mlflow.search_runs(
         experiments, f"tags.`posttrain.key` = '{manifest.key}'", max_results=1, order_by=["attributes.start_time"]
     )
     run = made_in[0].info.run_id if made_in else None
     made = mlflow.create_model_version(
         name,
-        source_of(manifest, output),
+        version_source(manifest, output),
         run_id=run,
-        tags=_tags_of(manifest, output),
-        description=_origin(manifest, output),
+        tags=_version_tags(manifest, output),
+        description=_describe_origin(manifest, output),
     )
     return int(made.version)
 
 
-def _origin(manifest: Manifest, output: str) -> str:
+def _describe_origin(manifest: Manifest, output: str) -> str:
     return f"{manifest.recipe}.{manifest.step}, output {output}"
 
 
-def _sentence(made: Move) -> str:
-    """A move for the page of its version."""
+def _describe_move(made: Move) -> str:
+    """Return a description of a move for the page of its version."""
     said = made.evidence
     why = f"{said['recipe']}.{said['gate']}: {'; '.join(said['gates'])}" if "gate" in said else said.get("why", "")
     how = "champion" if made.action == "promote" else "champion again"
     return f"{how} since {made.when} by {made.who}{f' ({why})' if why else ''}"
 
 
-def _tags_of(manifest: Manifest, output: str) -> dict[str, str]:
-    """What a version says of the artifact that it refers to."""
+def _version_tags(manifest: Manifest, output: str) -> dict[str, str]:
+    """Return the tags of a version that refers to an artifact."""
     return {"key": manifest.key, "digest": manifest.outputs[output].digest, "output": output, "step": manifest.step}

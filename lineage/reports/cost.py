@@ -1,9 +1,9 @@
-"""What a run cost, step by step: estimated before it began, spent in all its tries, and saved by what was there."""
+"""The cost of a run, step by step: estimated, spent in all tries, and saved by cached steps."""
 
 from dataclasses import dataclass, field
 
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, Spending, read_spending, total
+from lineage.reports.spending import Cost, Spending, read_spending, sum_costs
 from schemas.budget import Prices
 from schemas.manifest import Manifest
 from schemas.plan import Plan, Step
@@ -34,24 +34,24 @@ class Costs:
     """estimated, spent, saved; empty without prices."""
 
 
-def costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], layout: Layout, run: str) -> Costs:
-    """Everything about cost that the report shows."""
+def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], layout: Layout, run: str) -> Costs:
+    """Return everything about cost that the report shows."""
     noted = read_spending(layout, run) or Spending({}, {})
-    lines = [_line(step, made.get(step.name), state[step.name], noted, run) for step in plan.steps]
+    lines = [_make_line(step, made.get(step.name), state[step.name], noted, run) for step in plan.steps]
     whole = Line(
         "all steps",
         "",
-        *(total(getattr(line, what) for line in lines) for what in ("estimated", "spent", "saved")),
+        *(sum_costs(getattr(line, what) for line in lines) for what in ("estimated", "spent", "saved")),
         max((line.peak_rss for line in lines if line.peak_rss), default=None),
     )
     unknown = [name for name, cost in noted.predicted.items() if cost is None]
-    return Costs(lines, whole, unknown, _money(plan, whole))
+    return Costs(lines, whole, unknown, _sum_money(plan, whole))
 
 
-def _line(step: Step, manifest: Manifest | None, state: str, noted: Spending, run: str) -> Line:
+def _make_line(step: Step, manifest: Manifest | None, state: str, noted: Spending, run: str) -> Line:
     spent, saved = noted.spent.get(step.name), None
     if manifest is not None:
-        cost = _held(manifest, step)
+        cost = _measure_cost(manifest, step)
         if manifest.run == run:
             spent = spent or cost
         elif state == "cached":
@@ -59,13 +59,13 @@ def _line(step: Step, manifest: Manifest | None, state: str, noted: Spending, ru
     return Line(step.name, state, noted.predicted.get(step.name), spent, saved, manifest and manifest.peak_rss)
 
 
-def _held(manifest: Manifest, step: Step) -> Cost:
+def _measure_cost(manifest: Manifest, step: Step) -> Cost:
     seconds, held = manifest.seconds, step.resources
     told = manifest.tokens, manifest.paid, manifest.paid_tokens
     return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, *told)
 
 
-def _money(plan: Plan, whole: Line) -> dict[str, float]:
+def _sum_money(plan: Plan, whole: Line) -> dict[str, float]:
     prices = plan.budget.prices if plan.budget else Prices()
     found = {what: (getattr(whole, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
     known = any(money is not None for money in found.values())

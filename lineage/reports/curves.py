@@ -1,4 +1,4 @@
-"""Curves of a step out of its metrics.jsonl, as small charts."""
+"""Curves of a step from its metrics.jsonl, as small charts."""
 
 import json
 import math
@@ -24,8 +24,8 @@ class Curve:
     steps: int
 
 
-def curves(file: Path) -> list[Curve]:
-    """Charts of the series in a metrics file; none when there is no file."""
+def read_curves(file: Path) -> list[Curve]:
+    """Return charts of the series in a metrics file; empty if there is no file."""
     if not file.is_file():
         return []
     series: dict[str, list[tuple[float, float]]] = {}
@@ -35,10 +35,10 @@ def curves(file: Path) -> list[Curve]:
             value = point.get(name)
             if isinstance(value, int | float) and math.isfinite(value):
                 series.setdefault(name, []).append((point["step"], value))
-    return [_curve(name, series[name]) for name in SHOWN if len(series.get(name, [])) > 1]
+    return [_draw_curve(name, series[name]) for name in SHOWN if len(series.get(name, [])) > 1]
 
 
-def _curve(name: str, points: list[tuple[float, float]]) -> Curve:
+def _draw_curve(name: str, points: list[tuple[float, float]]) -> Curve:
     """Average down to at most POINTS points and scale into the chart."""
     size = math.ceil(len(points) / POINTS)
     groups = [points[i : i + size] for i in range(0, len(points), size)]

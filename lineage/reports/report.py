@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, made from the plan, the states and the manifests."""
+"""The report of a run: one self-contained HTML file, made from the plan, the states and the manifests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lineage.audit.approvals import decision, sentence
+from lineage.audit.approvals import describe_decision, latest_decision
 from lineage.layout import Layout
-from lineage.reports.cost import costs
-from lineage.reports.curves import curves
-from lineage.reports.graph import draw
+from lineage.reports.cost import compute_costs
+from lineage.reports.curves import read_curves
+from lineage.reports.graph import draw_steps
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 from schemas.stages.base import ReportSection
@@ -35,21 +35,21 @@ def write_report(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "duration": duration, "size": size}
-    html = environment.get_template("report.html.j2").render(content(plan, states, manifests, layout, run))
+    environment.filters |= {"number": format_number, "duration": format_duration, "size": format_size}
+    html = environment.get_template("report.html.j2").render(collect_content(plan, states, manifests, layout, run))
     file = layout.run(run) / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(html, encoding="utf-8")
     return file
 
 
-def content(
+def collect_content(
     plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
 ) -> dict[str, Any]:
-    """Everything the page shows."""
+    """Return the values of the template."""
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
-    drawn = {name: curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
+    drawn = {name: read_curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
     return {
         "plan": plan,
         "run": run,
@@ -59,12 +59,12 @@ def content(
         "dirty": any(m.dirty for m in made.values()),
         "started": min((m.started for name, m in made.items() if state[name] == "done"), default=None),
         "reasons": {n: s["reason"] for n, s in states.items() if s.get("reason")},
-        "picture": draw(plan, state),
+        "picture": draw_steps(plan, state),
         "curves": {name: charts for name, charts in drawn.items() if charts},
-        "gates": list(gate_rows(plan, made, layout)),
-        "sections": sections(made),
+        "gates": list(collect_gate_rows(plan, made, layout)),
+        "sections": collect_sections(made),
         "manifests": made,
-        "costs": costs(plan, made, state, layout, run),
+        "costs": compute_costs(plan, made, state, layout, run),
         "ALL": ALL,
     }
 
@@ -78,7 +78,7 @@ class Section:
     details: dict[str, dict[str, Any]]
 
 
-def sections(made: dict[str, Manifest]) -> list[Section]:
+def collect_sections(made: dict[str, Manifest]) -> list[Section]:
     """Return a section for every kind that has one and of which some step has something to show."""
     found: list[Section] = []
     for kind, stage in KINDS.items():
@@ -96,30 +96,30 @@ def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
     return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
 
 
-def number(value: Any) -> str:
-    """Four significant digits; whole numbers whole; words as they are."""
+def format_number(value: Any) -> str:
+    """Return four significant digits; integers and words as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds, or minutes and hours where there are many."""
+def format_duration(seconds: float) -> str:
+    """Return seconds, or minutes and hours for long durations."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def size(num_bytes: int) -> str:
-    """Bytes in the unit that fits."""
+def format_size(num_bytes: int) -> str:
+    """Return bytes in the unit that fits."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}
 
 
-def gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[dict[str, Any]]:
-    """One row per gate of the steps that are made: step, good (true, false, or null while open), outcome, texts."""
+def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[dict[str, Any]]:
+    """Yield one row per gate of the finished steps."""
     for name, manifest in made.items():
         policies = plan.step(name).settings.get("gate") or []
         for index, told in enumerate(manifest.details.get("gates", [])):
@@ -128,10 +128,10 @@ def gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator
             if not good:
                 on_fail = policy.get("on_fail", "stop")
                 outcome = FOLLOWS.get(on_fail) or f"failed, branched to {', '.join(policy['branch'])}"
-                decided = decision(layout, manifest.key, index) if on_fail == "approve" else None
+                decided = latest_decision(layout, manifest.key, index) if on_fail == "approve" else None
             if decided is not None:
                 good = decided["decision"] == "approve"
                 outcome = "failed, approved" if good else "failed, rejected"
-            texts = [str(told.get("text", "")), *([sentence(decided)] if decided else [])]
+            texts = [str(told.get("text", "")), *([describe_decision(decided)] if decided else [])]
             is_open = outcome == FOLLOWS["approve"]
             yield {"step": name, "good": None if is_open else good, "outcome": outcome, "texts": texts}

@@ -1,4 +1,4 @@
-"""Which artifacts must stay, and why: promoted, pinned, among the best or used by recent runs; with all ancestors."""
+"""Which artifacts must stay, and why: promoted, pinned, best or recent ones, with all ancestors."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lineage.artifacts.completeness import sealed_manifest
-from lineage.artifacts.signature import signature_problems, signed_by
+from lineage.artifacts.completeness import read_sealed_manifest
+from lineage.artifacts.signature import check_signature, read_signer_name
 from lineage.audit.claims import AuditCheck
-from lineage.audit.moves import Move, recorded_moves
-from lineage.keys import trusted
+from lineage.audit.moves import Move, read_moves
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from lineage.records import Record
-from lineage.registry.champions import standings
-from lineage.registry.client import client, is_empty, registry_uri, shown
-from lineage.registry.rollback import previous
-from lineage.retention.keepsakes import keepsakes
+from lineage.registry.champions import read_standings
+from lineage.registry.client import hide_credentials, is_registry_empty, open_client, registry_uri
+from lineage.registry.rollback import find_previous
+from lineage.retention.pins import read_pins
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
@@ -26,36 +26,37 @@ Reasons = dict[str, str]
 """Key to why the artifact stays."""
 
 
-def promoted(layout: Layout, earlier: int | None = None) -> Reasons:
-    """The champions and what `rollback` may go back to, with the evaluations that proved them, and what an alias names.
+def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
+    """Return what champions, rollbacks and aliases need, with the evaluations that proved them.
 
     The audit log says which these are, whatever became of MLflow's copy; `earlier` bounds how many models before each
     champion stay (None: all), those first that `rollback` would go to. Raises PlanError when the log does not hold or
     the registry cannot be asked: then nothing may be removed.
     """
-    moves = recorded_moves(layout)
+    moves = read_moves(layout)
     aliases: list[tuple[str, str, str]] = []
-    if not is_empty(layout):
+    if not is_registry_empty(layout):
         try:
-            for found in standings(layout):  # with the moves that other checkouts signed
+            for found in read_standings(layout):  # with the moves that other checkouts signed
                 moves[found.name] = found.moves or moves.get(found.name, [])
-            aliases = list(_aliases(client(layout)))
+            aliases = list(_read_aliases(open_client(layout)))
         except Exception as error:  # drivers of databases and servers raise what they like
             raise PlanError(
-                f"MLflow's registry at {shown(registry_uri(layout))} cannot be asked, so nothing is removed: {error}"
+                f"MLflow's registry at {hide_credentials(registry_uri(layout))} cannot be asked, so nothing is removed: "
+                f"{error}"
             ) from error
     found_keys: Reasons = {}
     for name, made in sorted(moves.items()):
-        for key, why in _needed(name, made, earlier):
+        for key, why in _find_needed(name, made, earlier):
             found_keys.setdefault(key, why)
     for name, alias, key in aliases:
         found_keys.setdefault(key, f"{name}@{alias}")
     return found_keys
 
 
-def _needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple[str, str]]:
-    """Key and reason of each artifact that a champion, and going back from it, needs."""
-    for place, move in enumerate(standing_order(moves)):
+def _find_needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple[str, str]]:
+    """Yield key and reason of each artifact that a champion, or a rollback from it, needs."""
+    for place, move in enumerate(order_by_standing(moves)):
         if earlier is not None and place > earlier:
             return
         who = f"version {move.version} of {name}, for rollback" if place else f"champion of {name}"
@@ -65,8 +66,8 @@ def _needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple
                 yield str(proof), f"proof of {who}"
 
 
-def standing_order(moves: list[Move]) -> list[Move]:
-    """The champion, what `rollback` goes to from it, and from there; then those that were rolled back, latest first.
+def order_by_standing(moves: list[Move]) -> list[Move]:
+    """Return the champion, then the targets of successive rollbacks, then rolled back ones, latest first.
 
     Each artifact once, by its latest move.
     """
@@ -75,7 +76,7 @@ def standing_order(moves: list[Move]) -> list[Move]:
     while now is not None:
         order.append(now)
         going.append(replace(now, action="rollback"))
-        now = previous(going, now)
+        now = find_previous(going, now)
     known = {move.artifact for move in order}
     for move in reversed(moves):
         if move.artifact not in known:
@@ -84,7 +85,7 @@ def standing_order(moves: list[Move]) -> list[Move]:
     return order
 
 
-def _aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
+def _read_aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
     token = None
     while True:
         page = mlflow.search_registered_models(page_token=token)
@@ -97,23 +98,23 @@ def _aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
             return
 
 
-def pinned(layout: Layout) -> Reasons:
-    """What was pinned."""
-    return {key: f"pinned as {said['word']}" for key, said in keepsakes(layout).items()}
+def find_pinned(layout: Layout) -> Reasons:
+    """Return the pinned artifacts."""
+    return {key: f"pinned as {said['word']}" for key, said in read_pins(layout).items()}
 
 
-def best(records: Iterable[Record], metric: str, count: int) -> Reasons:
-    """The artifacts with the highest numbers of a metric. Raises PlanError when none has that metric."""
-    valued = [(value, r) for r in records if (value := _number(r["metrics"].get(metric))) is not None]
+def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
+    """Return the artifacts with the highest values of a metric. Raise PlanError if none has that metric."""
+    valued = [(value, r) for r in records if (value := _as_number(r["metrics"].get(metric))) is not None]
     if not valued:
-        known = sorted({name for r in records for name, value in r["metrics"].items() if _number(value) is not None})
+        known = sorted({name for r in records for name, value in r["metrics"].items() if _as_number(value) is not None})
         raise PlanError(f"no artifact has a metric `{metric}`; there are: {', '.join(known[:30]) or 'none'}")
     ranked = sorted(valued, key=lambda pair: (pair[0], pair[1]["started"]), reverse=True)
     return {r["key"]: f"{metric} {value:g}, number {n}" for n, (value, r) in enumerate(ranked[:count], 1)}
 
 
-def with_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
-    """The same with everything that these were made from."""
+def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
+    """Return the reasons with those of everything that the artifacts were made from."""
     known = {record["key"]: record for record in records}
     found: Reasons = {}
     waiting = [(key, why) for key, why in reversed(reasons.items())]
@@ -131,7 +132,7 @@ def with_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
 
 
 def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:
-    """Raise PlanError when an artifact that must stay is gone: what it was made from cannot be known then.
+    """Raise PlanError if an artifact that must stay is gone: its ancestors are unknown then.
 
     What an entry of the log removed, or this log never saw published, is not missed.
     """
@@ -146,14 +147,16 @@ def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons)
 
 
 def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -> None:
-    """Raise PlanError when a manifest of what stays is not the published one: it may hide what it was made from."""
-    keys = trusted(layout)
+    """Raise PlanError if a manifest of what stays is not the published one: it may hide ancestors."""
+    keys = load_trusted_keys(layout)
     for record in records:
         folder = Path(record["folder"])
         entry = log.published.get(record["key"])
-        problems = [] if sealed_manifest(folder) else [f"{folder}: its manifest is not the one that was sealed"]
-        if signed_by(folder) in keys:  # one of another key was pulled, and whether to believe it is asked elsewhere
-            problems += signature_problems(folder, keys)
+        problems = [] if read_sealed_manifest(folder) else [f"{folder}: its manifest is not the one that was sealed"]
+        if (
+            read_signer_name(folder) in keys
+        ):  # one of another key was pulled, and whether to believe it is asked elsewhere
+            problems += check_signature(folder, keys)
         elif entry is not None and entry["facts"].get("signed_by") in keys:
             problems.append(f"{folder}: its signature is gone")
         if problems:
@@ -163,6 +166,6 @@ def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -
             )
 
 
-def _number(value: object) -> float | None:
+def _as_number(value: object) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
     return float(value) if is_number else None

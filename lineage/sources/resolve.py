@@ -1,4 +1,4 @@
-"""What comes from outside a recipe: `path:`, `hub:` and `mlflow:` references, as a folder with a content digest."""
+"""Resolves `path:`, `hub:` and `mlflow:` references to a folder with a content digest."""
 
 import hashlib
 import os
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from lineage.artifacts.digest_cache import DigestCache, scan
+from lineage.artifacts.digest_cache import DigestCache, scan_folder
 from lineage.artifacts.store import Store
-from lineage.digests import content_of
+from lineage.digests import content_digest_of
 from lineage.layout import Layout
 from lineage.registry.client import dvc_uri
 from lineage.sources.outside import check_outside
@@ -39,59 +39,59 @@ class Source:
 
 
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
-    """Resolve a reference; relative paths are looked for below each of `folders`. Raises PlanError."""
+    """Resolve a reference; relative paths are searched below each of `folders`. Raise PlanError."""
     scheme, _, rest = reference.partition(":")
     folders = tuple(folders)
     check_outside(reference, layout, folders)
-    return {"path": _path, "hub": _hub, "mlflow": _mlflow}[scheme](rest, layout, folders)
+    return {"path": _resolve_path, "hub": _resolve_hub, "mlflow": _resolve_mlflow}[scheme](rest, layout, folders)
 
 
-def _path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     for base in folders:
         found = base / Path(rest).expanduser()
         if found.is_dir():
-            return Source(found.resolve(), folder_content(found.resolve(), layout))
+            return Source(found.resolve(), digest_folder(found.resolve(), layout))
         if found.exists():
             raise PlanError(f"path:{rest} is a file; name the folder that holds it")
     looked = ", ".join(str(base) for base in folders)
     raise PlanError(f"path:{rest}: no such folder; relative paths start at {looked}")
 
 
-def folder_content(folder: Path, layout: Layout) -> str:
-    """Content digest of a folder from outside; a file is hashed once per change."""
-    files = scan(folder, links=True).files
+def digest_folder(folder: Path, layout: Layout) -> str:
+    """Return the content digest of an outside folder; a file is hashed once per change."""
+    files = scan_folder(folder, links=True).files
     digests = DigestCache(layout).digests(folder, files, links=True)
     if lost := next((name for name, digest in digests.items() if not digest), None):
         raise PlanError(f"{folder / lost}: cannot be read")
-    return content_of(digests)
+    return content_digest_of(digests)
 
 
 def check_source(reference: str, source: Source, layout: Layout) -> None:
-    """Raises PlanError when a file of the hub's cache is not what its name there says.
+    """Raise PlanError if a file of the hub's cache is not what its name there says.
 
     That cache keeps files in `blobs/`, named by their sha256 or, small ones, by their git hash; a file that is kept in
     another way cannot be checked. Folders and artifacts are checked where they are found (`find_source`).
     """
     if not reference.startswith("hub:"):
         return
-    files = scan(source.folder, links=True).files
+    files = scan_folder(source.folder, links=True).files
     blobs = {name: (source.folder / name).resolve().name for name in files if (source.folder / name).is_symlink()}
     large = {name: stamp for name, stamp in files.items() if SHA256.fullmatch(blobs.get(name, ""))}
     digests = DigestCache(layout).digests(source.folder, large, links=True)
     small = {name for name, blob in blobs.items() if COMMIT.fullmatch(blob)}
-    digests |= {name: _git_hash((source.folder / name).read_bytes()) for name in small}
+    digests |= {name: _hash_git_blob((source.folder / name).read_bytes()) for name in small}
     for name in sorted(digests):
         if digests[name] != blobs[name]:
             advice = f"delete {(source.folder / name).resolve()} and fetch it again with `hf download`"
             raise PlanError(f"{reference}: {name} is not the file that was fetched: its hash differs; {advice}")
 
 
-def _git_hash(content: bytes) -> str:
+def _hash_git_blob(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A model or a data set in the local cache of the hub; the digest is its commit. Nothing is downloaded here."""
+def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """Return a model or data set of the hub's local cache; the digest is its commit. Nothing is downloaded."""
     name, _, revision = rest.partition("@")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
@@ -122,40 +122,40 @@ class Registered:
     """In what MLflow differs from the log, where the champion is meant."""
 
 
-def registered_model(rest: str, layout: Layout) -> Registered:
-    """What `name@alias` or `name@number` means (default: the champion). Raises PlanError.
+def resolve_registered_model(rest: str, layout: Layout) -> Registered:
+    """Return the version that `name@alias` or `name@number` names (default: the champion). Raise PlanError.
 
     A champion, and a version that was one, are what the log says. Other versions are read from MLflow; what uses them
     compares them with the artifact that they name.
     """
-    from lineage.audit.moves import recorded_moves
-    from lineage.registry.champions import standing  # mlflow takes seconds to import, and few need it
+    from lineage.audit.moves import read_moves
+    from lineage.registry.champions import read_standing  # mlflow takes seconds to import, and few need it
 
     name, _, version = rest.partition("@")
-    promoted = recorded_moves(layout).get(name, [])
+    promoted = read_moves(layout).get(name, [])
     if version in ("", ALIAS) or not promoted:
-        here = standing(layout, name)
+        here = read_standing(layout, name)
         promoted = here.moves
         if version in ("", ALIAS):
             if here.champion is None:
                 why = here.alarms[0] if here.alarms else "there is no champion yet; see: posttrain champions"
                 raise PlanError(f"mlflow:{rest}: no such model version: {why}")
-            return _as_moved(name, here.moves[-1], tuple(here.alarms))
+            return _describe_moved(name, here.moves[-1], tuple(here.alarms))
     was = next((move for move in reversed(promoted) if str(move.version) == version), None)
-    return _as_moved(name, was) if was else _as_registered(name, version, rest, layout)
+    return _describe_moved(name, was) if was else _read_registered_version(name, version, rest, layout)
 
 
-def _as_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
+def _describe_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
     return Registered(name, by.version, by.key, by.digest, by.output, alarms=alarms)
 
 
-def _as_registered(name: str, version: str, rest: str, layout: Layout) -> Registered:
-    """A version that was never champion, as MLflow has it."""
-    from lineage.registry.client import client, is_empty
+def _read_registered_version(name: str, version: str, rest: str, layout: Layout) -> Registered:
+    """Return a version that was never champion, as MLflow has it."""
+    from lineage.registry.client import is_registry_empty, open_client
 
-    if is_empty(layout):
+    if is_registry_empty(layout):
         raise PlanError(f"mlflow:{rest}: no such model version: nothing was registered in this checkout yet")
-    mlflow = client(layout)
+    mlflow = open_client(layout)
     from mlflow.exceptions import MlflowException
 
     try:
@@ -167,9 +167,9 @@ def _as_registered(name: str, version: str, rest: str, layout: Layout) -> Regist
     return Registered(name, int(found.version), *said, source=str(found.source))
 
 
-def _mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A registered version, by alias or number, back to the artifact that was promoted or that its tags name."""
-    found = registered_model(rest, layout)
+def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
+    """Return the artifact that a registered version, by alias or number, refers to."""
+    found = resolve_registered_model(rest, layout)
     if found.alarms:
         more = f" and {len(found.alarms) - 1} more" if len(found.alarms) > 1 else ""
         raise PlanError(
@@ -199,22 +199,22 @@ CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
 """What the digest of a source is, by its scheme."""
 
 
-def pin(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) -> dict[str, str]:
-    """The identity of a source: its commit or content digest, DVC's md5 where DVC tracks it, its version in MLflow.
+def pin_source(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) -> dict[str, str]:
+    """Return the identity of a source: commit or content digest, DVC's md5 if tracked, its version in MLflow.
 
     Raises PlanError when a registered model is gone.
     """
     scheme, _, rest = reference.partition(":")
     found = {CALLED[scheme]: digest}
-    if scheme == "path" and (tracked := _tracked(rest, folders)):
+    if scheme == "path" and (tracked := _read_dvc_md5(rest, folders)):
         found["dvc"] = tracked
     if scheme == "mlflow":
-        found["version"] = str(registered_model(rest, layout).version)
+        found["version"] = str(resolve_registered_model(rest, layout).version)
     return found
 
 
-def _tracked(rest: str, folders: tuple[Path, ...]) -> str | None:
-    """The md5 in the `.dvc` file beside a folder, if there is one."""
+def _read_dvc_md5(rest: str, folders: tuple[Path, ...]) -> str | None:
+    """Return the md5 in the `.dvc` file beside a folder, if there is one."""
     found = (base / Path(rest).expanduser() for base in folders)
     place = next((path.resolve() for path in found if path.exists()), None)
     file = place.with_name(f"{place.name}.dvc") if place else None

@@ -1,4 +1,4 @@
-"""Lineage in both directions: up to the rows of data, down to every model that some data touched."""
+"""Lineage of a target: ancestors down to rows of data, and descendants that used it."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -9,12 +9,12 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from lineage.audit.approvals import decisions_on, sentence
-from lineage.catalogue.index import Index, ask
+from lineage.audit.approvals import describe_decision, read_artifact_decisions
+from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
-from lineage.tracing.graph import Node, ancestors, descendants
-from lineage.tracing.relations import RANK, Relation, is_model, relations
+from lineage.tracing.graph import Node, collect_ancestors, collect_descendants
+from lineage.tracing.relations import RANK, Relation, find_relations, is_model
 from lineage.tracing.target import Target, find_target
 from schemas.stages.union import traits_of
 
@@ -28,46 +28,46 @@ class Lineage:
     down: list[Node]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+        """Return plain data for `--json`."""
         return {
             "target": self.target.word,
             "what": self.target.what,
             "dropped": [dict(zip(("key", "reason", "detail"), d, strict=True)) for d in self.target.dropped],
-            "up": [_node_json(node) for node in self.up],
+            "up": [_describe_node(node) for node in self.up],
             "down": [self._down_json(node) for node in self.down],
         }
 
     def _down_json(self, node: Node) -> dict[str, Any]:
         how = self.relations.get(node.record["key"])
-        return _node_json(node) | ({"relation": asdict(how)} if how else {})
+        return _describe_node(node) | ({"relation": asdict(how)} if how else {})
 
     @cached_property
     def relations(self) -> dict[str, Relation]:
         """For a row of data, by the key of each model after it, how the row came into it."""
         row = self.target.row
-        return {} if row is None else relations(row, self.target.keys, self.down)
+        return {} if row is None else find_relations(row, self.target.keys, self.down)
 
 
 def trace(layout: Layout, word: str) -> Lineage:
-    """The lineage of a target; raises UnknownTarget.
+    """Return the lineage of a target; raise UnknownTarget.
 
     A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
     """
-    return ask(layout, lambda index: traced(index, word))
+    return query_index(layout, lambda index: trace_in(index, word))
 
 
-def traced(index: Index, word: str) -> Lineage:
-    """The lineage of a target in an index; raises UnknownTarget."""
+def trace_in(index: Index, word: str) -> Lineage:
+    """Return the lineage of a target in an index; raise UnknownTarget."""
     target = find_target(index, word)
     holders = set(target.keys)
 
     def passes(key: str, kind: str) -> bool:
         return target.row is None or not traits_of(kind).drops_rows or key in holders
 
-    return Lineage(target, ancestors(index, target.keys), descendants(index, target.keys, passes))
+    return Lineage(target, collect_ancestors(index, target.keys), collect_descendants(index, target.keys, passes))
 
 
-def _node_json(node: Node) -> dict[str, Any]:
+def _describe_node(node: Node) -> dict[str, Any]:
     record = node.record
     kept = (
         "step",
@@ -86,63 +86,65 @@ def _node_json(node: Node) -> dict[str, Any]:
     outputs = {name: {"type": o["type"], "digest": o["digest"]} for name, o in record["outputs"].items()}
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     facts = {name: record.get(name) for name in kept}
-    more = {"outputs": outputs, "dropped": dropped, "decisions": decisions_on(record)}
+    more = {"outputs": outputs, "dropped": dropped, "decisions": read_artifact_decisions(record)}
     return {"depth": node.depth, "via": node.via, **facts, **more}
 
 
 def render(lineage: Lineage) -> Group:
-    """The two trees for a terminal."""
+    """Return the two trees for a terminal."""
     target = lineage.target
     head = Text(f"{target.word}: {target.what}", style="bold")
     lost = [
-        Text(f"dropped by {_step_of(lineage, key)}: {reason} {detail}".rstrip(), style="yellow")
+        Text(f"dropped by {_name_step(lineage, key)}: {reason} {detail}".rstrip(), style="yellow")
         for key, reason, detail in target.dropped
     ]
-    up = _tree("made from", lineage.up, _facts)
-    down = _tree(f"went into ({_count(lineage)})", lineage.down, lambda record: _related(lineage, record))
+    up = _make_tree("made from", lineage.up, _describe_record)
+    down = _make_tree(
+        f"went into ({_count_models(lineage)})", lineage.down, lambda record: _describe_relation(lineage, record)
+    )
     return Group(head, *lost, up, down)
 
 
-def _count(lineage: Lineage) -> str:
-    """How many models there are after a target; for a row, how many of them in which way."""
+def _count_models(lineage: Lineage) -> str:
+    """Return how many models descend from a target; for a row, how many by each relation."""
     models = sum(is_model(node.record) for node in lineage.down)
     ways = Counter(relation.how for relation in lineage.relations.values())
     each = ", ".join(f"{ways[how]} {how}" for how in reversed(RANK) if ways[how])
     return f"{models} models{f': {each}' if each else ''}"
 
 
-def _related(lineage: Lineage, record: Record) -> list[str]:
-    """How a row came into a model, and what people decided about an evaluation."""
+def _describe_relation(lineage: Lineage, record: Record) -> list[str]:
+    """Return how a row came into a model, and the decisions about an evaluation."""
     relation = lineage.relations.get(record["key"])
-    return [*([relation.sentence()] if relation else []), *_decided(record)]
+    return [*([relation.sentence()] if relation else []), *_describe_decisions(record)]
 
 
-def _step_of(lineage: Lineage, key: str) -> str:
+def _name_step(lineage: Lineage, key: str) -> str:
     known = {node.record["key"]: node.record["step"] for node in (*lineage.up, *lineage.down)}
     return f"{known[key]} ({key[:12]})" if key in known else key[:12]
 
 
-def _tree(title: str, nodes: list[Node], facts: Any) -> Tree:
-    """A rich tree out of nodes in order of visits; what was seen before is not drawn again."""
+def _make_tree(title: str, nodes: list[Node], facts: Any) -> Tree:
+    """Return a rich tree of nodes in the order of visits; nodes seen before are not drawn again."""
     root = Tree(Text(title, style="bold"))
     branch = {-1: root}
     for node in nodes:
         parent = branch[node.depth - 1]
-        branch[node.depth] = parent.add(_label(node))
+        branch[node.depth] = parent.add(_label_node(node))
         for fact in facts(node.record):
             branch[node.depth].add(Text(fact, style="dim"))
     return root
 
 
-def _label(node: Node) -> Text:
+def _label_node(node: Node) -> Text:
     record = node.record
     outputs = ", ".join(f"{name} {o['type']} {o['digest'][:12]}" for name, o in record["outputs"].items())
     via = f"{node.via} ← " if node.via else ""
     return Text.assemble(via, (record["step"], "bold"), f" {record['kind']} {record['key'][:12]}  ", (outputs, "cyan"))
 
 
-def _facts(record: Record) -> list[str]:
-    """What made an artifact besides other artifacts: outside sources, what was dropped, seed, code, versions."""
+def _describe_record(record: Record) -> list[str]:
+    """Return what made an artifact besides other artifacts: outside sources, drops, seed, code."""
     sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]
@@ -151,9 +153,9 @@ def _facts(record: Record) -> list[str]:
         if record.get("commit")
         else "no commit"
     )
-    return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}", *_decided(record)]
+    return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}", *_describe_decisions(record)]
 
 
-def _decided(record: Record) -> list[str]:
-    """What people decided about the gates of an evaluation."""
-    return [f"gate on {one['metric']} {sentence(one)}" for one in decisions_on(record)]
+def _describe_decisions(record: Record) -> list[str]:
+    """Return the decisions about the gates of an evaluation."""
+    return [f"gate on {one['metric']} {describe_decision(one)}" for one in read_artifact_decisions(record)]

@@ -1,9 +1,9 @@
-"""What was made before, by the names of steps: found through the index, read where it lies."""
+"""Earlier artifacts by the names of steps, from the index."""
 
 from collections.abc import Iterable
 
 from lineage.artifacts.store import read_manifest
-from lineage.catalogue.index import Index, ask
+from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
 from lineage.records import Record
 from schemas.manifest import Manifest
@@ -12,8 +12,8 @@ MOST = 50
 """Artifacts of a step that are looked at, the latest ones."""
 
 
-def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
-    """Step to the manifest of its latest artifact in a recipe; damaged ones and those done afresh count as none."""
+def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
+    """Return by step the manifest of its latest artifact in a recipe, without damaged and `--fresh` ones."""
     wanted = list(steps)
 
     def found(index: Index) -> dict[str, Manifest]:
@@ -29,11 +29,11 @@ def latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manif
                     break
         return manifests
 
-    return ask(layout, found)
+    return query_index(layout, found)
 
 
-def earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
-    """Records of what a step may be compared with, latest first, and whether they are of a step of that name.
+def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
+    """Return records to compare a step with, latest first, and whether they are of a step of that name.
 
     Those of the same step of the recipe; else of any recipe's step of that name; else of the kind.
     """

@@ -14,7 +14,7 @@ from typing import Literal
 
 from lineage.digests import digest_file
 from lineage.records import Record, table_name
-from lineage.state_files import Unreadable, read_json, read_regular, sha256_of
+from lineage.state_files import Unreadable, parse_json, read_regular, sha256_of
 from lineage.tracing.graph import Node
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
@@ -40,19 +40,19 @@ class Relation:
     """What is not known, or how else it was read."""
 
     def sentence(self) -> str:
-        """In words, for people."""
+        """Return the relation in words."""
         through = f", through {self.through}" if self.through else ""
         times = f": drawn {self.sampled} times, a gradient from {self.trained}" if self.sampled else ""
         return f"{self.how}{through}{times}{f' ({self.note})' if self.note else ''}"
 
 
 def is_model(record: Record) -> bool:
-    """Whether a step made a model."""
+    """Return whether a step made a model."""
     return any(output["type"] in MODEL_TYPES for output in record["outputs"].values())
 
 
-def relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
-    """Key of each model among the artifacts `after` a row to how the row came into it; `holders` hold the row."""
+def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
+    """Return by key of each model among `after` how the row came into it; `holders` hold the row."""
     records = {node.record["key"]: node.record for node in after}
     known, found = frozenset(holders), dict[str, Relation]()
     edges = {key: {i["key"] for i in record["inputs"] if i.get("key") in records} for key, record in records.items()}
@@ -62,35 +62,35 @@ def relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[s
         order = []
     for key in order:
         if key not in known:
-            found[key] = _of(row, records[key], known, found, records)
+            found[key] = _find_closest(row, records[key], known, found, records)
     return {key: found.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
 
 
-def _of(
+def _find_closest(
     row: str, record: Record, holders: frozenset[str], found: dict[str, Relation], records: dict[str, Record]
 ) -> Relation:
-    """The closest relation, of what the step read itself and of what its models came with."""
+    """Return the closest of a step's own relation and those that its inputs have."""
     ports = [i["port"] for i in record["inputs"] if i.get("key") in holders]
-    direct = [_drawn(row, record, ports)] if ports and is_model(record) else []
+    direct = [_relate_drawn(row, record, ports)] if ports and is_model(record) else []
     inherited = [
-        _inherited(found[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in found
+        _inherit(found[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in found
     ]
     return max([*direct, *inherited, Relation("reachable")], key=lambda relation: RANK.index(relation.how))
 
 
-def _inherited(relation: Relation, parent: Record, record: Record) -> Relation:
-    """What a model has of one it was made from; of what a step wrote or measured only that it was there."""
+def _inherit(relation: Relation, parent: Record, record: Record) -> Relation:
+    """Return the relation that a model has from one that it was made from."""
     if not (is_model(parent) and is_model(record)):
         return Relation("reachable", relation.through or parent["step"])
     return Relation(relation.how, relation.through or parent["step"], relation.sampled, relation.trained, relation.note)
 
 
-def _drawn(row: str, record: Record, ports: list[str]) -> Relation:
-    """What a step did with a row of a table that it read."""
+def _relate_drawn(row: str, record: Record, ports: list[str]) -> Relation:
+    """Return what a step did with a row of a table that it read."""
     if traits_of(record["kind"]).data_port not in ports:
         return Relation("offered", note=f"read as {', '.join(ports)}")
     folder = Path(record["folder"])
-    counts = _counted(folder, row) if (folder / USED).is_file() else _from_trajectories(record, row)
+    counts = _count_used(folder, row) if (folder / USED).is_file() else _count_trajectories(record, row)
     if isinstance(counts, str):
         return Relation("offered", note=counts)
     sampled, trained = counts
@@ -98,13 +98,13 @@ def _drawn(row: str, record: Record, ports: list[str]) -> Relation:
     return Relation(how, None, sampled, trained)
 
 
-def _counted(folder: Path, row: str) -> tuple[int, int] | str:
-    """(times drawn, times trained on) by the sealed record of a step; else why that cannot be said."""
+def _count_used(folder: Path, row: str) -> tuple[int, int] | str:
+    """Return (times drawn, times trained on) by the sealed record of a step, or why that is unknown."""
     import pyarrow as pa
     import pyarrow.parquet as pq  # a question about anything but rows does not need it
 
     try:
-        sealed = read_json(read_regular(folder / "seal.json")).get(USED)
+        sealed = parse_json(read_regular(folder / "seal.json")).get(USED)
         if sealed != sha256_of(read_regular(folder / USED)):
             return "the record of its rows is not the sealed one"
         table = pq.read_table(folder / USED, filters=[("id", "=", row)])
@@ -113,8 +113,8 @@ def _counted(folder: Path, row: str) -> tuple[int, int] | str:
         return "the record of its rows cannot be read"
 
 
-def _from_trajectories(record: Record, row: str) -> tuple[int, int] | str:
-    """The same by what an RL stage sampled, for artifacts that hold no record of rows."""
+def _count_trajectories(record: Record, row: str) -> tuple[int, int] | str:
+    """Return the same from an RL stage's trajectories, for artifacts without a record of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

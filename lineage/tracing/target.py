@@ -1,14 +1,14 @@
-"""What a word on the command line means: a step, run, key, digest, artifact, row id or outside source."""
+"""Resolves a word of the command line: a step, run, key, digest, artifact, row id or outside source."""
 
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lineage.catalogue.index import PREFIX, Index, output_digests
+from lineage.catalogue.index import PREFIX, Index, list_output_digests
 from lineage.catalogue.row_index import find_row
 from lineage.records import Record
-from lineage.sources.resolve import registered_model
+from lineage.sources.resolve import resolve_registered_model
 from schemas.errors import PlanError, PosttrainError
 
 SHORTEST_PREFIX = 6
@@ -33,8 +33,16 @@ class Target:
 
 
 def find_target(index: Index, word: str) -> Target:
-    """Resolve a word; the cheap meanings come first. Raises UnknownTarget with what a target may be."""
-    for meaning in (_artifact_folder, _run, _step, _registered, _source, _prefix, _row):
+    """Resolve a word, cheap meanings first. Raise UnknownTarget with what a target may be."""
+    for meaning in (
+        _match_folder,
+        _match_run,
+        _match_step,
+        _match_registered,
+        _match_source,
+        _match_prefix,
+        _match_row,
+    ):
         if target := meaning(index, word):
             return target
     known = index.rows("select distinct step from artifacts where record is not null order by step")
@@ -46,7 +54,7 @@ def find_target(index: Index, word: str) -> Target:
     )
 
 
-def _artifact_folder(index: Index, word: str) -> Target | None:
+def _match_folder(index: Index, word: str) -> Target | None:
     path, artifacts = Path(word).resolve(), (index.layout.state / "artifacts").resolve()
     if not path.is_relative_to(artifacts) or path == artifacts or not path.exists():
         return None
@@ -54,8 +62,8 @@ def _artifact_folder(index: Index, word: str) -> Target | None:
     return Target(word, "artifact", keys) if keys else None
 
 
-def _run(index: Index, word: str) -> Target | None:
-    """A run: what it made and what it found already made, by its plan."""
+def _match_run(index: Index, word: str) -> Target | None:
+    """Return a run: the artifacts that it made and those that it reused, by its plan."""
     plan = index.layout.run(word) / "plan.json"
     if not re.fullmatch(r"[\w.-]+", word) or not plan.is_file():
         keys = index.keys("run = ?", word)
@@ -64,8 +72,8 @@ def _run(index: Index, word: str) -> Target | None:
     return Target(word, "run", tuple(key for key in planned if index.keys("key = ?", key)))
 
 
-def _step(index: Index, word: str) -> Target | None:
-    """The latest artifact of a step, also as recipe.step."""
+def _match_step(index: Index, word: str) -> Target | None:
+    """Return the latest artifact of a step, also as recipe.step."""
     made = index.keys("step = ?", word)
     for dot in re.finditer(r"\.", word):
         made += index.keys("step = ? and recipe = ?", word[dot.end() :], word[: dot.start()])
@@ -73,44 +81,44 @@ def _step(index: Index, word: str) -> Target | None:
     return Target(word, f"step{earlier}", (made[-1],)) if made else None
 
 
-def _registered(index: Index, word: str) -> Target | None:
-    """The artifact behind a version of a registered model: `mlflow:NAME@champion`."""
+def _match_registered(index: Index, word: str) -> Target | None:
+    """Return the artifact behind a version of a registered model: `mlflow:NAME@champion`."""
     if not word.startswith("mlflow:"):
         return None
     try:
-        found = registered_model(word.removeprefix("mlflow:"), index.layout)
+        found = resolve_registered_model(word.removeprefix("mlflow:"), index.layout)
     except PlanError:
         return None
     keys = index.keys("key = ?", found.key)
     return Target(word, f"version {found.version} of {found.name}", keys) if keys else None
 
 
-def _source(index: Index, word: str) -> Target | None:
+def _match_source(index: Index, word: str) -> Target | None:
     keys = index.keys("id in (select artifact from inputs where source = ?)", word)
     return Target(word, "outside source", keys) if keys else None
 
 
-def _prefix(index: Index, word: str) -> Target | None:
-    """First digits of a key, of the digest of an output or file, or of what came from outside."""
+def _match_prefix(index: Index, word: str) -> Target | None:
+    """Return the artifacts of a prefix of a key, of an output's or file's digest, or of an input's digest."""
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}(\.dir)?", word):
         return None
     if keys := index.keys("key >= ? and key < ?", word, word + "~"):
         return Target(word, "key", keys)
     short = word[:PREFIX]
     likely = index.keys("id in (select artifact from digests where start >= ? and start < ?)", short, short + "~")
-    makers = tuple(key for key in likely if _made(index.record(key), word))
+    makers = tuple(key for key in likely if _has_digest(index.record(key), word))
     if makers:
         return Target(word, "digest", makers)
     readers = index.keys("id in (select artifact from inputs where digest >= ? and digest < ?)", word, word + "~")
     return Target(word, "digest of an input", readers) if readers else None
 
 
-def _made(record: Record | None, word: str) -> bool:
-    return record is not None and any(digest.startswith(word) for digest in output_digests(record))
+def _has_digest(record: Record | None, word: str) -> bool:
+    return record is not None and any(digest.startswith(word) for digest in list_output_digests(record))
 
 
-def _row(index: Index, word: str) -> Target | None:
-    """A row of data: the artifacts whose tables hold its id, and those that dropped it."""
+def _match_row(index: Index, word: str) -> Target | None:
+    """Return a row of data: the artifacts whose tables hold its id, and those that dropped it."""
     places = find_row(index, word)
     known = places.holders or places.dropped
     return Target(word, "row of data", places.holders, word, places.dropped) if known else None

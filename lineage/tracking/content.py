@@ -1,4 +1,4 @@
-"""What of a manifest goes into MLflow, in MLflow's own entities."""
+"""The content of a manifest as MLflow's own entities."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
-from lineage.catalogue.projection import curve_points
+from lineage.catalogue.projection import read_curve_points
 from lineage.records import Record
 from schemas.references import TABLE_TYPES
 
@@ -17,53 +17,55 @@ DIGEST = 36
 """Longest digest of a dataset that MLflow keeps."""
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, list):
             value = {str(i): item for i, item in enumerate(value)}
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
+        found |= (
+            flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
+        )
     return found
 
 
-def named(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_`, `-`, `.` and blanks."""
+def make_name(name: str) -> str:
+    """Return a name that MLflow accepts: letters, digits, `_`, `-`, `.` and blanks."""
     return re.sub(r"[^\w\-. ]", "_", name)
 
 
-def model_name(step: str) -> str:
-    """A name that MLflow takes for a logged model: no full stops either."""
-    return named(step).replace(".", "_")
+def make_model_name(step: str) -> str:
+    """Return a name that MLflow accepts for a logged model: no full stops either."""
+    return make_name(step).replace(".", "_")
 
 
-def milliseconds(when: str) -> int:
-    """ISO 8601 as milliseconds since the epoch."""
+def to_milliseconds(when: str) -> int:
+    """Return a time in ISO 8601 as milliseconds since the epoch."""
     return int(datetime.fromisoformat(when).timestamp() * 1000)
 
 
-def final_metrics(record: Record, step: str | None = None) -> list[Metric]:
-    """The final numbers of a step, below its name when one is given; texts are left out."""
-    end = milliseconds(record["started"]) + int(record["seconds"] * 1000)
+def make_final_metrics(record: Record, step: str | None = None) -> list[Metric]:
+    """Return the final numbers of a step, below its name when one is given; texts are left out."""
+    end = to_milliseconds(record["started"]) + int(record["seconds"] * 1000)
     numbers = {n: float(v) for n, v in record["metrics"].items() if isinstance(v, (bool, int, float))}
-    prefix = f"{named(step)}/" if step else ""
-    return [Metric(prefix + named(name), value, end, 0) for name, value in numbers.items()]
+    prefix = f"{make_name(step)}/" if step else ""
+    return [Metric(prefix + make_name(name), value, end, 0) for name, value in numbers.items()]
 
 
-def curve_metrics(folder: Path) -> list[Metric]:
-    """Every point of an artifact's curves, with its own time and step, as curves/<figure>."""
+def make_curve_metrics(folder: Path) -> list[Metric]:
+    """Return every point of an artifact's curves, with its own time and step, as curves/<figure>."""
     return [
-        Metric(f"curves/{named(figure)}", value, int((time or 0) * 1000), step)
-        for step, time, figure, value in curve_points(folder)
+        Metric(f"curves/{make_name(figure)}", value, int((time or 0) * 1000), step)
+        for step, time, figure, value in read_curve_points(folder)
     ]
 
 
-def datasets(record: Record) -> list[DatasetInput]:
-    """The tables a step read, by name and digest; the source says where they lie."""
-    return [_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
+def make_datasets(record: Record) -> list[DatasetInput]:
+    """Return the tables that a step read, by name and digest; the source says where they are."""
+    return [_make_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
 
 
-def _dataset(given: dict[str, Any]) -> DatasetInput:
+def _make_dataset(given: dict[str, Any]) -> DatasetInput:
     where = {name: given[name] for name in ("step", "key", "output", "source", "digest") if given.get(name)}
     name = given.get("source") or f"{given['step']}.{given['output']}"
     dataset = Dataset(name[:500], given["digest"][:DIGEST], "posttrain", json.dumps(where, sort_keys=True))

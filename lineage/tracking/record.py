@@ -1,4 +1,4 @@
-"""Manifests → MLflow: a parent run per run, a child per step, datasets and models by reference, never by copy.
+"""Records runs in MLflow: a parent run per run, a child per step, datasets and models by reference.
 
 Everything is found again by its tags (`posttrain.run`, `posttrain.step`, `posttrain.key`), so a projection can be
 repeated: what is there stays, what a killed projection left half done is made anew. MLflow takes seconds to import
@@ -24,30 +24,30 @@ MARK = "mlflow.txt"
 
 
 def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | None:
-    """Bring MLflow up to a run; returns the id of its parent run there.
+    """Record a run in MLflow; return the id of its parent run there.
 
     A run in which everything was there already must be quick: it returns None, and is told to MLflow together with
     the next run that did something.
     """
     if all(states.get(step.name, {}).get("state") == "cached" for step in plan.steps):
         return None
-    with _alone(layout):
-        for earlier, its_plan, its_states in _untold(layout, run):
-            _tell(layout, earlier, its_plan, its_states)
-        return _tell(layout, run, plan, states)
+    with _lock_store(layout):
+        for earlier, its_plan, its_states in _find_unrecorded(layout, run):
+            _record_run(layout, earlier, its_plan, its_states)
+        return _record_run(layout, run, plan, states)
 
 
 @contextmanager
-def _alone(layout: Layout) -> Iterator[None]:
-    """One process at a time: several that make MLflow's tables at once would leave them half made for good."""
+def _lock_store(layout: Layout) -> Iterator[None]:
+    """Lock MLflow's store: processes that create its tables at once would leave them half made."""
     layout.make_state()
     with (layout.state / "mlflow.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
-    """Ended runs that MLflow has not heard of, oldest first."""
+def _find_unrecorded(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
+    """Yield ended runs that are not in MLflow yet, oldest first."""
     for folder in sorted((layout.state / "runs").glob("*")):
         events = read_lines(folder / "events.jsonl")
         ended = any(e["type"] == "run" and e.get("state") == "ended" for e in events)
@@ -56,7 +56,7 @@ def _untold(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
             yield folder.name, plan, {e["step"]: e for e in events if e["type"] == "step"}
 
 
-def _tell(layout: Layout, run: str, plan: Plan, states: States) -> str:
+def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")  # read while mlflow is imported
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from lineage.tracking.tracker import FINISHED, Tracker
@@ -76,25 +76,25 @@ def _tell(layout: Layout, run: str, plan: Plan, states: States) -> str:
     return parent
 
 
-def run_page(layout: Layout, run: str) -> str | None:
-    """The part of the address of a run's page behind the server's; None while MLflow does not know the run."""
-    if (parent := _parent(layout, run)) is None:
+def find_run_page(layout: Layout, run: str) -> str | None:
+    """Return the path of a run's page on MLflow's server, or None if MLflow does not know the run."""
+    if (parent := _read_parent(layout, run)) is None:
         return None
-    return f"/#/experiments/{_client(layout).get_run(parent).info.experiment_id}/runs/{parent}"
+    return f"/#/experiments/{_open_client(layout).get_run(parent).info.experiment_id}/runs/{parent}"
 
 
 def add_report(layout: Layout, run: str, report: Path) -> None:
-    """Lay a run's report beside its curves in MLflow; where MLflow does not know the run, nothing happens."""
-    if (parent := _parent(layout, run)) is not None:
-        _client(layout).log_artifact(parent, str(report))
+    """Add a run's report to its artifacts in MLflow, if MLflow knows the run."""
+    if (parent := _read_parent(layout, run)) is not None:
+        _open_client(layout).log_artifact(parent, str(report))
 
 
-def _parent(layout: Layout, run: str) -> str | None:
+def _read_parent(layout: Layout, run: str) -> str | None:
     mark = layout.run(run) / MARK
     return mark.read_text().strip() if mark.is_file() else None
 
 
-def _client(layout: Layout):
+def _open_client(layout: Layout):
     from mlflow import MlflowClient
 
     return MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri)

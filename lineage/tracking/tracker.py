@@ -10,7 +10,15 @@ from mlflow.entities import LoggedModelInput, LoggedModelOutput, Param
 from lineage.layout import Layout
 from lineage.records import Record, read_record
 from lineage.registry.client import dvc_uri
-from lineage.tracking.content import curve_metrics, datasets, final_metrics, flat, milliseconds, model_name, named
+from lineage.tracking.content import (
+    flatten,
+    make_curve_metrics,
+    make_datasets,
+    make_final_metrics,
+    make_model_name,
+    make_name,
+    to_milliseconds,
+)
 from schemas.plan import Plan, Step
 from schemas.references import MODEL_TYPES
 
@@ -28,11 +36,13 @@ class Tracker:
         self.client = MlflowClient(uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
         self.recipe = recipe
         found = self.client.get_experiment_by_name(recipe)
-        location = (layout.state / "mlflow-artifacts" / named(recipe)).as_uri() if uri == layout.mlflow_uri else None
+        location = (
+            (layout.state / "mlflow-artifacts" / make_name(recipe)).as_uri() if uri == layout.mlflow_uri else None
+        )
         self.experiment = found.experiment_id if found else self.client.create_experiment(recipe, location)
 
     def parent(self, run: str, plan: Plan) -> str:
-        """The MLflow run that stands for a run, made when it is not there."""
+        """Return the MLflow run that stands for a run, created if there is none."""
         if found := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
             return found[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}
@@ -48,7 +58,7 @@ class Tracker:
         metrics = []
         for step in plan.steps:
             record = read_record(layout.artifact(step.kind, step.key))
-            metrics += final_metrics(record, step.name) if record and states.get(step.name) in FINISHED else []
+            metrics += make_final_metrics(record, step.name) if record and states.get(step.name) in FINISHED else []
         self._log(parent, metrics=metrics)
         if any(state in ("failed", "blocked") for state in known):
             self.client.set_terminated(parent, "FAILED")
@@ -58,7 +68,7 @@ class Tracker:
             self.client.set_terminated(parent, "FINISHED")
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
-        """The MLflow run of a step; complete ones are left alone, others made anew."""
+        """Create the MLflow run of a step, unless a complete one exists."""
         mine = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
         for found in self._runs(mine):
             if found.data.tags.get("posttrain.logged") == f"{state} {step.key}":
@@ -74,9 +84,9 @@ class Tracker:
         }
         if record:
             tags |= self._origin(record, state)
-        start = milliseconds(record["started"]) if record and state == "done" else None
+        start = to_milliseconds(record["started"]) if record and state == "done" else None
         made = self.client.create_run(self.experiment, start_time=start, tags=tags, run_name=step.name).info.run_id
-        self._log(made, params=flat(step.settings | {"seed": step.seed}))
+        self._log(made, params=flatten(step.settings | {"seed": step.seed}))
         if record:
             self._content(made, step, state, record)
         self.client.set_tag(made, "posttrain.logged", f"{state} {step.key}")
@@ -84,36 +94,38 @@ class Tracker:
         self.client.set_terminated(made, STATUS.get(state, "KILLED"), end_time=end)
 
     def _origin(self, record: Record, state: str) -> dict[str, str]:
-        """Which run made an artifact, and for a cached step that run's child in MLflow."""
+        """Return tags: the run that made an artifact, and for a cached step that run's child in MLflow."""
         tags = {"posttrain.made_by": record["run"], "posttrain.commit": record.get("commit") or ""}
         makers = self._runs(f"tags.`posttrain.key` = '{record['key']}' and tags.`posttrain.state` = 'done'")
         return tags | ({"posttrain.made_by_mlflow_run": makers[0].info.run_id} if makers and state == "cached" else {})
 
     def _content(self, made: str, step: Step, state: str, record: Record) -> None:
-        """Numbers, curves (in the run that made them only), datasets and models."""
-        curves = curve_metrics(Path(record["folder"])) if state == "done" else []
-        self._log(made, metrics=curves + final_metrics(record))
+        """Log metrics, curves (in the run that made them only), datasets and models."""
+        curves = make_curve_metrics(Path(record["folder"])) if state == "done" else []
+        self._log(made, metrics=curves + make_final_metrics(record))
         read = [(i["key"], i["port"]) for i in record["inputs"] if i.get("key") and i["type"] in MODEL_TYPES]
         models = [LoggedModelInput(model.model_id) for key, _ in read for model in self._models(key)[:1]]
-        self.client.log_inputs(made, datasets=datasets(record), models=models)
+        self.client.log_inputs(made, datasets=make_datasets(record), models=models)
         for name, output in record["outputs"].items():
             if output["type"] in MODEL_TYPES and state == "done":
                 self._register(made, step, record, name)
 
     def _register(self, made: str, step: Step, record: Record, output: str) -> None:
-        """A logged model and a version of the registered model <recipe>.<step>, both references to the artifact."""
+        """Log a model and a version of the registered model <recipe>.<step>, both references to the artifact."""
         digest, folder = record["outputs"][output]["digest"], Path(record["folder"], "outputs", output)
         tags = {"key": record["key"], "digest": digest, "uri": folder.as_uri(), "output": output}
         existing = self._models(record["key"])
         model = (
             existing[0]
             if existing
-            else self.client.create_logged_model(self.experiment, model_name(step.name), source_run_id=made, tags=tags)
+            else self.client.create_logged_model(
+                self.experiment, make_model_name(step.name), source_run_id=made, tags=tags
+            )
         )
         if not existing:
             self.client.finalize_logged_model(model.model_id, "READY")
         self.client.log_outputs(made, models=[LoggedModelOutput(model.model_id, step=0)])
-        name = named(f"{self.recipe}.{step.name}")
+        name = make_name(f"{self.recipe}.{step.name}")
         if not self.client.search_registered_models(f"name = '{name}'"):
             self.client.create_registered_model(name)
         versions = self.client.search_model_versions(f"name = '{name}'")
@@ -132,7 +144,7 @@ class Tracker:
     def _log(self, run: str, metrics: list | None = None, params: Mapping[str, object] | None = None) -> None:
         entries = {
             "metrics": metrics or [],
-            "params": [Param(named(name)[:250], str(value)[:500]) for name, value in (params or {}).items()],
+            "params": [Param(make_name(name)[:250], str(value)[:500]) for name, value in (params or {}).items()],
         }
         for kind, values in entries.items():
             for at in range(0, len(values), BATCH[kind]):

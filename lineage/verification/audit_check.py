@@ -1,4 +1,4 @@
-"""Whether the audit log is the one that was written, and whether what it says of runs and artifacts still holds."""
+"""Checks that the audit log is unaltered, and that what it says of runs and artifacts still holds."""
 
 import hashlib
 import os
@@ -6,46 +6,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.signature import SIGNATURE, signed_statement
-from lineage.audit.chain import signature_problem
-from lineage.audit.claims import AuditCheck, claim_problems, unexplained
-from lineage.audit.log import FIRST, Entry, head_file, is_cut_off, log_file, parsed, read_head
-from lineage.audit.run_checks import run_problems
+from lineage.artifacts.signature import SIGNATURE, read_statement
+from lineage.audit.chain import find_signature_problem
+from lineage.audit.claims import AuditCheck, check_decisions, find_unexplained_losses
+from lineage.audit.log import FIRST, Entry, head_file, is_cut_off, log_file, parse_entry, read_head
+from lineage.audit.run_checks import check_run
 from lineage.keys import Ed25519PublicKey
 from lineage.layout import Layout
-from lineage.registry.champions import registry_problems
-from lineage.state_files import Unreadable, is_folder, read_regular, records_of
-from lineage.verification.key_check import readable_keys
+from lineage.registry.champions import check_registry
+from lineage.state_files import Unreadable, is_folder, read_json_lines, read_regular
+from lineage.verification.key_check import read_keys
 from schemas.errors import PlanError
 
 
-def check(layout: Layout) -> AuditCheck:
-    """Read the whole log and everything that it speaks of; raises PlanError where the named signing key is none."""
+def check_audit(layout: Layout) -> AuditCheck:
+    """Check the log and everything that it mentions; raise PlanError if the named signing key is invalid."""
     found = check_log(layout)
-    found.problems += readable_keys(layout)[1]
-    found.problems += claim_problems(layout, found)
+    found.problems += read_keys(layout)[1]
+    found.problems += check_decisions(layout, found)
     for run, said in sorted(found.runs.items()):
-        problems, notes = run_problems(layout, run, said)
+        problems, notes = check_run(layout, run, said)
         found.problems += problems
         found.notes += notes
     try:
-        found.problems += registry_problems(layout)
+        found.problems += check_registry(layout)
     except PlanError as error:
         found.problems.append(f"what MLflow says cannot be compared with the log: {error}")
-    found.notes += unexplained(layout, found)
+    found.notes += find_unexplained_losses(layout, found)
     return found
 
 
 def check_log(layout: Layout) -> AuditCheck:
-    """Read the log alone, and what others remember of it: whether it is the one that was written, and whole."""
+    """Check the log alone, and the anchors that other records keep of it."""
     found = AuditCheck()
-    keys, _ = readable_keys(layout)
-    _read(layout, keys, found)
-    found.problems += _anchor_problems(layout, found)
+    keys, _ = read_keys(layout)
+    _read_log(layout, keys, found)
+    found.problems += _check_anchors(layout, found)
     return found
 
 
-def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
+def _read_log(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
     path = log_file(layout)
     try:
         lines = read_regular(path).split(b"\n")
@@ -56,24 +56,24 @@ def _read(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) 
     last: Entry | None = None
     strange: list[bytes] = []
     for number, line in enumerate(lines, 1):
-        entry = parsed(line)
+        entry = parse_entry(line)
         if entry is None:
             strange.append(line)
             continue
         where = f"{path}:{number}"
-        told = _strangers(f"{path}:{number - len(strange)}", strange, entry, found)
-        own = list(_own_problems(entry, keys))
-        wrong = own or ([] if told else list(_place_problems(entry, last)))
+        told = _check_strangers(f"{path}:{number - len(strange)}", strange, entry, found)
+        own = list(_check_entry(entry, keys))
+        wrong = own or ([] if told else list(_check_order(entry, last)))
         found.problems += [f"{where}: {what}" for what in wrong]
         strange = []
         if last is None or entry["number"] > last["number"]:
             last = entry
             found.remember(entry, believed=not own)
-    _end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
+    _check_end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
 
 
-def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) -> bool:
-    """Say what the lines before an entry are that are no entries; returns whether they stand for a missing entry."""
+def _check_strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) -> bool:
+    """Report lines before an entry that are no entries; return whether they stand for a missing entry."""
     if entry["action"] == "repaired":
         facts, text = entry["facts"], b"\n".join(lines)
         if facts.get("sha256") not in {hashlib.sha256(t).hexdigest() for t in (text, text + b"\n")}:
@@ -88,14 +88,14 @@ def _strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) 
     return bool(lines)
 
 
-def _own_problems(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
-    """What an entry says of itself."""
-    if problem := signature_problem(entry, keys):
+def _check_entry(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
+    """Yield what is wrong with an entry itself."""
+    if problem := find_signature_problem(entry, keys):
         yield f"entry {entry['number']} ({entry['action']}) {problem}"
 
 
-def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
-    """How an entry stands to the one before."""
+def _check_order(entry: Entry, last: Entry | None) -> Iterator[str]:
+    """Yield what is wrong between an entry and the one before."""
     number, expected = entry["number"], last["number"] + 1 if last else 1
     if number > expected:
         missing = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
@@ -106,20 +106,20 @@ def _place_problems(entry: Entry, last: Entry | None) -> Iterator[str]:
         yield f"entry {number} was written after another entry than the one before it: one of the two was replaced"
 
 
-def _end(where: str, rest: bytes, found: AuditCheck) -> None:
+def _check_end(where: str, rest: bytes, found: AuditCheck) -> None:
     if rest.strip(b"\n") and is_cut_off(rest):
         found.notes.append(f"{where}: the last write was cut off; the next entry will say so")
     elif rest.strip(b"\n"):
         found.problems.append(f"{where}: no entry")
 
 
-def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
-    """Entries that others saw and that are not there, each once."""
+def _check_anchors(layout: Layout, found: AuditCheck) -> list[str]:
+    """Return anchors of entries that the log lacks, each once."""
     wrong: dict[str, str] = {}
     if os.path.lexists(head_file(layout)) and read_head(layout) is None:
         wrong["head"] = f"{head_file(layout)}: does not say which entry is the latest"
     latest = max(found.hashes, default=0)
-    for source, number, digest in sorted(_anchors(layout, found), key=lambda a: (-a[1], a[0])):
+    for source, number, digest in sorted(_read_anchors(layout, found), key=lambda a: (-a[1], a[0])):
         if number > latest:
             wrong.setdefault("end", f"{log_file(layout)}: ends at entry {latest}, but {source} saw entry {number}")
         elif found.hashes.get(number, digest) != digest:
@@ -128,24 +128,24 @@ def _anchor_problems(layout: Layout, found: AuditCheck) -> list[str]:
     return list(wrong.values())
 
 
-def _anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
-    """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
-    yield from _anchor(head_file(layout), read_head(layout))
+def _read_anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
+    """Yield (source, number, hash) of all anchors: head file, ends of runs, decisions, signatures of artifacts."""
+    yield from _parse_anchor(head_file(layout), read_head(layout))
     for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
-        for event in records_of(path):
-            yield from _anchor(path, event.get("audit"))
+        for event in read_json_lines(path):
+            yield from _parse_anchor(path, event.get("audit"))
     for folder in layout.state.glob("artifacts/*"):
-        statement = signed_statement(folder)
-        if statement and _is_of_here(layout, statement["predicate"], found):
-            yield from _anchor(folder / SIGNATURE, statement["predicate"]["audit"])
+        statement = read_statement(folder)
+        if statement and _was_made_here(layout, statement["predicate"], found):
+            yield from _parse_anchor(folder / SIGNATURE, statement["predicate"]["audit"])
 
 
-def _is_of_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
-    """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
+def _was_made_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
+    """Return whether an artifact was made in this checkout: a pulled one has an anchor of another log."""
     run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
     return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)
 
 
-def _anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
+def _parse_anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
     if isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str):
         yield str(source), seen["number"], seen["hash"]

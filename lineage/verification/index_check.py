@@ -1,4 +1,4 @@
-"""Whether the index says what the manifests say: it is a cache, and answers come from it."""
+"""Checks the index, a cache that answers come from, against the manifests."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from lineage.catalogue.index import FILE, Index, ask, opened
+from lineage.catalogue.index import FILE, Index, open_index, query_index
 from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, read_regular
@@ -29,16 +29,16 @@ SHAPE = "select type, name, sql from sqlite_schema order by 1, 2"
 ADVICE = "write it again: posttrain lineage --verify --rebuild"
 
 
-def index_problems(layout: Layout) -> list[str]:
-    """One line per artifact of which the index says something else than its manifest, and per table of rows."""
+def check_index(layout: Layout) -> list[str]:
+    """Return a line for each artifact and table of rows whose index entry differs."""
     file = layout.state / FILE
     if not os.path.lexists(file):
         return []
     try:
         read_regular(file)
-        with opened(layout, str(file)) as kept, opened(layout, ":memory:") as made:
+        with open_index(layout, str(file)) as kept, open_index(layout, ":memory:") as made:
             read_new_tables(made)
-            return [f"{file}: {what}; {ADVICE}" for what in _differences(kept, made)]
+            return [f"{file}: {what}; {ADVICE}" for what in _compare_indexes(kept, made)]
     except Unreadable as error:
         return [f"{file}: {error}"]
     except (sqlite3.Error, ValueError, TypeError) as error:
@@ -46,38 +46,38 @@ def index_problems(layout: Layout) -> list[str]:
 
 
 def rebuild_index(layout: Layout) -> list[str]:
-    """Write the index again from the manifests; returns what was done."""
+    """Write the index again from the manifests; return what was done."""
     file = layout.state / FILE
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
     for left in ("-journal", "-wal", "-shm"):
         with contextlib.suppress(OSError):
             Path(f"{file}{left}").unlink(missing_ok=True)
-    ask(layout, read_new_tables)
+    query_index(layout, read_new_tables)
     return [f"{file}: written again from the manifests"]
 
 
-def _differences(kept: Index, made: Index) -> Iterator[str]:
+def _compare_indexes(kept: Index, made: Index) -> Iterator[str]:
     if kept.rows(SHAPE) != made.rows(SHAPE):
         yield "its tables are not those that posttrain makes"
         return
-    wrong = {name for sql in ABOUT.values() for name in _unlike(kept.rows(sql), made.rows(sql))}
+    wrong = {name for sql in ABOUT.values() for name in _find_different(kept.rows(sql), made.rows(sql))}
     yield from (f"what it says of {name} is not what the manifest says" for name in sorted(wrong, key=str))
     known = {sha256 for (sha256,) in made.rows("select sha256 from row_ids")}
     read = {sha256 for (sha256,) in kept.rows("select sha256 from row_ids")} & known
     strange = set()
     for sql in OF_TABLES.values():
         both = ([row for row in index.rows(sql) if row[0] in read] for index in (kept, made))
-        strange |= _unlike(*both)
+        strange |= _find_different(*both)
     yield from (f"the rows that it names for the table {digest[:16]} are others" for digest in sorted(strange))
 
 
-def _unlike(kept: list[tuple], made: list[tuple]) -> set[str]:
-    """First values of the rows that only one of two lists holds, or holds more often."""
-    return {row[0] for row in _more(kept, made)} | {row[0] for row in _more(made, kept)}
+def _find_different(kept: list[tuple], made: list[tuple]) -> set[str]:
+    """Return the first values of rows that only one of two lists holds, or holds more often."""
+    return {row[0] for row in _find_additional(kept, made)} | {row[0] for row in _find_additional(made, kept)}
 
 
-def _more(these: list[tuple], those: list[tuple]) -> Iterator[tuple]:
+def _find_additional(these: list[tuple], those: list[tuple]) -> Iterator[tuple]:
     count: dict[tuple, int] = {}
     for row in those:
         count[row] = count.get(row, 0) + 1

@@ -1,47 +1,49 @@
-"""The folder of keys as verification reads it: what is no key is a line, and the other keys still count."""
+"""Reads the folder of keys for verification: an invalid file is a problem, and the other keys still count."""
 
 import stat
 from pathlib import Path
 
-from lineage.keys import OTHERS, Ed25519PublicKey, name_of, own_private_key, public_key_of, signer_given
+from lineage.keys import OTHERS, Ed25519PublicKey, key_name, load_named_signer, parse_private_key, parse_public_key
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, read_regular
 from schemas.errors import PlanError
 
 
-def readable_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
-    """Public keys by name whose signatures count here, and one line per file that holds none.
+def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
+    """Return trusted public keys by name, and one line per file that holds none.
 
     Raises PlanError where POSTTRAIN_SIGNING_KEY names no key.
     """
     folder, keys, problems = layout.state / "keys", [], []
     for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")]):
         try:
-            keys.append(public_key_of(path, read_regular(path)))
+            keys.append(parse_public_key(path, read_regular(path)))
         except Unreadable as error:
             problems.append(f"{path}: {error}")
         except PlanError as error:
             problems.append(str(error))
-    if (given := signer_given()) is not None:
+    if (given := load_named_signer()) is not None:
         keys.append(given.private.public_key())
-    found = {name_of(key): key for key in keys}
-    return found, problems + private_key_problems(layout, found)
+    found = {key_name(key): key for key in keys}
+    return found, problems + check_private_key(layout, found)
 
 
-def private_key_problems(layout: Layout, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """What is wrong with the private key of this checkout, where it has one."""
+def check_private_key(layout: Layout, keys: dict[str, Ed25519PublicKey]) -> list[str]:
+    """Return what is wrong with the private key of this checkout, if it has one."""
     path = layout.state / "keys" / "signing.pem"
     try:
-        key = own_private_key(path, read_regular(path))
+        key = parse_private_key(path, read_regular(path))
     except Unreadable as error:
         return [] if str(error) == "missing" else [f"{path}: {error}"]
     except PlanError as error:
         return [str(error)]
-    problems = [f"{place}: others than its owner can read it; close it: chmod go= {place}" for place in _open(path)]
-    if name_of(key.public_key()) not in keys:
+    problems = [
+        f"{place}: others than its owner can read it; close it: chmod go= {place}" for place in _find_open_paths(path)
+    ]
+    if key_name(key.public_key()) not in keys:
         problems.append(f"{path.with_suffix('.pub')}: is not the public half of signing.pem")
     return problems
 
 
-def _open(path: Path) -> list[Path]:
+def _find_open_paths(path: Path) -> list[Path]:
     return [place for place in (path.parent, path) if stat.S_IMODE(place.stat().st_mode) & OTHERS]

@@ -1,26 +1,26 @@
-"""Whether what was made is still what it was: files, seals, signatures, champions, the index and the audit log."""
+"""Verifies everything that was published: files, seals, signatures, champions, index and audit log."""
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lineage.artifacts.seal import seal_problems
-from lineage.artifacts.signature import SIGNATURE, signature_problems
+from lineage.artifacts.seal import check_seal
+from lineage.artifacts.signature import SIGNATURE, check_signature
 from lineage.artifacts.store import MANIFEST, Store, read_manifest
-from lineage.audit.approvals import file_of, record_of, text_of
+from lineage.audit.approvals import decisions_file, encode_decision, parse_decision
 from lineage.audit.chain import Chain
 from lineage.audit.claims import AuditCheck
 from lineage.audit.log import Entry
-from lineage.audit.moves import Move, moves_of
-from lineage.catalogue.index import from_manifests
+from lineage.audit.moves import Move, collect_moves
+from lineage.catalogue.index import query_manifests
 from lineage.keys import Ed25519PublicKey
 from lineage.layout import Layout
-from lineage.state_files import is_folder, records_of
-from lineage.tracing.ancestry import traced
-from lineage.verification.audit_check import check
-from lineage.verification.index_check import index_problems, rebuild_index
-from lineage.verification.key_check import readable_keys
+from lineage.state_files import is_folder, read_json_lines
+from lineage.tracing.ancestry import trace_in
+from lineage.verification.audit_check import check_audit
+from lineage.verification.index_check import check_index, rebuild_index
+from lineage.verification.key_check import read_keys
 from schemas.atomic_write import atomic_file
 from schemas.errors import PosttrainError
 from schemas.manifest import Manifest
@@ -53,20 +53,20 @@ class _Count:
 
 
 def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False, rebuild: bool = False) -> Verification:
-    """Hash every file of the target and all it was made from (default: of everything); compare with what was sealed.
+    """Hash every file of the target and its ancestors (default: of everything) and compare it with the seals.
 
     The audit log, the champions and the index are always checked whole. An artifact without a signature is noted,
     unless the log says that it had one, or `all_signed` asks for one. `rebuild` writes again what follows from
     manifests and log: an index that differs, decisions that are missing. Raises UnknownTarget, and PlanError where the
     named signing key is none.
     """
-    log, (keys, _) = check(layout), readable_keys(layout)
-    problems = [*log.problems, *champion_problems(layout, log, keys), *(wrong := index_problems(layout))]
+    log, (keys, _) = check_audit(layout), read_keys(layout)
+    problems = [*log.problems, *check_champions(layout, log, keys), *(wrong := check_index(layout))]
     rebuilt = [*restore_decisions(layout, log), *(rebuild_index(layout) if wrong else ())] if rebuild else []
-    folders, count = _folders(layout, word), _Count()
+    folders, count = _list_folders(layout, word), _Count()
     for folder in folders:
         try:
-            _look_at(layout, folder, log, keys, count, all_signed=all_signed)
+            _check_artifact(layout, folder, log, keys, count, all_signed=all_signed)
         except (OSError, ValueError, TypeError, KeyError, RecursionError, PosttrainError) as error:
             count.problems.append(f"{folder}: cannot be checked: {type(error).__name__}: {_first_line(error)}")
     problems += count.problems
@@ -76,14 +76,14 @@ def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False,
     )
 
 
-def _folders(layout: Layout, word: str | None) -> list[Path]:
-    """Folders of the artifacts to look at, found by their manifests and not by the index, which may be wrong."""
+def _list_folders(layout: Layout, word: str | None) -> list[Path]:
+    """Return the folders of the artifacts to check, by their manifests: the index may be wrong."""
     if word:
-        return [Path(node.record["folder"]) for node in from_manifests(layout, lambda i: traced(i, word)).up]
+        return [Path(node.record["folder"]) for node in query_manifests(layout, lambda i: trace_in(i, word)).up]
     return sorted(p for p in (layout.state / "artifacts").glob("*") if p.is_dir())
 
 
-def _look_at(
+def _check_artifact(
     layout: Layout,
     folder: Path,
     log: AuditCheck,
@@ -94,10 +94,10 @@ def _look_at(
 ) -> None:
     """Check one artifact."""
     manifest = read_manifest(folder)
-    wrong = _content_problems(Store(layout), folder, manifest)
+    wrong = _check_content(Store(layout), folder, manifest)
     count.files += sum(len(output.files) for output in manifest.outputs.values()) if manifest else 0
     if os.path.lexists(folder / SIGNATURE):
-        false = signature_problems(folder, keys)
+        false = check_signature(folder, keys)
         count.signed += not false and not wrong
         wrong += [line for line in false if line.partition(": ")[0] not in {w.partition(": ")[0] for w in wrong}]
     elif all_signed or (manifest and _was_signed(log, manifest)):
@@ -105,13 +105,13 @@ def _look_at(
     else:
         count.notes.append(f"{folder}: not signed, so anyone who can write here could have made it")
     if manifest:
-        wrong += _log_problems(log, folder, manifest)
+        wrong += _compare_with_log(log, folder, manifest)
     count.problems += wrong
 
 
-def _content_problems(store: Store, folder: Path, manifest: Manifest | None) -> list[str]:
+def _check_content(store: Store, folder: Path, manifest: Manifest | None) -> list[str]:
     if manifest is None:
-        return seal_problems(folder) or [f"{folder / MANIFEST}: not a manifest"]
+        return check_seal(folder) or [f"{folder / MANIFEST}: not a manifest"]
     if store.folder(manifest) != folder:
         return [f"{folder}: the manifest is of another key"]
     return store.verify(manifest)
@@ -121,8 +121,8 @@ def _was_signed(log: AuditCheck, manifest: Manifest) -> bool:
     return manifest.key in log.published and log.published[manifest.key]["facts"].get("signed_by") is not None
 
 
-def _log_problems(log: AuditCheck, folder: Path, manifest: Manifest) -> list[str]:
-    """Digests that are not those that were noted at publication."""
+def _compare_with_log(log: AuditCheck, folder: Path, manifest: Manifest) -> list[str]:
+    """Return digests that differ from those recorded at publication."""
     entry = log.published.get(manifest.key)
     if entry is None or entry["facts"].get("run") not in (manifest.run, None):  # one that was pulled in its place
         return []
@@ -135,42 +135,42 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def champion_problems(layout: Layout, found: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """One line per artifact that a champion, now or before, needs and that is gone.
+def check_champions(layout: Layout, found: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
+    """Return a line for each missing artifact that a champion, now or before, needs.
 
     Of earlier champions those count that no entry of the log removed; of the current ones all. What the log says is
     believed entry by entry, also where others of its entries do not hold.
     """
-    moves = moves_of(Chain(tuple(found.moves), None, frozenset(), None), keys)
-    return [line for name in sorted(moves) for line in dict.fromkeys(_missing(layout, found, name, moves[name]))]
+    moves = collect_moves(Chain(tuple(found.moves), None, frozenset(), None), keys)
+    return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, found, name, moves[name]))]
 
 
-def _missing(layout: Layout, found: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
+def _find_missing(layout: Layout, found: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
     now = moves[-1].artifact
     for move in reversed(moves):
         is_now = move.artifact == now
         who = f"the champion of {name}, version {move.version}" if is_now else f"version {move.version} of {name}"
-        yield from _gone(layout, found, move.key, who if is_now else f"{who}, champion before", is_now)
+        yield from _check_presence(layout, found, move.key, who if is_now else f"{who}, champion before", is_now)
         if (evidence := move.evidence.get("key")) is not None:
-            yield from _gone(layout, found, str(evidence), f"the evaluation that proved {who}", is_now)
+            yield from _check_presence(layout, found, str(evidence), f"the evaluation that proved {who}", is_now)
 
 
-def _gone(layout: Layout, found: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
+def _check_presence(layout: Layout, found: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
     folders = layout.state.glob(f"artifacts/*-{key[:16]}") if key.isalnum() else ()
     if not any(map(is_folder, folders)) and (is_needed or key not in found.removed):
         yield f"{layout.state / 'artifacts'}: {what} ({key[:16]}), is missing; fetch it, or make it again"
 
 
 def restore_decisions(layout: Layout, found: AuditCheck) -> list[str]:
-    """Write every file of decisions that differs from the log again, whole; returns their paths."""
+    """Write every file of decisions that differs from the log again; return their paths."""
     wanted: dict[str, list[Entry]] = {}
     for _, entry in sorted(found.decisions.items()):
         wanted.setdefault(str(entry["facts"].get("key")), []).append(entry)
     restored = []
     for key, entries in wanted.items():
-        path, lines = file_of(layout, key), [record_of(entry) for entry in entries]
-        if records_of(path) != lines:
+        path, lines = decisions_file(layout, key), [parse_decision(entry) for entry in entries]
+        if read_json_lines(path) != lines:
             with atomic_file(path) as fresh:
-                fresh.write_bytes(b"".join(map(text_of, lines)))
+                fresh.write_bytes(b"".join(map(encode_decision, lines)))
             restored.append(f"{path}: written again from the audit log")
     return restored

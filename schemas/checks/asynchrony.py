@@ -1,4 +1,4 @@
-"""What an rl stage whose drive works beside the trainer can say that cannot be meant: refused at its place.
+"""Rules for rl stages whose samples are generated while the trainer works.
 
 A drive that asks for `stream` has rewards answer in threads, group by group; one that asks for `consume` has groups
 trained on before the others are known.
@@ -7,7 +7,7 @@ trained on before the others are known.
 from collections.abc import Iterator
 
 from schemas.errors import Problem
-from schemas.source.tree import join
+from schemas.source.tree import join_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
@@ -32,7 +32,7 @@ JUDGING = (GroupFilterUse, ShapeUse, AdvantageUse, ModulateUse, CorrectUse, Sele
 
 
 def asynchrony_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Every contradiction about drives that work beside the trainer."""
+    """Yield every contradiction about drives that work beside the trainer."""
     for drive in info.slots:
         if not isinstance(drive.use, DriveUse) or "stream" not in drive.signature.supplied:
             continue
@@ -60,17 +60,17 @@ def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
         behind = ", by workers that are one version behind" if lag else ""
         said = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
         yield info.problem(
-            join(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`"
+            join_path(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`"
         )
     if lag and drive.values.get("interrupt") is False:
         said = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
-        yield info.problem(join(drive.path, "sync"), said, "leave out one of the two")
+        yield info.problem(join_path(drive.path, "sync"), said, "leave out one of the two")
 
 
 def _counted(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
     if drive.values.get("steps_per_update") is not None and stage.resources.rollout is not None:
         said = "decode steps are counted in the step's own process, and `resources.rollout` has processes of its own"
-        yield info.problem(join(drive.path, "steps_per_update"), said, "leave out one of the two")
+        yield info.problem(join_path(drive.path, "steps_per_update"), said, "leave out one of the two")
 
 
 def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
@@ -103,7 +103,7 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
 
 
 def keeps_older(slot: Slot) -> bool:
-    """Whether a drive or a source hands out samples of weights before the last update."""
+    """Return whether a drive or a source hands out samples of weights before the last update."""
     asked = slot.signature.supplied
     if isinstance(slot.use, DriveUse) and "stream" in asked:
         return "consume" not in asked and slot.values.get("max_staleness") != 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
 from schemas.signatures import may_be_named, supplies
-from schemas.source.tree import join
+from schemas.source.tree import join_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
@@ -40,7 +40,7 @@ def _all(stage: Rl) -> list[str]:
 def _names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name in stage.auxiliaries:
         stem = next((name.removesuffix(e) for e in ENDINGS if name.endswith(e)), None)
-        where = join("auxiliaries", name)
+        where = join_path("auxiliaries", name)
         if not NAME.fullmatch(name) or name.startswith("lp_"):
             advice = "small letters, digits and `_`, not `lp_`, which belongs to references"
             yield info.problem(where, f"`{name}` cannot name a column", advice)
@@ -72,7 +72,7 @@ def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         name = slot.values.get("of")
         if isinstance(name, str) and name not in _all(stage):
             advice = suggest(name, _all(stage), "auxiliaries") if stage.auxiliaries else "add it to `auxiliaries`"
-            yield info.problem(join(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
+            yield info.problem(join_path(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
 
 
 def _asking(info: StepInfo) -> Iterator[Slot]:
@@ -95,7 +95,7 @@ def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             yield info.problem(slot.path, said, "write `head: action`, or `target: temporal_difference`")
         elif block.follow is not None and not ahead:
             said = f"`follow` keeps a slow copy, and `{slot.use.use}` does not look ahead"
-            yield info.problem(join(where, "follow"), said, "leave it out, or write `target: temporal_difference`")
+            yield info.problem(join_path(where, "follow"), said, "leave it out, or write `target: temporal_difference`")
 
 
 def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -112,7 +112,7 @@ def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = (
                 "name it in a part, as `{use: potential, of: " + name + "}` in `advantage`, or write `publish: true`"
             )
-            yield info.problem(join("auxiliaries", name), said, advice)
+            yield info.problem(join_path("auxiliaries", name), said, advice)
 
 
 def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:

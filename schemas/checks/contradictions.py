@@ -1,4 +1,4 @@
-"""What an rl stage can say that runs and silently learns the wrong thing, found from settings and signatures alone.
+"""Rules for rl settings that run and silently learn the wrong thing, from settings and signatures alone.
 
 No rule knows a function by its name: what a function asks for and which options it has say what it does.
 """
@@ -9,11 +9,11 @@ from typing import Any
 from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.checks.asynchrony import asynchrony_problems, keeps_older
 from schemas.checks.auxiliaries import auxiliary_problems
-from schemas.checks.metrics import numbered, point_problems
+from schemas.checks.metrics import metric_problems, number_names
 from schemas.errors import Problem
 from schemas.signatures import REFERENCE
-from schemas.source.tree import join
-from schemas.source.validation import follow
+from schemas.source.tree import join_path
+from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
@@ -36,10 +36,10 @@ from schemas.use import (
 
 
 def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
-    """What must not run, and what is only worth a word."""
+    """Return refused and warned combinations."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
-    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, point_problems]
+    named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
     found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
     return next(found), next(found)
 
@@ -53,17 +53,17 @@ def _asks(info: StepInfo, column: str, *kinds: type[Use]) -> bool:
 
 
 def _groups_are_plain(stage: Rl) -> bool:
-    """Whether a group is `num_generations` samples of one problem and nothing else."""
+    """Return whether a group is `num_generations` samples of one problem and nothing else."""
     return stage.plan == Rl.model_fields["plan"].default and not stage.source and not stage.follow_up
 
 
 def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
-    """Whether what stands there comes from the stage's preset."""
-    return follow(info.node, where).mark.file == f"recipes/algorithms/{stage.algorithm}.yaml"
+    """Return whether what stands there comes from the stage's preset."""
+    return follow_path(info.node, where).mark.file == f"recipes/algorithms/{stage.algorithm}.yaml"
 
 
 def _trusts_samples(info: StepInfo, ratio: tuple[str, ...]) -> bool:
-    """Whether a plain policy gradient takes samples for the policy's own: nothing compares with any of the columns."""
+    """Return whether a plain policy gradient treats samples as the policy's own: no ratio uses any of the columns."""
     if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, CorrectUse)):
         return False
     plain = {"log_ratio_T", "lp_T", "advantage_T"}
@@ -88,14 +88,14 @@ def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         k = slot.values.get("k")
         if isinstance(k, int) and k > stage.num_generations and _groups_are_plain(stage):
             said = f"k is {k}, but a group has {stage.num_generations} completions"
-            yield info.problem(join(slot.path, "k"), said, "lower k or raise `num_generations`")
+            yield info.problem(join_path(slot.path, "k"), said, "lower k or raise `num_generations`")
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, ComponentUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
             said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield info.problem(join(slot.path, "estimator"), said, "use k2 or k3")
+            yield info.problem(join_path(slot.path, "estimator"), said, "use k2 or k3")
 
 
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -139,7 +139,7 @@ def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
                 said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
                 advice = "write `partial: wait`, or take advantages from a critic: `gae`"
-                yield info.problem(join(drive.path, "partial"), said, advice)
+                yield info.problem(join_path(drive.path, "partial"), said, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -147,7 +147,7 @@ def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
                 said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
-                yield info.problem(join(slot.path, name), said, "a small temperature, as 0.1")
+                yield info.problem(join_path(slot.path, name), said, "a small temperature, as 0.1")
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -162,12 +162,14 @@ def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    names = numbered(stage.rewards)
+    names = number_names(stage.rewards)
     beside = [column for name, block in stage.auxiliaries.items() for column in block.columns(name)]
     said = [(f"branches.{i}.of", b.of) for i, b in enumerate(stage.branches) if b.of not in beside]
-    said += [(join(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
-    said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, GroupFilterUse, FollowUpUse)]
-    said += [(join(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
+    said += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
+    said += [
+        (join_path(s.path, "component"), s.values.get("component")) for s in _slots(info, GroupFilterUse, FollowUpUse)
+    ]
+    said += [(join_path(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
     for where, name in said:
         if isinstance(name, str) and name not in names:
             yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
@@ -205,19 +207,19 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "path_T", RatioUse):
         return
     for slot in _slots(info, SurrogateUse):
-        epsilon, where = slot.values.get("epsilon"), join(slot.path, "epsilon")
+        epsilon, where = slot.values.get("epsilon"), join_path(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
             said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
             yield info.problem(where, said, "GSPO uses 3e-4 and 4e-4")
 
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """A bound that the recipe itself sets, where nothing can reach it."""
+    """Yield a bound that the recipe itself sets, where nothing can reach it."""
     fresh = _groups_are_plain(stage) and stage.drive == Rl.model_fields["drive"].default
     if _updates(stage) > 1 or not fresh:
         return
     for slot in _slots(info, SurrogateUse):
-        said_there, where = slot.use.options.get("epsilon"), join(slot.path, "epsilon")
+        said_there, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
         if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
             said = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
@@ -229,16 +231,18 @@ def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name in stage.references:
         if f"lp_{name}_T" not in asked:
             said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
-            yield info.problem(join("references", name), said, "leave it out, or name a function that compares with it")
+            yield info.problem(
+                join_path("references", name), said, "leave it out, or name a function that compares with it"
+            )
     used = {name for _, name in _controlled(info)}
     for name in stage.control:
         if name not in used:
             said = f"nothing is set by the control `{name}`"
-            yield info.problem(join("control", name), said, f"write `{{control: {name}}}` where a number stands")
+            yield info.problem(join_path("control", name), said, f"write `{{control: {name}}}` where a number stands")
 
 
 def _controlled(info: StepInfo) -> Iterator[tuple[str, str]]:
-    """Every place where a controller's word is taken, and the controller's name."""
+    """Return every place where a controller's word is taken, and the controller's name."""
     return _walk(info.dump(), "")
 
 
@@ -248,7 +252,7 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield path, value["control"]
         else:
             for key, child in value.items():
-                yield from _walk(child, join(path, str(key)))
+                yield from _walk(child, join_path(path, str(key)))
     elif isinstance(value, list):
         for index, child in enumerate(value):
-            yield from _walk(child, join(path, index))
+            yield from _walk(child, join_path(path, index))

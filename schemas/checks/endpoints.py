@@ -1,8 +1,8 @@
-"""What a stage can say of endpoints that cannot be: training with a server's weights, prices that nobody gave."""
+"""Rules for endpoints in a stage: no training with a server's weights, no cap in money without prices."""
 
 from collections.abc import Iterator
 
-from schemas.endpoint import Capped, endpoints_in
+from schemas.endpoint import Capped, find_endpoints
 from schemas.errors import Problem
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
@@ -11,18 +11,18 @@ from schemas.use import EngineUse
 
 
 def endpoint_problems(info: StepInfo) -> Iterator[Problem]:
-    """Everything of the kind in one step."""
-    served = [slot for slot in info.slots if isinstance(slot.use, EngineUse) and endpoints_in(slot.values)]
+    """Yield all problems with endpoints in one step."""
+    served = [slot for slot in info.slots if isinstance(slot.use, EngineUse) and find_endpoints(slot.values)]
     for slot in served:
-        yield from _engine(info, slot)
+        yield from _check_engine(info, slot)
     if isinstance(info.stage, Capped) and info.stage.max_cost is not None:
-        priced = any(endpoint["price"] for endpoint in endpoints_in(info.dump()))
+        priced = any(endpoint["price"] for endpoint in find_endpoints(info.dump()))
         if not priced:
             said = "`max_cost` is about what endpoints cost, and none of this stage has a price"
             yield info.problem("max_cost", said, "give the endpoint its `price`, or cap `max_tokens_total`")
 
 
-def _engine(info: StepInfo, slot: Slot) -> Iterator[Problem]:
+def _check_engine(info: StepInfo, slot: Slot) -> Iterator[Problem]:
     if isinstance(info.stage, Rl) and slot.path == "engine":
         said = f"`{slot.use.use}` samples from a server that keeps its own weights: what is trained would not sample"
         yield info.problem(slot.path, said, "write `engine: vllm` or `engine: torch`; endpoints are for judges here")

@@ -1,4 +1,4 @@
-"""Gates that cannot mean anything, refused with their place: unknown metrics and models, tests that do not fit."""
+"""Rules for gates: known metrics and models, tests that fit."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from schemas.suggestions import suggest
 
 
 def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
-    """Everything wrong with the gates of a step."""
-    options = {_label(m): m for m in info.dump()["metrics"]}
+    """Yield everything wrong with the gates of a step."""
+    options = {_metric_label(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):
         here = f"gate.{index}"
-        yield from _metrics(info, gate, here, list(options))
-        yield from _models(info, stage, gate, here)
-        yield from _tests(info, stage, gate, here, options)
+        yield from _check_metrics(info, gate, here, list(options))
+        yield from _check_models(info, stage, gate, here)
+        yield from _check_tests(info, stage, gate, here, options)
 
 
-def _metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Iterator[Problem]:
+def _check_metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Iterator[Problem]:
     named = {f"{here}.metric": gate.metric} | (
         {f"{here}.max_regression.{name}": name for name in gate.max_regression}
         if isinstance(gate.max_regression, dict)
@@ -30,7 +30,7 @@ def _metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Itera
             yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
 
 
-def _models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[Problem]:
+def _check_models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[Problem]:
     models = list(stage.models) or ["model"]
     others = [*models, *stage.against, *(["champion"] if gate.against == "champion" else [])]
     for field, name, known in (("model", gate.model, models), ("against", gate.against, others)):
@@ -40,7 +40,7 @@ def _models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[
         yield info.problem(f"{here}.against", f"`{gate.against}` is compared with itself", "name another model")
 
 
-def _tests(
+def _check_tests(
     info: StepInfo, stage: Evaluate, gate: Gate, here: str, options: dict[str, dict[str, object]]
 ) -> Iterator[Problem]:
     if gate.noise_repeats and stage.temperature == 0:
@@ -56,7 +56,7 @@ def _tests(
             return
 
 
-def _label(metric: dict[str, object]) -> str:
-    """A metric's name in tables and gates: function and options, as `pass_at_4`."""
+def _metric_label(metric: dict[str, object]) -> str:
+    """Return a metric's name in tables and gates: function and options, as `pass_at_4`."""
     name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])

@@ -1,4 +1,4 @@
-"""`config:` of an init stage, as far as it can be told without Hugging Face's own code: sizes are whole numbers."""
+"""Rules for `config:` of an init stage that need no code of Hugging Face: sizes are whole numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -59,9 +59,9 @@ WEIGHTS = 10**13
 
 
 def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
-    """Every value of the configuration that no model can have."""
+    """Yield every value of the configuration that no model can have."""
     for key, value in stage.config.items():
-        wrong = _wrong(key, value)
+        wrong = _find_problem(key, value)
         if wrong:
             yield info.problem(f"config.{key}", *wrong)
     hidden, width = stage.config.get("hidden_size"), stage.config.get("intermediate_size")
@@ -70,28 +70,31 @@ def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
         yield info.problem("config.hidden_size", said, "lower one of them")
 
 
-def _wrong(key: str, value: Any) -> tuple[str, str] | None:
-    """What is wrong with a value, and what to do."""
+def _find_problem(key: str, value: Any) -> tuple[str, str] | None:
+    """Return what is wrong with a value and what to do, or None."""
     if value is None and key not in SIZES - OPTIONAL:
         return None
     if key == "model_type" and not isinstance(value, str):
         return "a model type is a word", "as `model_type: qwen3`"
     if key in ("dtype", "torch_dtype") and value not in TYPES:
-        return f"{_shown(value)} is no type of numbers", f"one of {', '.join(TYPES)}"
+        return f"{_describe_value(value)} is no type of numbers", f"one of {', '.join(TYPES)}"
     if key in LABELS and not isinstance(value, dict):
-        return f"{_shown(value)} is no map of labels", "leave it out: a policy has none"
+        return f"{_describe_value(value)} is no map of labels", "leave it out: a policy has none"
     if key in SIZES:
         largest = LAYERS if "layer" in key else LARGEST
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
-            return f"{_shown(value)} is no size: a whole number from 1 to {largest} is wanted", "as `hidden_size: 96`"
+            return (
+                f"{_describe_value(value)} is no size: a whole number from 1 to {largest} is wanted",
+                "as `hidden_size: 96`",
+            )
     if key in SWITCHES and not isinstance(value, bool):
-        return f"{_shown(value)} is not a switch", "write true or false"
+        return f"{_describe_value(value)} is not a switch", "write true or false"
     if key in RATES and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e12):
-        return f"{_shown(value)} is no number from 0 up", "as `rms_norm_eps: 1e-6`"
+        return f"{_describe_value(value)} is no number from 0 up", "as `rms_norm_eps: 1e-6`"
     return None
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, dict | list):
         return "this map" if isinstance(value, dict) else "this list"
     return f"`{value}`"

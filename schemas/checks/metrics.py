@@ -1,12 +1,12 @@
-"""What the curves of an rl stage can show, and the rule that what goes by a point names one of them."""
+"""The metrics that the curves of an rl stage can have, and the rule that controllers and watches name one of them."""
 
 import re
 from collections.abc import Iterator, Sequence
 
 from schemas.checks.asynchrony import keeps_older
 from schemas.errors import Problem
-from schemas.source.tree import join, problem
-from schemas.source.validation import follow
+from schemas.source.tree import join_path, make_problem
+from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
@@ -47,10 +47,10 @@ OPTION = re.compile(r"metric|objective|best")
 """Options of controllers that name points; a map names them by its keys."""
 
 
-def points_of(info: StepInfo, stage: Rl) -> list[str]:
-    """Names of all points that an iteration of a stage can have."""
-    found = [*ALWAYS, *(f"reward/{name}" for name in numbered(stage.rewards))]
-    found += [f"loss/{name}" for name in numbered(stage.components)]
+def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
+    """Return the names of all metrics that an iteration of a stage can have."""
+    found = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
+    found += [f"loss/{name}" for name in number_names(stage.components)]
     found += [f"control/{name}" for name in stage.control]
     found += [f"{name}/{what}" for name, one in stage.auxiliaries.items() if one.target for what in OF_NETWORK]
     if stage.critic is not None:
@@ -66,8 +66,8 @@ def points_of(info: StepInfo, stage: Rl) -> list[str]:
     return found
 
 
-def numbered(uses: Sequence[Use]) -> list[str]:
-    """Name of each function in curves: its own, numbered from the second of the same name."""
+def number_names(uses: Sequence[Use]) -> list[str]:
+    """Return the name of each function in curves: its own, numbered from the second of the same name."""
     found: list[str] = []
     for use in uses:
         seen = sum(n == use.use or n.startswith(f"{use.use}#") for n in found)
@@ -75,9 +75,9 @@ def numbered(uses: Sequence[Use]) -> list[str]:
     return found
 
 
-def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Controllers and watches that go by a point which no iteration has: they would do nothing."""
-    known = points_of(info, stage)
+def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
+    """Yield controllers and watches of metrics that no iteration has: they would do nothing."""
+    known = metrics_of(info, stage)
     said = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControlUse) and "metrics" in slot.signature.supplied
@@ -85,12 +85,15 @@ def point_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for option, value in slot.values.items():
             if OPTION.fullmatch(option):
                 names = [value] if isinstance(value, str) else value if isinstance(value, dict) else []
-                said += [(join(slot.path, option), str(name)) for name in names]
+                said += [(join_path(slot.path, option), str(name)) for name in names]
     for where, name in said:
         if name not in known:
             advice = suggest(name, known, "points")
             if name == "kl":
                 advice = "nothing compares with a reference here: add `{use: kl, coef: 0.0}` to `components`"
-            yield problem(
-                follow(info.node, where).mark, join(info.path, where), f"no iteration has a point `{name}`", advice
+            yield make_problem(
+                follow_path(info.node, where).mark,
+                join_path(info.path, where),
+                f"no iteration has a point `{name}`",
+                advice,
             )

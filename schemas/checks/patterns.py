@@ -1,11 +1,11 @@
-"""Regular expressions among the options of our functions: they must compile, and say when they may run for ever."""
+"""Rules for regular expressions among options: they must compile, and should not need exponential time."""
 
 import re
 import warnings
 from collections.abc import Iterable, Iterator
 
 from schemas.errors import Problem
-from schemas.source.tree import join
+from schemas.source.tree import join_path
 from schemas.steps.step_info import StepInfo
 
 OPTIONS = ("pattern", "call", "keep", "action", "subject")
@@ -18,15 +18,15 @@ _SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
 def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """Patterns that do not compile, and patterns that some text makes run for a very long time."""
+    """Return patterns that do not compile, and patterns that some text makes run for a very long time."""
     refused: list[Problem] = []
     warned: list[Problem] = []
     seen: dict[str, str | None] = {}
     sets = 0
-    for info, where, text in _patterns(steps):
+    for info, where, text in _find_patterns(steps):
         if text not in seen:
             sets += text.count("[")
-            seen[text] = _wrong(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
+            seen[text] = _find_error(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
         if (wrong := seen[text]) is not None:
             refused.append(info.problem(where, f"`{text}` is no pattern: {wrong}", "as Python's `re` reads it"))
         elif repeats_repetition(text):
@@ -36,16 +36,16 @@ def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Pro
     return refused, warned
 
 
-def _patterns(steps: Iterable[StepInfo]) -> Iterator[tuple[StepInfo, str, str]]:
+def _find_patterns(steps: Iterable[StepInfo]) -> Iterator[tuple[StepInfo, str, str]]:
     for info in steps:
         for slot in info.slots:
             for name in OPTIONS if ":" not in slot.use.use else ():
                 value = slot.values.get(name)
                 if isinstance(value, str) and slot.signature.options[name].type in (str, str | None):
-                    yield info, join(slot.path, name), value
+                    yield info, join_path(slot.path, name), value
 
 
-def _wrong(text: str) -> str | None:
+def _find_error(text: str) -> str | None:
     if len(text) > MAX_PATTERN:
         return f"{len(text)} characters are too many (at most {MAX_PATTERN})"
     try:
@@ -58,15 +58,15 @@ def _wrong(text: str) -> str | None:
 
 
 def repeats_repetition(pattern: str) -> bool:
-    """Whether an unbounded repetition stands inside another, as in `(a+)*`, and neither is possessive or atomic."""
+    """Return whether an unbounded repetition is inside another, as in `(a+)*`, and neither is possessive."""
     inside = [False]
     kinds = [""]
     place = 0
     while place < len(pattern):
         if pattern[place] == "\\":
-            place = _after_quantifier(pattern, place + 2, inside)
+            place = _skip_quantifier(pattern, place + 2, inside)
         elif (found := _SET.match(pattern, place)) is not None:
-            place = _after_quantifier(pattern, found.end(), inside)
+            place = _skip_quantifier(pattern, found.end(), inside)
         elif pattern[place] == "(":
             inside.append(False)
             kinds.append(pattern[place + 1 : place + 3])
@@ -77,14 +77,14 @@ def repeats_repetition(pattern: str) -> bool:
             if repeated and not atomic and end is not None and pattern[end.end() : end.end() + 1] != "+":
                 return True
             inside[-1] = inside[-1] or (repeated and not atomic)
-            place = _after_quantifier(pattern, place + 1, inside)
+            place = _skip_quantifier(pattern, place + 1, inside)
         else:
-            place = _after_quantifier(pattern, place + 1, inside)
+            place = _skip_quantifier(pattern, place + 1, inside)
     return False
 
 
-def _after_quantifier(pattern: str, place: int, inside: list[bool]) -> int:
-    """The place after an atom's quantifier, noting one that is unbounded and not possessive."""
+def _skip_quantifier(pattern: str, place: int, inside: list[bool]) -> int:
+    """Return the place after an atom's quantifier, noting one that is unbounded and not possessive."""
     found = _QUANTIFIER.match(pattern, place)
     if found is None:
         return place

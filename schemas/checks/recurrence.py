@@ -35,8 +35,8 @@ _MOMENT = re.compile(r"\d{8}(T\d{6})?", re.ASCII)
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
-def rrule_problem(text: str) -> str | None:
-    """What is wrong with a recurrence rule, None when it is one that comes due again."""
+def find_rrule_problem(text: str) -> str | None:
+    """Return what is wrong with a recurrence rule, or None if it comes due again."""
     if re.search(r"DTSTART[^\n]*(?:TZID|Z\s*$)|UNTIL=\w+Z", text, re.MULTILINE):
         return "the zone of a rule stands in `timezone`; write its times without one"
     if len(text) > MAX_TEXT:
@@ -46,16 +46,16 @@ def rrule_problem(text: str) -> str | None:
     if len(rules) > 1 or any(line.startswith("EXRULE") for line in lines):
         return f"`{text}` is more than one rule: give one, with DTSTART, RDATE or EXDATE beside it"
     parts = dict(part.partition("=")[::2] for part in rules[0].split(";")) if rules else {}
-    if wrong := _too_much(parts, rules):
+    if wrong := _find_excess(parts, rules):
         return f"`{text}` {wrong}"
     try:
-        return _due_problem(text, lines, parts)
+        return _find_due_problem(text, lines, parts)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         return f"`{text}` is no recurrence rule: {error}"
 
 
-def _too_much(parts: dict[str, str], rules: list[str]) -> str | None:
-    """Why a rule is not to be counted at all."""
+def _find_excess(parts: dict[str, str], rules: list[str]) -> str | None:
+    """Return why a rule is too expensive to count, or None."""
     how, interval = parts.get("FREQ"), parts.get("INTERVAL", "1")
     if any(len(rule) > MAX_RULE for rule in rules):
         return f"is too long (at most {MAX_RULE} characters)"
@@ -73,47 +73,47 @@ def _too_much(parts: dict[str, str], rules: list[str]) -> str | None:
     return f"names more than {MAX_TIMES} times of the day" if math.prod(times) > MAX_TIMES else None
 
 
-def _due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str | None:
+def _find_due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str | None:
     now = datetime.now(UTC).replace(tzinfo=None)
     first = next((line.rpartition(":")[2] for line in lines if line.startswith("DTSTART")), None)
-    start = START if first is None else _moment(first)
+    start = START if first is None else _parse_moment(first)
     if not START <= start <= now + HORIZON:
         return f"`{text}` starts on {start:%Y-%m-%d}: a start lies between {START:%Y-%m-%d} and ten years from now"
     rrulestr(text, dtstart=START)  # everything in it can be read
-    except_on = set(_dates("EXDATE", lines))
-    due = any(now < date and date not in except_on for date in _dates("RDATE", lines))
+    except_on = set(_parse_dates("EXDATE", lines))
+    due = any(now < date and date not in except_on for date in _parse_dates("RDATE", lines))
     if not parts:
         return None if due else f"`{text}` never comes due again"
-    never = {_shifted(date) for date in except_on if date.year + SHIFT <= MAXYEAR}
+    never = {_shift(date) for date in except_on if date.year + SHIFT <= MAXYEAR}
     seen = 0
-    for date in islice(_rule(parts, start), MAX_DUE):
+    for date in islice(_make_shifted_rule(parts, start), MAX_DUE):
         seen += 1
-        if date > _shifted(now) and date not in never:
+        if date > _shift(now) and date not in never:
             return None
     return f"`{text}` {'comes due too often' if seen == MAX_DUE else 'never comes due again'}"
 
 
-def _rule(parts: dict[str, str], start: datetime) -> Iterable[datetime]:
-    """The rule in later years."""
-    until = _moment(parts["UNTIL"]) if "UNTIL" in parts else None
+def _make_shifted_rule(parts: dict[str, str], start: datetime) -> Iterable[datetime]:
+    """Return the rule in later years."""
+    until = _parse_moment(parts["UNTIL"]) if "UNTIL" in parts else None
     kept = {key: value for key, value in parts.items() if key != "UNTIL"}
     if until is not None and until.year + SHIFT <= MAXYEAR:
-        kept["UNTIL"] = f"{_shifted(until):%Y%m%dT%H%M%S}"
-    return rrulestr(";".join(f"{key}={value}" for key, value in kept.items()), dtstart=_shifted(start))
+        kept["UNTIL"] = f"{_shift(until):%Y%m%dT%H%M%S}"
+    return rrulestr(";".join(f"{key}={value}" for key, value in kept.items()), dtstart=_shift(start))
 
 
-def _shifted(moment: datetime) -> datetime:
+def _shift(moment: datetime) -> datetime:
     return moment.replace(year=moment.year + SHIFT)
 
 
-def _moment(text: str) -> datetime:
-    """A date or a time of iCalendar. Raises ValueError."""
+def _parse_moment(text: str) -> datetime:
+    """Return a date or a time of iCalendar. Raises ValueError."""
     if not _MOMENT.fullmatch(text):
         raise ValueError(f"{text[:20]} is no time such as 20270104T060000")
     return datetime.strptime(text, "%Y%m%dT%H%M%S" if "T" in text else "%Y%m%d")
 
 
-def _dates(name: str, lines: list[str]) -> Iterator[datetime]:
+def _parse_dates(name: str, lines: list[str]) -> Iterator[datetime]:
     for line in lines:
         if line.startswith(name):
-            yield from map(_moment, line.rpartition(":")[2].split(","))
+            yield from map(_parse_moment, line.rpartition(":")[2].split(","))

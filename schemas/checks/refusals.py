@@ -1,4 +1,4 @@
-"""Combinations that run and silently learn the wrong thing, refused (or warned of) before anything starts."""
+"""All rules over settings that run and silently learn the wrong thing, applied before anything starts."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,8 @@ from schemas.stages.rl import Rl
 from schemas.steps.step_info import StepInfo
 
 
-def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """What must not run, and what is only worth a word."""
+def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
+    """Return refused and warned combinations in all steps."""
     refused: list[Problem] = []
     warned: list[Problem] = []
     trains_by_sampling = any(isinstance(i.stage, Rl) for i in steps.values())
@@ -31,7 +31,10 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
             wrong, odd = contradictions(info, info.stage)
             refused, warned = refused + wrong, warned + odd
         elif isinstance(info.stage, Init):
-            refused += [*init_problems(info, info.stage), *(_dropout(info, info.stage) if trains_by_sampling else ())]
+            refused += [
+                *init_problems(info, info.stage),
+                *(_check_dropout(info, info.stage) if trains_by_sampling else ()),
+            ]
         elif isinstance(info.stage, Evaluate):
             refused += gate_problems(info, info.stage)
         elif isinstance(info.stage, Merge):
@@ -40,7 +43,7 @@ def refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Problem]]:
     return refused + wrong, list(dict.fromkeys(warned + odd))
 
 
-def _dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
+def _check_dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
     for key, value in stage.config.items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and value > 0:
             said = "dropout in a policy: what is trained would not be what sampled"

@@ -1,10 +1,10 @@
-"""Numbers that a type allows and no run can mean: a temperature of 1e308, a million workers, a count below zero."""
+"""Rules for numbers that a type allows and no run can use: a temperature of 1e308, a million workers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas.errors import Problem
-from schemas.source.tree import join
+from schemas.source.tree import join_path
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
 
@@ -42,46 +42,46 @@ FREE = ("notes", "config", "extra")
 
 
 def sanity_problems(info: StepInfo) -> Iterator[Problem]:
-    """Every number of a step that is beyond what its key can mean."""
+    """Yield every number of a step that is beyond what its key can mean."""
     own = {slot.path for slot in info.slots if ":" in slot.use.use}
     dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)
-    yield from _numbers(info, dumped, "", own)
+    yield from _check_numbers(info, dumped, "", own)
     for slot in info.slots:
         if slot.path not in own:
-            yield from _options(info, slot)
+            yield from _check_options(info, slot)
 
 
-def _numbers(info: StepInfo, value: Any, path: str, own: set[str]) -> Iterator[Problem]:
+def _check_numbers(info: StepInfo, value: Any, path: str, own: set[str]) -> Iterator[Problem]:
     if isinstance(value, Mapping):
         for key, child in value.items():
             if key not in FREE and path not in own:
-                yield from _numbers(info, child, join(path, str(key)), own)
+                yield from _check_numbers(info, child, join_path(path, str(key)), own)
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
-            yield from _numbers(info, child, join(path, index), own)
+            yield from _check_numbers(info, child, join_path(path, index), own)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield from _too_large(info, value, path)
+        yield from _check_size(info, value, path)
     elif isinstance(value, str) and path.rpartition(".")[2] == "memory" and len(value) > MEMORY:
         yield info.problem(path, "no machine has so much memory", "as `memory: 2GiB`")
 
 
-def _too_large(info: StepInfo, value: float, path: str) -> Iterator[Problem]:
+def _check_size(info: StepInfo, value: float, path: str) -> Iterator[Problem]:
     key = path.rpartition(".")[2]
     largest = LARGEST.get("temperature" if key.endswith("temperature") else key, OF_ANY)
     if abs(value) > largest:
         yield info.problem(path, f"{value:g} is beyond all use here", f"at most {largest:g}")
 
 
-def _options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
+def _check_options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
     for name, option in slot.signature.options.items():
         value = slot.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not _is_plain(option.type):
+        if isinstance(value, bool) or not isinstance(value, int) or not _has_no_range(option.type):
             continue
         if not 0 <= value < COUNTS_BELOW:
             said = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
-            yield info.problem(join(slot.path, name), said, f"leave `{name}` out, or write a number in that range")
+            yield info.problem(join_path(slot.path, name), said, f"leave `{name}` out, or write a number in that range")
 
 
-def _is_plain(kind: Any) -> bool:
-    """Whether a type is a whole number that says nothing of its range."""
+def _has_no_range(kind: Any) -> bool:
+    """Return whether a type is a whole number that says nothing of its range."""
     return kind is int or set(getattr(kind, "__args__", ())) == {int, type(None)}

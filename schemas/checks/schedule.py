@@ -7,10 +7,10 @@ from zoneinfo import available_timezones
 
 from cronsim import CronSim, CronSimError
 
-from schemas.checks.recurrence import HORIZON, rrule_problem
+from schemas.checks.recurrence import HORIZON, find_rrule_problem
 from schemas.errors import Problem
 from schemas.schedule import Schedule
-from schemas.source.tree import Node, problem
+from schemas.source.tree import Node, make_problem
 from schemas.suggestions import suggest
 
 MAX_CRON = 200
@@ -23,63 +23,67 @@ AMONG = "cron: `0 6 * * 1` (minute hour day month weekday), interval: `6h`, rrul
 
 
 def check_schedule(node: Node, schedule: Schedule, profiles: Collection[str]) -> Iterator[Problem]:
-    """Everything wrong with a schedule, at its place; `node` is the value of `schedule:`."""
+    """Yield everything wrong with a schedule, at its place; `node` is the value of `schedule:`."""
     said = [way for way in WAYS if getattr(schedule, way) is not None]
     if not said and not schedule.on_change:
-        yield problem(
+        yield make_problem(
             node.where, "schedule", "nothing says when this recipe runs", f"give one of {AMONG}; or on_change"
         )
     for extra in said[1:]:
-        yield _at(node, extra, f"`{said[0]}` and `{extra}` both say when", "keep one of them")
+        yield _make_problem(node, extra, f"`{said[0]}` and `{extra}` both say when", "keep one of them")
     if schedule.timezone not in available_timezones():
         nearest = suggest(schedule.timezone, sorted(available_timezones()), "zones of IANA such as Europe/Berlin")
-        yield _at(node, "timezone", f"no time zone `{schedule.timezone}`", nearest)
+        yield _make_problem(node, "timezone", f"no time zone `{schedule.timezone}`", nearest)
     else:
-        yield from _times(node, schedule, said)
-    yield from _changes(node, schedule)
+        yield from _check_times(node, schedule, said)
+    yield from _check_changes(node, schedule)
     if schedule.profile is not None and schedule.profile not in profiles:
         nearest = suggest(schedule.profile, list(profiles), "profiles")
-        yield _at(node, "profile", f"no profile `{schedule.profile}` in this recipe", nearest)
+        yield _make_problem(node, "profile", f"no profile `{schedule.profile}` in this recipe", nearest)
 
 
-def _times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]:
-    if schedule.cron is not None and (wrong := cron_problem(schedule.cron)):
-        yield _at(
+def _check_times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]:
+    if schedule.cron is not None and (wrong := find_cron_problem(schedule.cron)):
+        yield _make_problem(
             node, "cron", wrong, "five fields: minute hour day-of-month month day-of-week; `0 6 * * 1` is Monday 6:00"
         )
     if schedule.interval is not None and schedule.every is None:
         advice = "a whole number and s, m, h, d or w: 30m, 6h, 1d"
-        yield _at(node, "interval", f"`{schedule.interval}` is no length of time", advice)
+        yield _make_problem(node, "interval", f"`{schedule.interval}` is no length of time", advice)
     if schedule.every is not None and schedule.every > HORIZON:
-        yield _at(node, "interval", f"`{schedule.interval}` is longer than ten years", "write a shorter one")
-    if schedule.rrule is not None and (wrong := rrule_problem(schedule.rrule)):
-        yield _at(node, "rrule", wrong, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0")
+        yield _make_problem(node, "interval", f"`{schedule.interval}` is longer than ten years", "write a shorter one")
+    if schedule.rrule is not None and (wrong := find_rrule_problem(schedule.rrule)):
+        yield _make_problem(
+            node, "rrule", wrong, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0"
+        )
     if said == ["interval"] and schedule.timezone != "UTC":
         advice = "leave it out; a time of the day is written as cron"
-        yield _at(node, "timezone", "an interval is elapsed time, which has no zone", advice)
+        yield _make_problem(node, "timezone", "an interval is elapsed time, which has no zone", advice)
     if not schedule.is_timed and node.get("catch_up"):
-        yield _at(node, "catch_up", "only due times can be missed, and this schedule has none", "leave it out")
+        yield _make_problem(
+            node, "catch_up", "only due times can be missed, and this schedule has none", "leave it out"
+        )
     if schedule.catch_up == "all" and schedule.overlap == "cancel":
         advice = "write overlap: queue, or catch_up: latest"
-        yield _at(node, "catch_up", "runs made up for would cancel one another (overlap: cancel)", advice)
+        yield _make_problem(node, "catch_up", "runs made up for would cancel one another (overlap: cancel)", advice)
 
 
-def _changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
+def _check_changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
     for index, source in enumerate(schedule.on_change):
         whole = source.startswith("path:") and source.removeprefix("path:").strip().rstrip("/") in WHOLE
         if WATCHED.fullmatch(source) and not whole:
             continue
         at = node.value["on_change"].value[index]
         advice = "write path:./data, dvc:data/x.parquet, mlflow-dataset:NAME or mlflow:NAME@alias"
-        yield problem(at.mark, f"schedule.on_change.{index}", f"`{source}` is nothing that changes", advice)
+        yield make_problem(at.mark, f"schedule.on_change.{index}", f"`{source}` is nothing that changes", advice)
 
 
-def _at(node: Node, key: str, message: str, advice: str) -> Problem:
-    return problem((node.get(key) or node).mark, f"schedule.{key}", message, advice)
+def _make_problem(node: Node, key: str, message: str, advice: str) -> Problem:
+    return make_problem((node.get(key) or node).mark, f"schedule.{key}", message, advice)
 
 
-def cron_problem(text: str) -> str | None:
-    """What is wrong with a cron expression, None when it is one that comes due."""
+def find_cron_problem(text: str) -> str | None:
+    """Return what is wrong with a cron expression, or None if it comes due."""
     if len(text) > MAX_CRON:
         return f"{len(text)} characters are too many (at most {MAX_CRON})"
     if re.search(r"\dL", text):

@@ -1,64 +1,66 @@
-"""`endpoint: teacher` in a stage: the word stands for what `endpoints:` of the recipe says under it."""
+"""Replaces `endpoint: teacher` in a stage by the endpoint of that name under `endpoints:`."""
 
 import re
 from dataclasses import replace
 
 from schemas.source.limits import Allowance
-from schemas.source.tree import Node, join, refuse
+from schemas.source.tree import Node, join_path, make_error
 from schemas.suggestions import suggest
 
 KEY = "endpoint"
 _REFERENCE = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 
 
-def declared_endpoints(block: Node | None) -> dict[str, Node]:
-    """The endpoints of a recipe, each with its word as name. Raises RecipeError for a key that is written out."""
+def read_endpoints(block: Node | None) -> dict[str, Node]:
+    """Return the endpoints of a recipe by name. Raise RecipeError for an API key that is written out."""
     if block is None or not block.is_map:
         return {}
-    return {word: _named(word, node, join("endpoints", word)) for word, node in block.value.items()}
+    return {word: _name_endpoint(word, node, join_path("endpoints", word)) for word, node in block.value.items()}
 
 
-def with_endpoints(node: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
-    """A stage in which every `endpoint: word` is what the word stands for. Raises RecipeError for an unknown word."""
+def replace_endpoints(node: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
+    """Return a stage with every `endpoint: name` replaced. Raise RecipeError for an unknown name."""
 
     def below(key: str | int, child: Node) -> Node:
-        return _child(key, child, declared, join(path, key), allowance)
+        return _replace_child(key, child, declared, join_path(path, key), allowance)
 
     if node.is_list:
         return node.with_value([below(index, child) for index, child in enumerate(node.value)])
     return node.with_value({key: below(key, child) for key, child in node.value.items()}) if node.is_map else node
 
 
-def _child(key: str | int, child: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
+def _replace_child(key: str | int, child: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
     if key != KEY or not (isinstance(child.value, str) or child.is_map):
-        return with_endpoints(child, declared, path, allowance)
+        return replace_endpoints(child, declared, path, allowance)
     if child.is_map:
-        return _checked(child, path)
+        return _check_endpoint(child, path)
     if child.value not in declared:
         advice = (
             suggest(child.value, declared, "endpoints") if declared else "declare it: `endpoints: {teacher: {...}}`"
         )
-        raise refuse(child.mark, path, f"no endpoint `{child.value}`", advice)
+        raise make_error(child.mark, path, f"no endpoint `{child.value}`", advice)
     allowance.take_tree(declared[child.value], child.mark, path)
     return replace(declared[child.value], key=child.key)
 
 
-def _named(word: str, node: Node, path: str) -> Node:
+def _name_endpoint(word: str, node: Node, path: str) -> Node:
     if not node.is_map:
         return node
-    checked = _checked(node, path)
+    checked = _check_endpoint(node, path)
     name = checked.get("name") or Node(word, node.where)
     return checked.with_value({**checked.value, "name": name})
 
 
-def _checked(node: Node, path: str) -> Node:
+def _check_endpoint(node: Node, path: str) -> Node:
     key = node.get("api_key")
     if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
         said = "a key that is written out would be stored with every plan"
-        raise refuse(key.mark, join(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
+        raise make_error(key.mark, join_path(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
     for word in ("name", "model", "version"):
         child = node.get(word)
         if child is not None and _REFERENCE.search(str(child.plain())):
             said = f"another value of the variable would be another {word}, and nobody would notice"
-            raise refuse(child.mark, join(path, word), said, "write it out, or use `${vars.x}` and `--set vars.x=...`")
+            raise make_error(
+                child.mark, join_path(path, word), said, "write it out, or use `${vars.x}` and `--set vars.x=...`"
+            )
     return node

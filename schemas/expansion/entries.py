@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from schemas.expansion.names import Target
 from schemas.references import SCHEMES
 from schemas.source.limits import MAX_KEY, MAX_STEPS
-from schemas.source.tree import Node, join, refuse
-from schemas.source.variables import Scope, substitute, text_of
+from schemas.source.tree import Node, join_path, make_error
+from schemas.source.variables import Scope, scalar_text, substitute
 
 STAGE_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 RESERVED = {*SCHEMES, "previous"}
@@ -33,22 +33,22 @@ class Entry:
 
 
 def check_name(name: str, node: Node, path: str) -> None:
-    """Refuse names that cannot be said in references, files and servers."""
+    """Refuse names that cannot be used in references, files and servers."""
     if name in RESERVED:
-        raise refuse(node.where, path, f"`{name}` cannot name a stage", "the word has a meaning in references")
+        raise make_error(node.where, path, f"`{name}` cannot name a stage", "the word has a meaning in references")
     if not STAGE_NAME.fullmatch(name):
         advice = "small letters, digits and _ only, a letter first, as `cold_start`"
-        raise refuse(node.where, path, f"`{name}` cannot name a stage", advice)
+        raise make_error(node.where, path, f"`{name}` cannot name a stage", advice)
     if not node.is_map:
-        raise refuse(node.where, path, "a stage is a map of keys", "as `base: {kind: init}`")
+        raise make_error(node.where, path, "a stage is a map of keys", "as `base: {kind: init}`")
 
 
 def count_variants(node: Node, path: str, scope: Scope) -> int:
-    """How many steps a stage stands for, without making them. Raises RecipeError."""
+    """Return how many steps a stage stands for, without making them. Raises RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return 1
-    axes = _axes(substitute(matrix, scope, join(path, "matrix")), join(path, "matrix"))
+    axes = _read_axes(substitute(matrix, scope, join_path(path, "matrix")), join_path(path, "matrix"))
     return math.prod(len(values) for values in axes.values())
 
 
@@ -56,32 +56,34 @@ def refuse_many(count: int, node: Node, path: str) -> None:
     """Refuse more steps than a recipe may have. Raises RecipeError."""
     if count > MAX_STEPS:
         advice = f"at most {MAX_STEPS} after matrix and repeat"
-        raise refuse(node.where, path, f"{count} steps are too many", advice)
+        raise make_error(node.where, path, f"{count} steps are too many", advice)
 
 
-def variants(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
-    """The stage itself, or one entry per combination of its matrix. Raises RecipeError."""
+def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
+    """Return the stage itself, or one entry per combination of its matrix. Raises RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return [Entry(name, path, substitute(node, scope, path), scope)]
-    axes = _axes(substitute(matrix, scope, join(path, "matrix")), join(path, "matrix"))
+    axes = _read_axes(substitute(matrix, scope, join_path(path, "matrix")), join_path(path, "matrix"))
     body = node.without("matrix")
     entries: dict[str, Entry] = {}
     for cell in itertools.product(*(list(enumerate(values)) for values in axes.values())):
         chosen = {axis: value for axis, (_, value) in zip(axes, cell, strict=True)}
-        word = name + "@" + ",".join(f"{a}={_label(v, i)}" for a, (i, v) in zip(axes, cell, strict=True))
+        word = name + "@" + ",".join(f"{a}={_make_label(v, i)}" for a, (i, v) in zip(axes, cell, strict=True))
         if len(word) > MAX_KEY:
             said = f"the name of a variant is longer than {MAX_KEY} characters"
-            raise refuse(matrix.where, join(path, "matrix"), said, "use fewer axes, or shorter names")
+            raise make_error(matrix.where, join_path(path, "matrix"), said, "use fewer axes, or shorter names")
         if word in entries:
-            raise refuse(matrix.where, join(path, "matrix"), f"two variants are both called `{word}`", "drop one value")
+            raise make_error(
+                matrix.where, join_path(path, "matrix"), f"two variants are both called `{word}`", "drop one value"
+            )
         inner = scope.within("matrix", chosen)
         entries[word] = Entry(word, path, substitute(body, inner, path), inner)
     return list(entries.values())
 
 
-def targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[tuple[str, Target]]:
-    """What the stage's words mean: every variant by its own name, all of them by the bare one."""
+def list_targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[tuple[str, Target]]:
+    """Yield the targets of a stage's words: every variant by its own name, all of them by the bare one."""
     steps = tuple(prefix + e.word for e in entries)
     if entries[0].word != name:
         yield name, Target(steps, is_fan=True)
@@ -89,22 +91,26 @@ def targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[tuple
         yield entry.word, Target((prefix + entry.word,))
 
 
-def _axes(matrix: Node, path: str) -> dict[str, list[Node]]:
+def _read_axes(matrix: Node, path: str) -> dict[str, list[Node]]:
     if not matrix.is_map or not matrix.value:
-        raise refuse(matrix.where, path, "wants a map of names to lists of values", "as `matrix: {lr: [0.1, 0.01]}`")
+        raise make_error(
+            matrix.where, path, "wants a map of names to lists of values", "as `matrix: {lr: [0.1, 0.01]}`"
+        )
     size = 1
     for axis, values in matrix.value.items():
         if not STAGE_NAME.fullmatch(axis):
-            raise refuse(values.where, join(path, axis), f"`{axis}` cannot name an axis", "small letters, digits and _")
+            raise make_error(
+                values.where, join_path(path, axis), f"`{axis}` cannot name an axis", "small letters, digits and _"
+            )
         if not values.is_list or not values.value:
-            raise refuse(values.where, join(path, axis), "wants a list of values", f"as `{axis}: [1, 2]`")
+            raise make_error(values.where, join_path(path, axis), "wants a list of values", f"as `{axis}: [1, 2]`")
         size *= len(values.value)
     if size > MAX_VARIANTS:
-        raise refuse(matrix.where, path, f"{size} variants are too many", f"at most {MAX_VARIANTS}")
+        raise make_error(matrix.where, path, f"{size} variants are too many", f"at most {MAX_VARIANTS}")
     return {axis: values.value for axis, values in matrix.value.items()}
 
 
-def _label(value: Node, index: int) -> str:
+def _make_label(value: Node, index: int) -> str:
     if value.is_map or value.is_list:
         return str(index)
-    return re.sub(r"[^A-Za-z0-9_.+-]", "_", text_of(value)[:LABEL]) or str(index)
+    return re.sub(r"[^A-Za-z0-9_.+-]", "_", scalar_text(value)[:LABEL]) or str(index)

@@ -1,17 +1,17 @@
-"""From stages as written to the steps they stand for: variables, defaults, presets, matrix and repeat."""
+"""Expansion of stages to steps: variables, defaults, presets, matrix and repeat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from schemas.expansion.entries import Entry, check_name, count_variants, refuse_many, targets, variants
+from schemas.expansion.entries import Entry, check_name, count_variants, expand_matrix, list_targets, refuse_many
 from schemas.expansion.loops import Loop, parse_loop
 from schemas.expansion.names import Names, Target
 from schemas.modules import HOUSE
 from schemas.plan import Until
 from schemas.source.parser import read_source
-from schemas.source.tree import Node, join, merge, refuse
+from schemas.source.tree import Node, join_path, make_error, merge_nodes
 from schemas.source.variables import Scope, substitute
 from schemas.stages.rl import Rl
 from schemas.stages.union import KINDS, traits_of
@@ -33,15 +33,15 @@ class Unit:
 
 
 def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
-    """All steps, in the order in which they are written. Raises RecipeError."""
+    """Return all steps, in the order in which they are written. Raises RecipeError."""
     if not stages.is_map or not stages.value:
-        raise refuse(stages.where, "stages", "wants a map of stage names to stages", "as `base: {kind: init}`")
+        raise make_error(stages.where, "stages", "wants a map of stage names to stages", "as `base: {kind: init}`")
     parts: list[tuple[str, list[Entry] | Loop]] = []
     names: dict[str, Target] = {}
     count = 0
     for name, node in stages.value.items():
-        made = _part(name, node, scope, count, stages)
-        names.update(made.outer() if isinstance(made, Loop) else targets(name, made))
+        made = _expand_part(name, node, scope, count, stages)
+        names.update(made.outer() if isinstance(made, Loop) else list_targets(name, made))
         parts.append((name, made))
         count += made.steps if isinstance(made, Loop) else len(made)
         refuse_many(count, stages, "stages")
@@ -49,23 +49,23 @@ def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
     units: list[Unit] = []
     for name, made in parts:
         if isinstance(made, Loop):
-            units += _unrolled(made, whole)
+            units += _unroll(made, whole)
         else:
             units += [Unit(e.word, name, e.path, whole.of(e, names), names) for e in made]
     return units
 
 
-def _part(name: str, node: Node, scope: Scope, before: int, stages: Node) -> list[Entry] | Loop:
-    """A stage's variants or its loop; `before` steps are there already. Raises RecipeError."""
-    path = join("stages", name)
+def _expand_part(name: str, node: Node, scope: Scope, before: int, stages: Node) -> list[Entry] | Loop:
+    """Return a stage's variants or its loop; `before` counts the steps so far. Raise RecipeError."""
+    path = join_path("stages", name)
     check_name(name, node, path)
     if node.get("repeat") is not None:
         return parse_loop(name, node, path, scope)
     refuse_many(before + count_variants(node, path, scope), stages, "stages")
-    return variants(name, node, path, scope)
+    return expand_matrix(name, node, path, scope)
 
 
-def _unrolled(loop: Loop, whole: "_Completion") -> list[Unit]:
+def _unroll(loop: Loop, whole: "_Completion") -> list[Unit]:
     units = []
     for number, stages in enumerate(loop.rounds, start=1):
         inner = {**whole.names, **dict(loop.inner(number))}
@@ -89,33 +89,33 @@ class _Completion:
     presets: dict[str, Node]
 
     def of(self, entry: Entry, names: Names) -> Node:
-        """The stage on top of its kind's defaults and its algorithm's preset, with matrix words spread out."""
+        """Return the stage on top of its kind's defaults and its algorithm's preset, with matrix words spread out."""
         node = entry.node
         kind = node.get("kind")
         word = kind.value if kind is not None and isinstance(kind.value, str) else ""
         if self.defaults is not None and (base := self.defaults.get(word)) is not None:
-            node = merge(substitute(base, entry.scope, join("defaults", word)), node)
+            node = merge_nodes(substitute(base, entry.scope, join_path("defaults", word)), node)
         traits = traits_of(word)
         algorithm = node.get("algorithm") if "algorithm" in traits.model_fields else None
         if algorithm is not None and algorithm.value is not None:
-            base, path = self._preset(algorithm, join(entry.path, "algorithm")), join(entry.path, "algorithm")
+            base, path = self._preset(algorithm, join_path(entry.path, "algorithm")), join_path(entry.path, "algorithm")
             entry.scope.allowance.take_tree(base, algorithm.mark, path)
-            node = merge(base, node)
-        return node if traits.fan_port is None else _spread(node, traits.fan_port, names, entry)
+            node = merge_nodes(base, node)
+        return node if traits.fan_port is None else _spread_fans(node, traits.fan_port, names, entry)
 
     def _preset(self, algorithm: Node, path: str) -> Node:
         if not isinstance(algorithm.value, str):
-            raise refuse(algorithm.mark, path, "an algorithm is one word", "as `algorithm: grpo`")
+            raise make_error(algorithm.mark, path, "an algorithm is one word", "as `algorithm: grpo`")
         if algorithm.value not in self.presets:
-            self.presets[algorithm.value] = preset(algorithm, path)
+            self.presets[algorithm.value] = read_preset(algorithm, path)
         return self.presets[algorithm.value]
 
 
-def preset(algorithm: Node, path: str) -> Node:
-    """The slots of a named algorithm. Raises RecipeError."""
-    known = preset_names()
+def read_preset(algorithm: Node, path: str) -> Node:
+    """Return the slots of a named algorithm. Raises RecipeError."""
+    known = find_presets()
     if algorithm.value not in known:
-        raise refuse(
+        raise make_error(
             algorithm.mark,
             path,
             f"no algorithm `{algorithm.value}`",
@@ -124,30 +124,30 @@ def preset(algorithm: Node, path: str) -> Node:
     return read_source(known[algorithm.value], f"recipes/algorithms/{algorithm.value}.yaml")
 
 
-def preset_names() -> Mapping[str, Path]:
-    """Every preset: name to file."""
+def find_presets() -> Mapping[str, Path]:
+    """Return every preset: name to file."""
     return {p.stem: p for p in sorted(PRESETS.glob("*.yaml"))}
 
 
-def preset_slots() -> list[str]:
+def list_preset_slots() -> list[str]:
     """Return the required keys of an rl stage that presets fill, in the order of the stage."""
     filled = read_source(PRESETS / "grpo.yaml", "recipes/algorithms/grpo.yaml").value
     return [name for name, field in Rl.model_fields.items() if field.is_required() and name in filled]
 
 
-def _spread(node: Node, port: str, names: Names, entry: Entry) -> Node:
+def _spread_fans(node: Node, port: str, names: Names, entry: Entry) -> Node:
     models, words = node.get(port), _Words(names)
     if models is None:
         return node
     if models.is_map:
-        fans = (_fan(key, child, child, words) for key, child in models.value.items())
+        fans = (_expand_fan(key, child, child, words) for key, child in models.value.items())
     elif models.is_list:
-        fans = (_fan("", child, child.get("model"), words) for child in models.value)
+        fans = (_expand_fan("", child, child.get("model"), words) for child in models.value)
     else:
         return node
     spread: list[tuple[str, Node]] = []
     for fan in fans:
-        entry.scope.allowance.take(len(fan), 0, models.mark, join(entry.path, port))
+        entry.scope.allowance.take(len(fan), 0, models.mark, join_path(entry.path, port))
         spread += fan
     value = dict(spread) if models.is_map else [child for _, child in spread]
     return node.with_value({**node.value, port: models.with_value(value)})
@@ -160,7 +160,7 @@ class _Words:
         self.names = names
 
     def of(self, step: str) -> str:
-        """The variant's own name, or inside a loop the sibling's."""
+        """Return the variant's own name, or inside a loop the sibling's."""
         return step if step in self.names else self._siblings[step]
 
     @cached_property
@@ -169,8 +169,8 @@ class _Words:
         return dict(reversed(single))
 
 
-def _fan(key: str, child: Node, reference: Node | None, words: _Words) -> list[tuple[str, Node]]:
-    """One entry per variant where `reference` is the bare word of a matrix, else the entry itself."""
+def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) -> list[tuple[str, Node]]:
+    """Return one entry per variant if `reference` is the bare word of a matrix, else the entry itself."""
     text = reference.value if reference is not None else None
     target = words.names.get(text) if isinstance(text, str) else None
     if reference is None or target is None or not target.is_fan:
@@ -188,10 +188,10 @@ def check_defaults(defaults: Node | None) -> None:
     if defaults is None:
         return
     if not defaults.is_map:
-        raise refuse(defaults.where, "defaults", "wants a map of kinds to keys", "as `defaults: {sft: {...}}`")
+        raise make_error(defaults.where, "defaults", "wants a map of kinds to keys", "as `defaults: {sft: {...}}`")
     for kind, child in defaults.value.items():
-        path = join("defaults", kind)
+        path = join_path("defaults", kind)
         if kind not in KINDS:
-            raise refuse(child.where, path, f"`{kind}` is no kind", suggest(kind, KINDS, "kinds"))
+            raise make_error(child.where, path, f"`{kind}` is no kind", suggest(kind, KINDS, "kinds"))
         if not child.is_map:
-            raise refuse(child.where, path, "wants a map of keys", "as `defaults: {sft: {learning_rate: 1e-4}}`")
+            raise make_error(child.where, path, "wants a map of keys", "as `defaults: {sft: {learning_rate: 1e-4}}`")

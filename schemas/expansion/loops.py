@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schemas.expansion.entries import Entry, check_name, count_variants, refuse_many, targets, variants
-from schemas.expansion.names import Target, split
-from schemas.source.tree import Mark, Node, join, nodes, refuse
+from schemas.expansion.entries import Entry, check_name, count_variants, expand_matrix, list_targets, refuse_many
+from schemas.expansion.names import Target, split_reference
+from schemas.source.tree import Mark, Node, join_path, make_error, make_nodes
 from schemas.source.variables import Scope, substitute
 from schemas.suggestions import suggest
 
@@ -48,18 +48,18 @@ class Loop:
         return sum(len(entries) for stages in self.rounds for entries in stages.values())
 
     def prefix(self, iteration: int) -> str:
-        """What the names of an iteration's steps start with."""
+        """Return the beginning of the names of an iteration's steps."""
         return f"{self.name}-{iteration}-"
 
     def inner(self, iteration: int) -> Iterator[tuple[str, Target]]:
-        """What words mean inside an iteration (from 1), beside those of the recipe."""
+        """Yield the targets of words inside an iteration (from 1), in addition to those of the recipe."""
         for stage, entries in self.rounds[iteration - 1].items():
-            yield from targets(stage, entries, self.prefix(iteration))
+            yield from list_targets(stage, entries, self.prefix(iteration))
             for entry in entries:
                 yield f"previous.{entry.word}", self._previous(entry.word, stage, iteration)
 
     def outer(self) -> Iterator[tuple[str, Target]]:
-        """What words mean outside: `<loop>.<stage>`, and every iteration's step by its name."""
+        """Yield the targets of words outside: `<loop>.<stage>`, and every iteration's step by its name."""
         count = len(self.rounds)
         for stage, entries in self.rounds[0].items():
             if entries[0].word != stage:
@@ -83,73 +83,77 @@ def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
     for key, child in node.value.items():
         if key not in ("repeat", "description"):
             advice = "a stage with `repeat` holds its stages under `repeat.stages`"
-            raise refuse(child.where, join(path, key), f"`{key}` does not belong beside `repeat`", advice)
-    here, repeat = join(path, "repeat"), node.value["repeat"]
+            raise make_error(child.where, join_path(path, key), f"`{key}` does not belong beside `repeat`", advice)
+    here, repeat = join_path(path, "repeat"), node.value["repeat"]
     if not repeat.is_map:
-        raise refuse(repeat.where, here, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
+        raise make_error(repeat.where, here, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
     for key, child in repeat.value.items():
         if key not in KEYS:
-            raise refuse(child.where, join(here, key), f"unknown key `{key}`", suggest(key, KEYS, "keys"))
+            raise make_error(child.where, join_path(here, key), f"unknown key `{key}`", suggest(key, KEYS, "keys"))
     head = substitute(repeat.without("stages"), scope, here)
-    stages, count = _stages(repeat, here), _max(head, repeat.where, here)
-    first_round = scope.within("repeat", _iteration_words(1, repeat))
-    variants_of = (count_variants(s, join(here, "stages", n), first_round) for n, s in stages.value.items())
+    stages, count = _read_stages(repeat, here), _read_max(head, repeat.where, here)
+    first_round = scope.within("repeat", _iteration_variables(1, repeat))
+    variants_of = (count_variants(s, join_path(here, "stages", n), first_round) for n, s in stages.value.items())
     refuse_many(count * sum(variants_of), repeat, here)
-    rounds = [dict(_iteration(stages, i, here, scope)) for i in range(1, count + 1)]
-    first = _first(head.get("first"), stages, join(here, "first"))
-    return Loop(name, path, first, _until(head.get("until"), rounds[0], join(here, "until")), rounds)
+    rounds = [dict(_expand_iteration(stages, i, here, scope)) for i in range(1, count + 1)]
+    first = _read_first(head.get("first"), stages, join_path(here, "first"))
+    return Loop(name, path, first, _parse_until(head.get("until"), rounds[0], join_path(here, "until")), rounds)
 
 
-def _stages(repeat: Node, path: str) -> Node:
+def _read_stages(repeat: Node, path: str) -> Node:
     stages = repeat.get("stages")
     if stages is None or not stages.is_map or not stages.value:
         where = repeat.where if stages is None else stages.where
-        raise refuse(where, join(path, "stages"), "wants a map of stages", "as `stages: {rl: {...}}`")
+        raise make_error(where, join_path(path, "stages"), "wants a map of stages", "as `stages: {rl: {...}}`")
     for name, node in stages.value.items():
-        check_name(name, node, join(path, "stages", name))
+        check_name(name, node, join_path(path, "stages", name))
         if (nested := node.get("repeat")) is not None:
-            raise refuse(nested.where, join(path, "stages", name), "a loop inside a loop", "unroll one of them by hand")
+            raise make_error(
+                nested.where, join_path(path, "stages", name), "a loop inside a loop", "unroll one of them by hand"
+            )
     return stages
 
 
-def _iteration(stages: Node, number: int, path: str, scope: Scope) -> Iterator[tuple[str, list[Entry]]]:
+def _expand_iteration(stages: Node, number: int, path: str, scope: Scope) -> Iterator[tuple[str, list[Entry]]]:
     for name, node in stages.value.items():
-        inner = scope.within("repeat", _iteration_words(number, node))
-        yield name, variants(name, node, join(path, "stages", name), inner)
+        inner = scope.within("repeat", _iteration_variables(number, node))
+        yield name, expand_matrix(name, node, join_path(path, "stages", name), inner)
 
 
-def _iteration_words(number: int, node: Node) -> dict[str, Node]:
-    return {"iteration": nodes(number, node.where)}
+def _iteration_variables(number: int, node: Node) -> dict[str, Node]:
+    return {"iteration": make_nodes(number, node.where)}
 
 
-def _max(head: Node, where: Mark, path: str) -> int:
+def _read_max(head: Node, where: Mark, path: str) -> int:
     node = head.get("max")
     if node is None:
-        raise refuse(where, path, "`max` is missing", "a loop needs an end: `max: 3`")
+        raise make_error(where, path, "`max` is missing", "a loop needs an end: `max: 3`")
     if isinstance(node.value, bool) or not isinstance(node.value, int) or not 1 <= node.value <= MAX_ITERATIONS:
-        raise refuse(node.mark, join(path, "max"), f"wants a whole number from 1 to {MAX_ITERATIONS}", "as `max: 3`")
+        raise make_error(
+            node.mark, join_path(path, "max"), f"wants a whole number from 1 to {MAX_ITERATIONS}", "as `max: 3`"
+        )
     return node.value
 
 
-def _first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
+def _read_first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
     if node is None:
         return {}
     if not node.is_map:
-        raise refuse(node.where, path, "wants a map of stages to references", "as `first: {rl: cold_start}`")
+        raise make_error(node.where, path, "wants a map of stages to references", "as `first: {rl: cold_start}`")
     for name, child in node.value.items():
         if name.partition("@")[0] not in stages.value:
-            raise refuse(
+            raise make_error(
                 child.where,
-                join(path, name),
+                join_path(path, name),
                 f"the loop has no stage `{name}`",
                 suggest(name, stages.value, "stages of the loop"),
             )
         if not isinstance(child.value, str) or not child.value or child.value.startswith("previous."):
-            raise refuse(child.mark, join(path, name), "wants a reference to an artifact outside the loop", "")
+            raise make_error(child.mark, join_path(path, name), "wants a reference to an artifact outside the loop", "")
     return {name: child.value for name, child in node.value.items()}
 
 
-def _until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Condition | None:
+def _parse_until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Condition | None:
     if node is None:
         return None
     said = node.value if isinstance(node.value, str) and len(node.value) <= MAX_CONDITION else ""
@@ -160,12 +164,12 @@ def _until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Cond
         value = None
     if found is None or value is None or not math.isfinite(value):
         example = 'as `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
-        raise refuse(node.mark, path, "wants stage.metric, a comparison and a number", example)
+        raise make_error(node.mark, path, "wants stage.metric, a comparison and a number", example)
     words = {e.word: Target((e.word,)) for entries in stages.values() for e in entries}
-    split_here = split(found[1], words)
+    split_here = split_reference(found[1], words)
     if split_here is None:
         advice = suggest(found[1].partition(".")[0], words, "stages of the loop")
-        raise refuse(node.mark, path, f"the loop has no stage for `{found[1]}`", advice)
+        raise make_error(node.mark, path, f"the loop has no stage for `{found[1]}`", advice)
     if split_here[1] is None:
-        raise refuse(node.mark, path, f"`{found[1]}` names no metric", f"as `{found[1]}.accuracy`")
+        raise make_error(node.mark, path, f"`{found[1]}` names no metric", f"as `{found[1]}.accuracy`")
     return Condition(split_here[0], split_here[1], found[2], value)

@@ -1,11 +1,11 @@
-"""What a word means where it stands: from a reference as written to the steps it may come from."""
+"""Resolution of references: from a word and its place to the steps that it may name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.errors import RecipeError
 from schemas.references import SCHEMES
-from schemas.source.tree import Mark, refuse
+from schemas.source.tree import Mark, make_error
 from schemas.suggestions import suggest
 
 
@@ -31,8 +31,8 @@ class Resolved:
 Names = Mapping[str, Target]
 
 
-def split(text: str, names: Names) -> tuple[str, str | None] | None:
-    """The longest known word that `text` starts with, and the output after it; None when there is none."""
+def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
+    """Return the longest known word that `text` starts with, and the output after it; None when there is none."""
     head, tail = text, ""
     while True:
         if head in names:
@@ -44,56 +44,58 @@ def split(text: str, names: Names) -> tuple[str, str | None] | None:
 
 
 def scheme_of(text: str) -> str | None:
-    """The scheme of an outside reference."""
+    """Return the scheme of an outside reference."""
     head, colon, _ = text.partition(":")
     return head if colon else None
 
 
-def resolve(text: str, names: Names, mark: Mark, path: str) -> Resolved:
-    """What a reference means. Raises RecipeError with the nearest word."""
+def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
+    """Resolve a reference. Raise RecipeError with the nearest word."""
     if "|" in text and ":" not in text.partition("|")[0]:
-        return _first_of([part.strip() for part in text.split("|")], names, mark, path)
+        return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)
     if (scheme := scheme_of(text)) is not None:
-        return Resolved(source=_outside(text, scheme, mark, path))
-    found = split(text, names)
+        return Resolved(source=_check_outside(text, scheme, mark, path))
+    found = split_reference(text, names)
     if found is None:
-        raise _unknown(text, names, mark, path)
+        raise _make_unknown_error(text, names, mark, path)
     word, output = found
     target = names[word]
     if target.missing:
-        raise refuse(mark, path, f"`{word}` has nothing before it in iteration 1", target.missing)
+        raise make_error(mark, path, f"`{word}` has nothing before it in iteration 1", target.missing)
     if target.alias is not None:
-        outer = resolve(target.alias, {k: v for k, v in names.items() if not k.startswith("previous.")}, mark, path)
+        outer = resolve_reference(
+            target.alias, {k: v for k, v in names.items() if not k.startswith("previous.")}, mark, path
+        )
         return Resolved(outer.steps, outer.output or (None if outer.source else output), outer.source)
     if target.is_fan:
         advice = f"name one: {', '.join(target.steps)}"
-        raise refuse(mark, path, f"`{word}` has {len(target.steps)} variants and one is wanted here", advice)
+        raise make_error(mark, path, f"`{word}` has {len(target.steps)} variants and one is wanted here", advice)
     return Resolved(target.steps, output)
 
 
-def _first_of(parts: list[str], names: Names, mark: Mark, path: str) -> Resolved:
-    """`repair | tuned`: the first that ran."""
-    found = [resolve(part, names, mark, path) for part in parts]
+def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Resolved:
+    """Resolve `repair | tuned`: the first that ran."""
+    found = [resolve_reference(part, names, mark, path) for part in parts]
     if any(one.source for one in found):
-        raise refuse(mark, path, "a choice between stages cannot hold a source from outside", "name stages only")
+        raise make_error(mark, path, "a choice between stages cannot hold a source from outside", "name stages only")
     outputs = {one.output for one in found}
     if len(outputs) > 1:
         said = "the candidates name different outputs"
-        raise refuse(mark, path, said, "name the same output of each, as `repair.model | tuned.model`")
+        raise make_error(mark, path, said, "name the same output of each, as `repair.model | tuned.model`")
     return Resolved(tuple(dict.fromkeys(step for one in found for step in one.steps)), found[0].output)
 
 
-def _outside(text: str, scheme: str, mark: Mark, path: str) -> str:
+def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:
     rest = text.partition(":")[2]
     if scheme not in SCHEMES:
-        raise refuse(mark, path, f"`{scheme}:` is no source", suggest(scheme, SCHEMES, "sources"))
+        raise make_error(mark, path, f"`{scheme}:` is no source", suggest(scheme, SCHEMES, "sources"))
     if not rest.strip() or (scheme == "hub" and "/" not in rest) or "\n" in rest:
         shape = {"hub": "hub:org/name@revision", "path": "path:./folder", "mlflow": "mlflow:name@champion"}[scheme]
-        raise refuse(mark, path, f"`{text}` is incomplete", f"write {shape}")
+        raise make_error(mark, path, f"`{text}` is incomplete", f"write {shape}")
     return text
 
 
-def _unknown(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
+def _make_unknown_error(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
     if text.startswith((".", "/", "~")):
         advice = f"a folder from outside is written path:{text}; the output of a stage is named by the stage"
     elif "/" in text:
@@ -101,4 +103,4 @@ def _unknown(text: str, names: Names, mark: Mark, path: str) -> RecipeError:
     else:
         unrolled = {step for word, target in names.items() for step in target.steps if word != step}
         advice = suggest(text, [n for n in names if n not in unrolled or "@" in n], "stages")
-    return refuse(mark, path, f"no stage `{text}`", advice)
+    return make_error(mark, path, f"no stage `{text}`", advice)

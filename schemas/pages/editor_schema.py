@@ -1,4 +1,4 @@
-"""One JSON Schema (2020-12) of recipes for editors: kinds, and in every slot its functions with their options.
+"""The JSON Schema (2020-12) of recipes for editors: kinds, slots and the options of their functions.
 
 It describes what is written, before variables and presets: `${...}` may stand for any value, an rl stage with an
 `algorithm` needs no slots, and a recipe that `extends` another may hold parts of stages.
@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from schemas.checks.merges import methods
-from schemas.expansion.expand import preset_names, preset_slots
+from schemas.checks.merges import merge_methods
+from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.recipe.load import Head
 from schemas.signatures import Signature, options_model, signatures
 from schemas.stages.union import KINDS, Stage
@@ -26,39 +26,39 @@ _IMPORT_PATH = {
 }
 
 
-def editor_schema() -> Json:
-    """The schema as plain values; equal code gives equal text."""
-    slots = _subclasses(Use)
+def make_editor_schema() -> Json:
+    """Return the schema as plain values; equal code gives equal text."""
+    slots = _list_slots(Use)
     found = {slot: list(signatures(slot)) for slot in slots}
     models = [*KINDS.values(), Head, *slots, *(options_model(s) for pairs in found.values() for _, s in pairs)]
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
-    defs: Json = {name: _open(body) for name, body in schema["$defs"].items()}
+    defs: Json = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}
     for slot, pairs in found.items():
         own = {k: v for k, v in defs[names[slot]].get("properties", {}).items() if k != "use"}
         required = [k for k in defs[names[slot]].get("required", []) if k != "use"]
         options = [(name, s, defs[names[options_model(s)]]) for name, s in pairs]
-        defs[names[slot]] = _slot(slot, options, own, required)
+        defs[names[slot]] = _make_slot(slot, options, own, required)
     head = defs.pop(names[Head])
     for kind, model in KINDS.items():
-        part = _stage(kind, defs.pop(names[model]))
+        part = _make_stage(kind, defs.pop(names[model]))
         demands = {k: part.pop(k) for k in ("required", "anyOf") if k in part}
         defs[f"part_{kind}"] = part
         defs[f"stage_{kind}"] = {"allOf": [{"$ref": f"#/$defs/part_{kind}"}], **demands}
     unused = {names[options_model(s)] for pairs in found.values() for _, s in pairs}
-    defs = {k: v for k, v in defs.items() if k not in unused} | _shared()
-    return {**_top(head), "$defs": dict(sorted(defs.items()))}
+    defs = {k: v for k, v in defs.items() if k not in unused} | _make_shared()
+    return {**_make_top(head), "$defs": dict(sorted(defs.items()))}
 
 
-def _subclasses(kind: type[Use]) -> list[type[Use]]:
-    """Every slot that stages use, sorted by name."""
+def _list_slots(kind: type[Use]) -> list[type[Use]]:
+    """Return every slot that stages use, sorted by name."""
     used = TypeAdapter(Stage).json_schema()["$defs"]
     below = [s for direct in kind.__subclasses__() for s in (direct, *direct.__subclasses__())]
     return sorted((s for s in below if s.__name__ in used), key=lambda s: s.__name__)
 
 
-def _slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json, required: list[str]) -> Json:
-    """A bare word where no option must be set, a map with the function's options, or a function of the user's own."""
+def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json, required: list[str]) -> Json:
+    """Return a slot's schema: a bare word if no option is required, a map of options, or an import path."""
     bare = [n for n, _, body in options if not body.get("required") and not required]
     forms: list[Json] = [{"enum": bare}] if bare else []
     if not required:
@@ -79,8 +79,8 @@ def _slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json
     return {"description": (slot.__doc__ or "").strip(), "anyOf": [*forms, _TEXT]}
 
 
-def _stage(kind: str, body: Json) -> Json:
-    """A kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
+def _make_stage(kind: str, body: Json) -> Json:
+    """Return a kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
     whole = {**body, "properties": properties, "required": ["kind", *required]}
@@ -88,8 +88,8 @@ def _stage(kind: str, body: Json) -> Json:
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
     if "algorithm" in properties:
-        slots = preset_slots()
-        properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(preset_names())}, _TEXT]}
+        slots = list_preset_slots()
+        properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(find_presets())}, _TEXT]}
         whole["required"] = ["kind", *(key for key in required if key not in slots)]
         whole["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
         # On top of a preset a slot of one function may hold only the options that differ.
@@ -97,7 +97,7 @@ def _stage(kind: str, body: Json) -> Json:
         single = [slot for slot in slots if _is_use(KINDS[kind].model_fields[slot].annotation)]
         properties |= {slot: {**properties[slot], "anyOf": [*properties[slot]["anyOf"], part]} for slot in single}
     if "merge_method" in properties:
-        properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": methods()}, _TEXT]}
+        properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": merge_methods()}, _TEXT]}
     return whole
 
 
@@ -106,8 +106,8 @@ def _is_use(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Use)
 
 
-def _shared() -> Json:
-    """Definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
+def _make_shared() -> Json:
+    """Return definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
     kind = {"enum": list(KINDS), "description": "What the stage does."}
     loop_keys = {
         "max": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, _TEXT]},
@@ -120,8 +120,13 @@ def _shared() -> Json:
     described = {"repeat": repeat, "description": {"type": "string"}}
     loop = {"type": "object", "properties": described, "required": ["repeat"], "additionalProperties": False}
     return {
-        "stage": {"type": "object", "properties": {"kind": kind}, "required": ["kind"], "allOf": _by_kind("stage")},
-        "part": {"type": "object", "properties": {"kind": kind}, "allOf": _by_kind("part")},
+        "stage": {
+            "type": "object",
+            "properties": {"kind": kind},
+            "required": ["kind"],
+            "allOf": _make_kind_cases("stage"),
+        },
+        "part": {"type": "object", "properties": {"kind": kind}, "allOf": _make_kind_cases("part")},
         "loop": loop,
         "stages": {
             "type": "object",
@@ -140,16 +145,16 @@ def _shared() -> Json:
     }
 
 
-def _by_kind(word: str) -> list[Json]:
-    """The definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
+def _make_kind_cases(word: str) -> list[Json]:
+    """Return the definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
     return [
         {"if": {"properties": {"kind": {"const": k}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{word}_{k}"}}
         for k in KINDS
     ]
 
 
-def _top(head: Json) -> Json:
-    """The recipe itself. Stages that lean on a parent or on defaults need not be whole."""
+def _make_top(head: Json) -> Json:
+    """Return the recipe itself. Stages that lean on a parent or on defaults need not be whole."""
     file = {"type": "string", "minLength": 1}
     properties = copy.deepcopy(head["properties"])
     properties["extends"] = {
@@ -158,7 +163,8 @@ def _top(head: Json) -> Json:
     }
     part = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}}
     defaults = {
-        k: {"type": "object", "properties": {p: {} for p in _keys(k)}, "additionalProperties": False} for k in KINDS
+        k: {"type": "object", "properties": {p: {} for p in _list_keys(k)}, "additionalProperties": False}
+        for k in KINDS
     }
     properties["defaults"] |= {"properties": defaults, "additionalProperties": False}
     properties["stages"] = {
@@ -185,31 +191,31 @@ def _top(head: Json) -> Json:
     }
 
 
-def _keys(kind: str) -> list[str]:
+def _list_keys(kind: str) -> list[str]:
     return [*KINDS[kind].model_fields, "matrix"]
 
 
-def _open(schema: Any) -> Any:
-    """The schema with `${...}` allowed wherever a value is typed as something else than text."""
+def _allow_variables(schema: Any) -> Any:
+    """Return the schema with `${...}` allowed wherever a value is typed as something else than text."""
     if not isinstance(schema, dict):
         return schema
-    result = {k: _values_opened(k, v) for k, v in schema.items()}
+    result = {k: _open_value(k, v) for k, v in schema.items()}
     result.pop("title", None)
     return result
 
 
-def _values_opened(key: str, value: Any) -> Any:
+def _open_value(key: str, value: Any) -> Any:
     if key == "properties":
-        return {name: _textual(_open(child)) for name, child in value.items()}
+        return {name: _allow_text(_allow_variables(child)) for name, child in value.items()}
     if key in ("items", "additionalProperties") and isinstance(value, dict):
-        return _textual(_open(value))
+        return _allow_text(_allow_variables(value))
     if key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        return [_open(child) for child in value]
+        return [_allow_variables(child) for child in value]
     return value
 
 
-def _textual(schema: Json) -> Json:
-    """A value that may also be written as `${...}`."""
+def _allow_text(schema: Json) -> Json:
+    """Return a value that may also be written as `${...}`."""
     if schema.get("type") == "string" and "enum" not in schema and "pattern" not in schema:
         return schema
     about = {k: v for k, v in schema.items() if k in ("description", "default")}

@@ -26,20 +26,20 @@ it does not repeat the paper's experiments, and the last column says what is not
 """
 
 
-def papers_page(house: Path = HOUSE) -> str:
-    """The page as Markdown, papers in the order of their ids."""
+def make_papers_page(house: Path = HOUSE) -> str:
+    """Return the page as Markdown, papers in the order of their ids."""
     lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
         if test.is_file():
-            title, (proven, missing) = title_of(recipe), proof_of(test)
-            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{without(title, proven)}]"
+            title, (proven, missing) = read_title(recipe), read_proof(test)
+            links = f"[{recipe.stem}](../recipes/papers/{recipe.name}) | [{strip_title(title, proven)}]"
             lines.append(f"| {title} | {links}(../tests/papers/{test.name}) | {missing} |")
     return "\n".join([INTRODUCTION, *lines]) + "\n"
 
 
-def title_of(recipe: Path) -> str:
-    """The first paragraph of the header that says something to a reader; raises ValueError when there is none."""
+def read_title(recipe: Path) -> str:
+    """Return the first paragraph of the header that is meant for readers; raise ValueError if there is none."""
     lines: list[str] = []
     for line in recipe.read_text(encoding="utf-8").splitlines():
         said = line.removeprefix("#").strip()
@@ -49,40 +49,40 @@ def title_of(recipe: Path) -> str:
             lines.append(said)
     if not lines:
         raise ValueError(f"{recipe}: the header must begin with the paper's title")
-    return flat(" ".join(lines))
+    return flatten(" ".join(lines))
 
 
-def proof_of(test: Path) -> tuple[str, str]:
-    """What the docstring of a test says is proven, and what is not shown; raises ValueError without a docstring."""
+def read_proof(test: Path) -> tuple[str, str]:
+    """Return what a test's docstring says is proven, and what is not shown; raise ValueError without a docstring."""
     said = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
     if not said:
         raise ValueError(f"{test}: the docstring must say what is proven")
-    paragraphs = [flat(paragraph) for paragraph in said.split("\n\n")]
+    paragraphs = [flatten(paragraph) for paragraph in said.split("\n\n")]
     missing = [p.removeprefix("Not shown:").strip() for p in paragraphs[1:] if p.startswith("Not shown:")]
-    return paragraphs[0], (begun(missing[0]) if missing else "—")
+    return paragraphs[0], (capitalise(missing[0]) if missing else "—")
 
 
-def without(title: str, proven: str) -> str:
-    """What is proven, without the title before it: the longest beginning, up to a colon, that also begins the title."""
+def strip_title(title: str, proven: str) -> str:
+    """Return what is proven without a leading title: the longest beginning, up to a colon, that begins the title."""
     ends = [match.start() for match in re.finditer(r": ", proven)]
-    names = [end for end in ends if plain(title).startswith(plain(proven[:end]))]
-    return begun(proven[max(names) + 2 :] if names else proven)
+    names = [end for end in ends if normalise(title).startswith(normalise(proven[:end]))]
+    return capitalise(proven[max(names) + 2 :] if names else proven)
 
 
-def begun(text: str) -> str:
-    """With a capital."""
+def capitalise(text: str) -> str:
+    """Return the text with a capital."""
     return text[:1].upper() + text[1:]
 
 
-def plain(text: str) -> str:
-    """Letters and digits in small."""
+def normalise(text: str) -> str:
+    """Return the letters and digits in lower case."""
     return re.sub(r"[^\w]+", " ", text.casefold()).strip()
 
 
-def flat(text: str) -> str:
-    """On one line, fit for a cell of a table."""
+def flatten(text: str) -> str:
+    """Return the text on one line, fit for a cell of a table."""
     return " ".join(text.replace("|", "\\|").split())
 
 
 if __name__ == "__main__":
-    print(papers_page(), end="")
+    print(make_papers_page(), end="")

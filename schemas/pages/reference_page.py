@@ -1,4 +1,4 @@
-"""docs/recipes.md, written from the code: every key of every kind, and every function that a slot can name."""
+"""docs/recipes.md, generated from the code: every key of every kind, and every function of every slot."""
 
 import itertools
 import re
@@ -12,9 +12,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from schemas.budget import Budget, Prices
-from schemas.checks.merges import methods
+from schemas.checks.merges import merge_methods
 from schemas.endpoint import Endpoint, Price
-from schemas.expansion.expand import preset_names
+from schemas.expansion.expand import find_presets
 from schemas.number_schedules import Number
 from schemas.recipe.load import Head
 from schemas.references import Reference
@@ -88,148 +88,155 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 """
 
 
-def reference_page() -> str:
-    """The page as Markdown."""
-    parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
-    parts += ["**Promote**\n", _table(Promote, set())]
-    parts += ["**Budget**\n", _table(Budget, set()), "**Prices**\n", _table(Prices, set())]
-    parts += ["**Endpoint**\n", _table(Endpoint, set()), "**Price**\n", _table(Price, set())]
-    parts += ["## Keys of every stage\n", _table(BaseStage, set()), "**Resources**\n", _table(Resources, set())]
-    parts += ["**TrainRole**; Role is the same without `strategy`\n", _table(TrainRole, set())]
-    parts += ["## Keys of every training stage\n", _table(Training, set())]
+def make_reference_page() -> str:
+    """Return the page as Markdown."""
+    parts = [INTRODUCTION, "## The recipe\n", _make_table(Head, set()), "**Schedule**\n", _make_table(Schedule, set())]
+    parts += ["**Promote**\n", _make_table(Promote, set())]
+    parts += ["**Budget**\n", _make_table(Budget, set()), "**Prices**\n", _make_table(Prices, set())]
+    parts += ["**Endpoint**\n", _make_table(Endpoint, set()), "**Price**\n", _make_table(Price, set())]
+    parts += [
+        "## Keys of every stage\n",
+        _make_table(BaseStage, set()),
+        "**Resources**\n",
+        _make_table(Resources, set()),
+    ]
+    parts += ["**TrainRole**; Role is the same without `strategy`\n", _make_table(TrainRole, set())]
+    parts += ["## Keys of every training stage\n", _make_table(Training, set())]
     for kind, model in KINDS.items():
-        parts += [f"## kind: {kind}\n", _kind(model)]
+        parts += [f"## kind: {kind}\n", _describe_kind(model)]
     parts.append("## What the slots can name\n")
-    parts += [_slot(slot) for slot in sorted(Use.__subclasses__(), key=lambda s: s.__name__) if slot.home]
+    parts += [_describe_slot(slot) for slot in sorted(Use.__subclasses__(), key=lambda s: s.__name__) if slot.home]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _kind(model: type[BaseStage]) -> str:
+def _describe_kind(model: type[BaseStage]) -> str:
     shared = [m for m in (BaseStage, Training) if issubclass(model, m)]
     own = model.model_fields
     skip = {"kind"} | {n for m in shared for n, f in m.model_fields.items() if own[n].description == f.description}
-    text = [_doc(model), ""]
+    text = [_read_doc(model), ""]
     if Training in shared:
         text += ["Takes the keys of every training stage.", ""]
-    text.append(_table(model, skip))
-    for inner in dict.fromkeys(_models(model)):
+    text.append(_make_table(model, skip))
+    for inner in dict.fromkeys(_list_models(model)):
         if inner is not LoRA:
-            text += [f"**{inner.__name__}**: {_doc(inner)}", "", _table(inner, set())]
+            text += [f"**{inner.__name__}**: {_read_doc(inner)}", "", _make_table(inner, set())]
     if "algorithm" in model.model_fields:
-        text += ["Algorithms, in `recipes/algorithms/`:", "", *map(_preset, preset_names().items()), ""]
+        text += ["Algorithms, in `recipes/algorithms/`:", "", *map(_describe_preset, find_presets().items()), ""]
     return "\n".join(text)
 
 
-def _preset(named: tuple[str, Path]) -> str:
-    """A line of the list: the name, and the first sentence of the file's header."""
+def _describe_preset(named: tuple[str, Path]) -> str:
+    """Return a line of the list: the name, and the first sentence of the file's header."""
     name, file = named
-    header = " ".join(line.lstrip("# ").strip() for line in _header(file))
+    header = " ".join(line.lstrip("# ").strip() for line in _read_header(file))
     return f"- `{name}`: {re.split(r'(?<=[)][.]) |(?<=[.]) (?=[A-Z])', header)[0]}"
 
 
-def _header(file: Path) -> Iterator[str]:
+def _read_header(file: Path) -> Iterator[str]:
     return itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
 
 
-def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Models below the fields of a model that are neither functions nor common to all stages."""
+def _list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield models below the fields of a model that are neither functions nor common to all stages."""
     for name, spec in model.model_fields.items():
         if name in BaseStage.model_fields:
             continue
-        for part in _parts(spec.annotation):
+        for part in _walk_annotation(spec.annotation):
             is_model = isinstance(part, type) and issubclass(part, BaseModel) and not issubclass(part, Use)
             if is_model and part.__module__ != "schemas.number_schedules":
                 yield part
-                yield from _models(part)
+                yield from _list_models(part)
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def _walk_annotation(annotation: Any) -> Iterator[Any]:
     yield annotation
     for inner in get_args(annotation):
-        yield from _parts(inner)
+        yield from _walk_annotation(inner)
 
 
-def _table(model: type[BaseModel], skip: set[str]) -> str:
+def _make_table(model: type[BaseModel], skip: set[str]) -> str:
     rows = ["| key | value | default | |", "|---|---|---|---|"]
     for name, spec in model.model_fields.items():
         if name not in skip:
             rows.append(
-                f"| `{spec.alias or name}` | {_type(spec.annotation)} | {_default(spec)} | {_flat(spec.description)} |"
+                f"| `{spec.alias or name}` | {_describe_type(spec.annotation)} | {_describe_default(spec)} | {_flatten(spec.description)} |"
             )
     return "\n".join(rows) + "\n"
 
 
-def _slot(slot: type[Use]) -> str:
-    text = [f"### {_title(slot)}\n", _doc(slot), ""]
-    found = [(n, signature(slot, n)) for n in methods()] if slot is MergeMethodUse else list(signatures(slot))
+def _describe_slot(slot: type[Use]) -> str:
+    text = [f"### {_make_title(slot)}\n", _read_doc(slot), ""]
+    found = [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
     own = [n for n in slot.model_fields if n != "use"]
     if own:
         text += [f"Beside the options: {', '.join(f'`{n}`' for n in own)}.", ""]
     for name, one in found:
-        text.append(f"- `{name}` {_flat(one.summary)}{_options(one)}")
+        text.append(f"- `{name}` {_flatten(one.summary)}{_describe_options(one)}")
     return "\n".join(text) + "\n"
 
 
-def _options(found: Signature) -> str:
-    lines = [f"\n  - `{n.removesuffix('_')}`: {_type(o.type)}{_option_default(o)}" for n, o in found.options.items()]
-    return "".join(lines)
+def _describe_options(signature: Signature) -> str:
+    return "".join(
+        f"\n  - `{name.removesuffix('_')}`: {_describe_type(option.type)}{_describe_option_default(option)}"
+        for name, option in signature.options.items()
+    )
 
 
-def _option_default(option: Option) -> str:
+def _describe_option_default(option: Option) -> str:
     if option.required:
         return ", required"
-    return f", default {_literal(option.default)}" if option.is_literal else ""
+    return f", default {_describe_literal(option.default)}" if option.is_literal else ""
 
 
-def _title(slot: type[Use]) -> str:
+def _make_title(slot: type[Use]) -> str:
     words = re.findall(r"[A-Z][a-z]+", slot.__name__.removesuffix("Use"))
     return " ".join(words).capitalize()
 
 
-def _doc(model: type) -> str:
+def _read_doc(model: type) -> str:
     return re.sub(r"\s*\n\s*", " ", (model.__doc__ or "").strip())
 
 
-def _flat(text: str | None) -> str:
+def _flatten(text: str | None) -> str:
     return " ".join((text or "").replace("|", "\\|").split())
 
 
-def _default(spec: FieldInfo) -> str:
+def _describe_default(spec: FieldInfo) -> str:
     if spec.is_required() or spec.default is PydanticUndefined:
         return "required"
-    return _literal(spec.default)
+    return _describe_literal(spec.default)
 
 
-def _literal(value: Any) -> str:
+def _describe_literal(value: Any) -> str:
     if isinstance(value, Use):
         return f"`{value.use}`"
     if isinstance(value, BaseModel):
         return "its defaults"
     if isinstance(value, list | tuple):
-        return ", ".join(_literal(v) for v in value) or "`[]`"
+        return ", ".join(_describe_literal(v) for v in value) or "`[]`"
     words = {None: "null", True: "true", False: "false"}
     said = words[value] if value is None or isinstance(value, bool) else f"{value!r}" if value == "" else f"{value}"
-    return f"`{_flat(said)}`"
+    return f"`{_flatten(said)}`"
 
 
-def _type(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     if annotation == Number:
         return "number or schedule"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _type(args[0]) + _bounds(args[1:])
+        return _describe_type(args[0]) + _describe_bounds(args[1:])
     if origin is Literal:
         return " \\| ".join(f"`{a}`" for a in args)
     if origin in (Union, types.UnionType):
-        return _union(args)
+        return _describe_union(args)
     if origin in (list, tuple):
-        return f"list of {_type(args[0])}"
+        return f"list of {_describe_type(args[0])}"
     if origin is dict:
-        return f"map to {_type(args[1])}"
+        return f"map to {_describe_type(args[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Reference):
         return f"reference ({', '.join(annotation.accepts)})" if len(annotation.accepts) < 6 else "reference"
     if isinstance(annotation, type) and issubclass(annotation, Use):
-        return f"[{_title(annotation).lower()}](#{_title(annotation).lower().replace(' ', '-')})"
+        return f"[{_make_title(annotation).lower()}](#{_make_title(annotation).lower().replace(' ', '-')})"
     names = {
         int: "whole number",
         float: "number",
@@ -241,14 +248,14 @@ def _type(annotation: Any) -> str:
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _union(args: tuple[Any, ...]) -> str:
+def _describe_union(args: tuple[Any, ...]) -> str:
     numbers = set(get_args(Number))
     rest = [a for a in args if a not in numbers]
-    schedule = ["number or schedule"] if numbers <= set(args) else [_type(a) for a in args if a in numbers]
-    return " \\| ".join(schedule + [_type(a) for a in rest])
+    schedule = ["number or schedule"] if numbers <= set(args) else [_describe_type(a) for a in args if a in numbers]
+    return " \\| ".join(schedule + [_describe_type(a) for a in rest])
 
 
-def _bounds(metadata: tuple[Any, ...]) -> str:
+def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     parts = [m for spec in metadata if isinstance(spec, FieldInfo) for m in spec.metadata]
     said = [f"{sign} {getattr(m, name):g}" for m in parts for name, sign in signs.items() if hasattr(m, name)]

@@ -1,4 +1,4 @@
-"""A recipe: read, expanded and checked; everything wrong with it is found at once."""
+"""Loads a recipe: reads, expands and checks it, and reports all problems at once."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,11 +8,11 @@ from pydantic import Field, ValidationError
 
 from schemas.base import Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
-from schemas.checks.refusals import refusals
+from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
 from schemas.endpoint import Endpoint
 from schemas.errors import Problem, RecipeError
-from schemas.expansion.endpoint_names import declared_endpoints, with_endpoints
+from schemas.expansion.endpoint_names import read_endpoints, replace_endpoints
 from schemas.expansion.expand import Unit, check_defaults, expand
 from schemas.modules import bounded_reading
 from schemas.plan import BranchOf, Promotion, Until
@@ -20,14 +20,14 @@ from schemas.schedule import Schedule
 from schemas.source.extend import read_recipe
 from schemas.source.limits import MAX_PROBLEMS, Allowance
 from schemas.source.tree import Mark, Node
-from schemas.source.validation import coerced, follow, limited, problems_of
+from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
 from schemas.source.variables import Scope, resolve_vars, substitute
 from schemas.stages.base import BaseStage
 from schemas.steps.decontamination import complete_decontamination
-from schemas.steps.gate_baselines import complete_gates
+from schemas.steps.gate_baselines import resolve_baselines
 from schemas.steps.order import check_graph
-from schemas.steps.promotion import Promote, promotion
-from schemas.steps.step_info import Port, StepInfo, info_of
+from schemas.steps.promotion import Promote, resolve_promotion
+from schemas.steps.step_info import Port, StepInfo, validate_step
 
 SAID = {"name", "description", "tags", "seed", "schedule", "promote", "budget", "endpoints"}
 """Keys of the head in which `${vars.x}` may stand."""
@@ -35,7 +35,7 @@ NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
 
 class Head(Schema):
-    """The keys of a recipe beside its stages."""
+    """The keys of a recipe except its stages."""
 
     schema_version: Literal[1] = 1
     """Version of the language."""
@@ -90,40 +90,40 @@ class Recipe:
         return {name: info.stage for name, info in self.steps.items()}
 
     def origin(self, name: str) -> str:
-        """The stage of the recipe that a step comes from: `sft` for `sft@lr=1`, `loop.rl` for `loop-2-rl`."""
+        """Return the stage of the recipe that a step comes from: `sft` for `sft@lr=1`, `loop.rl` for `loop-2-rl`."""
         return self.steps[name].origin
 
     def seed(self, name: str) -> int:
-        """Seed of a step."""
+        """Return the seed of a step."""
         own = self.steps[name].stage.seed
         return self.head.seed if own is None else own
 
     def ports(self, name: str) -> tuple[Port, ...]:
-        """Every reference of a step, resolved."""
+        """Return every reference of a step, resolved."""
         return self.steps[name].ports
 
     def outputs(self, name: str) -> dict[str, str]:
-        """Named outputs of a step and their artifact types, the default first."""
+        """Return the named outputs of a step and their artifact types, the default first."""
         return dict(self.steps[name].outputs)
 
     def after(self, name: str) -> tuple[str, ...]:
-        """Steps that must finish first although no data comes from them."""
+        """Return steps that must finish first although no data comes from them."""
         return self.steps[name].after
 
     def unless(self, name: str) -> tuple[Until, ...]:
-        """Conditions under which a step of a loop is skipped."""
+        """Return the conditions under which a step of a loop is skipped."""
         return self.steps[name].unless
 
     def branch_of(self, name: str) -> tuple[BranchOf, ...]:
-        """Gates that branch to a step."""
+        """Return the gates that branch to a step."""
         return self.steps[name].branch_of
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Module and name of every function that a step's slots use, sorted."""
+        """Return module and name of every function that a step's slots use, sorted."""
         return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The stage with all defaults filled in, also those of its slots; without what does not enter the key."""
+        """Return the stage with all defaults, also those of its slots; without what is not in the key."""
         return {k: v for k, v in self.steps[name].dump().items() if k not in NOT_IN_KEY}
 
     @property
@@ -133,9 +133,9 @@ class Recipe:
         return {**head, "stages": {name: info.dump() for name, info in self.steps.items()}}
 
     def problem(self, name: str, port: str, message: str, advice: str = "") -> Problem:
-        """A problem at a key of a step, with its place in the file."""
+        """Return a problem at a key of a step, with its place in the file."""
         info = self.steps[name]
-        mark = follow(info.node, port).where
+        mark = follow_path(info.node, port).where
         return Problem(mark.file, mark.line, mark.column, f"{info.path}.{port}".strip("."), message, advice)
 
 
@@ -153,68 +153,68 @@ def load_recipe(
     path = Path(path)
     try:
         with bounded_reading():
-            return _load(path, profile, tuple(overrides), home or path.resolve().parent)
+            return _load_checked(path, profile, tuple(overrides), home or path.resolve().parent)
     except RecursionError:
         raise RecipeError(
             [Problem(str(path), 1, 1, "", "nested too deeply", "vars and extends pile up here")]
         ) from None
 
 
-def _load(path: Path, profile: str | None, overrides: tuple[str, ...], home: Path) -> Recipe:
+def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], home: Path) -> Recipe:
     root = read_recipe(path, profile, overrides)
     root = root.without(*(k for k in root.value if k.startswith("x-")))
-    scope = _scope(root)
-    head, problems = _head(root, path, scope)
+    scope = _make_scope(root)
+    head, problems = _read_head(root, path, scope)
     if head is None:
-        raise RecipeError(limited(problems))
+        raise RecipeError(limit_problems(problems))
     check_defaults(root.get("defaults"))
     units = expand(root.value["stages"], root.get("defaults"), scope)
     said = root.get("endpoints")
-    servers = declared_endpoints(said and substitute(said, scope, "endpoints"))
-    units = [replace(unit, node=with_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
+    servers = read_endpoints(said and substitute(said, scope, "endpoints"))
+    units = [replace(unit, node=replace_endpoints(unit.node, servers, unit.path, scope.allowance)) for unit in units]
     folders = tuple(dict.fromkeys((home, Path.cwd())))
-    infos = _infos(units, folders, problems)
-    _refuse(problems)
+    infos = _validate_steps(units, folders, problems)
+    _raise_problems(problems)
     if head.budget is not None and head.budget.lacks_prices(info.dump() for info in infos.values()):
-        mark = follow(root, "budget.money").where
+        mark = follow_path(root, "budget.money").where
         problems.append(Problem(mark.file, mark.line, mark.column, "budget.money", MONEY_NEEDS_PRICES))
-    infos = complete_gates(complete_decontamination(infos, problems), problems)
+    infos = resolve_baselines(complete_decontamination(infos, problems), problems)
     steps = check_graph(infos, problems)
-    _refuse(problems)
-    problems, warnings = refusals(steps)
+    _raise_problems(problems)
+    problems, warnings = find_refusals(steps)
     said = root.get("promote")
-    promoted = promotion(said, head.promote, head.name, steps, problems) if said and head.promote else None
-    _refuse(problems)
+    promoted = resolve_promotion(said, head.promote, head.name, steps, problems) if said and head.promote else None
+    _raise_problems(problems)
     return Recipe(str(path), profile, head, steps, tuple(warnings), folders, promoted)
 
 
-def _scope(root: Node) -> Scope:
-    """The variables of a recipe, and what is left for all that they are put into."""
+def _make_scope(root: Node) -> Scope:
+    """Return the variables of a recipe, and what is left for all that they are put into."""
     allowance = Allowance()
     return Scope({"vars": resolve_vars(root.get("vars"), allowance)}, allowance)
 
 
-def _head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
+def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
     said = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
     node = root.with_value(said)
     try:
         head = Head.model_validate(node.plain())
     except ValidationError as error:
-        return None, problems_of(error, node.with_value(said), "", Head)
-    wrong = list(coerced(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
+        return None, convert_errors(error, node.with_value(said), "", Head)
+    wrong = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
     if head.schedule is not None:
         wrong += check_schedule(node.value["schedule"], head.schedule, head.profiles)
     if wrong:
         return None, wrong
-    return head if head.name else head.model_copy(update={"name": _file_name(path)}), []
+    return head if head.name else head.model_copy(update={"name": _name_from_file(path)}), []
 
 
-def _file_name(path: Path) -> str:
+def _name_from_file(path: Path) -> str:
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in path.stem).strip("-._")
     return kept[:100] or "recipe"
 
 
-def _infos(units: list[Unit], folders: tuple[Path, ...], problems: list[Problem]) -> dict[str, StepInfo]:
+def _validate_steps(units: list[Unit], folders: tuple[Path, ...], problems: list[Problem]) -> dict[str, StepInfo]:
     infos: dict[str, StepInfo] = {}
     for unit in units:
         if unit.name in infos:
@@ -223,13 +223,13 @@ def _infos(units: list[Unit], folders: tuple[Path, ...], problems: list[Problem]
             where = unit.node.where
             said = f"two steps are called `{unit.name}`"
             problems.append(Problem(where.file, where.line, where.column, unit.path, said, advice))
-        elif (info := info_of(unit, folders, problems)) is not None:
+        elif (info := validate_step(unit, folders, problems)) is not None:
             infos[unit.name] = info
         if len(problems) > MAX_PROBLEMS:
             break
     return infos
 
 
-def _refuse(problems: list[Problem]) -> None:
+def _raise_problems(problems: list[Problem]) -> None:
     if problems:
-        raise RecipeError(limited(problems))
+        raise RecipeError(limit_problems(problems))

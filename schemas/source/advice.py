@@ -1,4 +1,4 @@
-"""What axolotl, LLaMA-Factory, oumi, TRL and verl call our keys, for the hint beside an unknown one."""
+"""The keys of axolotl, LLaMA-Factory, oumi, TRL and verl for ours, for the hint at an unknown key."""
 
 SYNONYMS = {
     "adapter": "use_peft",
@@ -52,7 +52,7 @@ SYNONYMS = {
 }
 
 
-def canonical(word: str, words: list[str]) -> str | None:
-    """Our key for another trainer's, where it fits here."""
+def find_our_key(word: str, words: list[str]) -> str | None:
+    """Return our key for another trainer's, if it fits here."""
     ours = SYNONYMS.get(word)
     return ours if ours in words else None

@@ -1,12 +1,12 @@
-"""A recipe on top of others: `extends`, `profiles` and `--set`, merged in this order with every value's place kept."""
+"""Merges `extends`, `profiles` and `--set` in this order, and keeps every value's place."""
 
 from itertools import islice
 from pathlib import Path
 
 from schemas.errors import RecipeError, printable
-from schemas.source.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_FILES, MAX_NODES, MAX_OVERRIDES, size_of
+from schemas.source.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_FILES, MAX_NODES, MAX_OVERRIDES, measure_size
 from schemas.source.parser import parse_value, read_source
-from schemas.source.tree import Mark, Node, index_of, join, merge, refuse
+from schemas.source.tree import Mark, Node, join_path, make_error, merge_nodes, parse_index
 from schemas.source.values import check_values
 from schemas.suggestions import suggest
 
@@ -15,83 +15,83 @@ LISTED = 200
 
 
 def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ...] = ()) -> Node:
-    """The tree of a recipe after extends, profile and overrides. Raises RecipeError."""
+    """Return the tree of a recipe after extends, profile and overrides. Raises RecipeError."""
     root = _Family().read(path, str(path), ())
-    root = _profiled(root, profile)
+    root = _apply_profile(root, profile)
     if len(overrides) > MAX_OVERRIDES:
         said = f"{len(overrides)} overrides are too many"
-        raise refuse(Mark("--set", 1, 1), "", said, f"at most {MAX_OVERRIDES}; put them into a profile")
+        raise make_error(Mark("--set", 1, 1), "", said, f"at most {MAX_OVERRIDES}; put them into a profile")
     for text in overrides:
-        root = override(root, text)
+        root = set_key(root, text)
     check_values(root)
     return root
 
 
 class _Family:
-    """A recipe and all that it extends; each file is read and merged once, by however many it is extended."""
+    """A recipe and all that it extends; each file is read and merged once, however often it is extended."""
 
     def __init__(self) -> None:
         self.done: dict[Path, Node] = {}
         self.merges, self.nodes = 0, 0
 
     def read(self, path: Path, name: str, above: tuple[Path, ...]) -> Node:
-        """The tree of a file on top of what it extends; `above` are the files that lead to it. Raises RecipeError."""
+        """Return a file merged over its parents; `above` are the files that lead to it. Raise RecipeError."""
         root = read_source(path, name)
         here = path.resolve()
-        self.nodes += size_of(root, MAX_NODES, MAX_CHARACTERS).nodes
+        self.nodes += measure_size(root, MAX_NODES, MAX_CHARACTERS).nodes
         listed = root.get("extends")
         if listed is None:
             return root
         result: Node | None = None
         for item in listed.value if listed.is_list else [listed]:
             base = self._parent(item, path, (*above, here))
-            result = base if result is None else merge(result, base)
+            result = base if result is None else merge_nodes(result, base)
         own = root.without("extends")
-        return own if result is None else merge(result, own)
+        return own if result is None else merge_nodes(result, own)
 
     def _parent(self, item: Node, path: Path, chain: tuple[Path, ...]) -> Node:
         if not isinstance(item.value, str) or not item.value:
-            raise refuse(item.mark, "extends", "wants a file name, or a list of them", "as `extends: base.yaml`")
+            raise make_error(item.mark, "extends", "wants a file name, or a list of them", "as `extends: base.yaml`")
         parent = path.parent / item.value
-        here = _existing(parent)
+        here = _resolve_existing(parent)
         if here is None:
-            raise _not_there(item, path)
+            raise _make_missing_error(item, path)
         if not here.is_file():
             said = f"{printable(item.value, 200)} is not a regular file"
-            raise refuse(item.mark, "extends", said, "name a recipe's YAML file")
+            raise make_error(item.mark, "extends", said, "name a recipe's YAML file")
         if here in chain:
             circle = " -> ".join(p.name for p in [*chain, parent])
-            raise refuse(item.mark, "extends", f"goes in a circle: {circle}", "remove one of these `extends`")
+            raise make_error(item.mark, "extends", f"goes in a circle: {circle}", "remove one of these `extends`")
         self.merges += 1
         if here in self.done:
-            self.nodes += size_of(self.done[here], MAX_NODES, MAX_CHARACTERS).nodes
+            self.nodes += measure_size(self.done[here], MAX_NODES, MAX_CHARACTERS).nodes
         if self.merges > MAX_FILES or self.nodes > 2 * MAX_NODES:
             said = f"more than {MAX_FILES} files, or {2 * MAX_NODES} values, come together here"
-            raise refuse(item.mark, "extends", said, "extend fewer files")
+            raise make_error(item.mark, "extends", said, "extend fewer files")
         if here not in self.done:
             self.done[here] = self.read(parent, str(parent), chain)
         return self.done[here]
 
 
-def _existing(path: Path) -> Path | None:
-    """The file that a path leads to; None where there is none, or none can be."""
+def _resolve_existing(path: Path) -> Path | None:
+    """Return the file of a path, or None if there is none."""
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a character that no path has
         return None
 
 
-def _not_there(item: Node, path: Path) -> RecipeError:
+def _make_missing_error(item: Node, path: Path) -> RecipeError:
     beside = sorted(p.name for p in islice(path.parent.glob("*.y*ml"), LISTED) if p.name != path.name)
-    return refuse(
+    return make_error(
         item.mark, "extends", f"no file {printable(item.value, 200)}", suggest(item.value, beside, "files beside it")
     )
 
 
-def _profiled(root: Node, profile: str | None) -> Node:
+def _apply_profile(root: Node, profile: str | None) -> Node:
     profiles = root.get("profiles")
     if profiles is not None and not profiles.is_map:
-        raise refuse(profiles.mark, "profiles", "wants a map of names to overrides", "as `profiles: {tiny: {...}}`")
+        raise make_error(profiles.mark, "profiles", "wants a map of names to overrides", "as `profiles: {tiny: {...}}`")
     if profiles is not None:
         for name, over in profiles.value.items():
             _check_profile(name, over)
@@ -99,56 +99,60 @@ def _profiled(root: Node, profile: str | None) -> Node:
         return root
     names = list(profiles.value) if profiles is not None else []
     if profile not in names:
-        raise refuse(root.mark, "profiles", f"no profile `{profile}`", suggest(profile, names, "profiles"))
-    return merge(root, profiles.value[profile]) if profiles is not None else root
+        raise make_error(root.mark, "profiles", f"no profile `{profile}`", suggest(profile, names, "profiles"))
+    return merge_nodes(root, profiles.value[profile]) if profiles is not None else root
 
 
 def _check_profile(name: str, over: Node) -> None:
     if not over.is_map:
-        raise refuse(over.mark, join("profiles", name), "wants a map of overrides", "as `tiny: {stages: {...}}`")
+        raise make_error(
+            over.mark, join_path("profiles", name), "wants a map of overrides", "as `tiny: {stages: {...}}`"
+        )
     for key in ("extends", "profiles", "name"):
         if (child := over.get(key)) is not None:
-            raise refuse(child.where, join("profiles", name, key), f"a profile cannot set `{key}`", "move it out")
+            raise make_error(
+                child.where, join_path("profiles", name, key), f"a profile cannot set `{key}`", "move it out"
+            )
 
 
-def override(root: Node, text: str) -> Node:
+def set_key(root: Node, text: str) -> Node:
     """Set one key: `stages.sft.learning_rate=1e-4`; the value is YAML. Raises RecipeError."""
     path, equals, value = text.partition("=")
     start = Mark(f"--set {printable(text, 200)}", 1, 1)
     keys = path.strip().split(".")
     if not equals or not all(keys) or not path.isprintable():
-        raise refuse(start, path, "wants key.path=value", "as `--set stages.sft.learning_rate=1e-4`")
+        raise make_error(start, path, "wants key.path=value", "as `--set stages.sft.learning_rate=1e-4`")
     if len(keys) > MAX_DEPTH:
-        raise refuse(start, path, f"a path of {len(keys)} keys is too long", f"at most {MAX_DEPTH}")
+        raise make_error(start, path, f"a path of {len(keys)} keys is too long", f"at most {MAX_DEPTH}")
     try:
         node = parse_value(value, start)
     except RecipeError as error:
-        raise refuse(start, path, error.problems[0].message, "quote the value for YAML") from None
-    return _set(root, keys, Node(node.value, start, start), "", start)
+        raise make_error(start, path, error.problems[0].message, "quote the value for YAML") from None
+    return _set_below(root, keys, Node(node.value, start, start), "", start)
 
 
-def _set(node: Node, keys: list[str], value: Node, path: str, start: Mark) -> Node:
+def _set_below(node: Node, keys: list[str], value: Node, path: str, start: Mark) -> Node:
     key, rest = keys[0], keys[1:]
-    here = join(path, key)
+    here = join_path(path, key)
     if node.is_list:
-        index = index_of(key, len(node.value))
+        index = parse_index(key, len(node.value))
         if index is None:
             has = f"it has items 0 to {len(node.value) - 1}" if node.value else "it is empty"
-            raise refuse(start, here, f"`{path}` has no item {key}", has)
+            raise make_error(start, here, f"`{path}` has no item {key}", has)
         items = list(node.value)
-        items[index] = _set(items[index], rest, value, here, start) if rest else value
+        items[index] = _set_below(items[index], rest, value, here, start) if rest else value
         return node.with_value(items)
     if isinstance(node.value, str) and path.count(".") > 1:
         node = node.with_value({"use": Node(node.value, node.mark, node.mark)})
     if not node.is_map and node.value is not None:
-        raise refuse(start, here, f"`{path}` is a single value and has no `{key}`", "set the value itself")
+        raise make_error(start, here, f"`{path}` is a single value and has no `{key}`", "set the value itself")
     children = node.value or {}
-    if (key not in children and rest and path in ("", "profiles")) or _names_stage(path, key, children):
-        raise refuse(start, here, f"there is no `{here}` to set", suggest(key, children, "keys here"))
+    if (key not in children and rest and path in ("", "profiles")) or _would_name_stage(path, key, children):
+        raise make_error(start, here, f"there is no `{here}` to set", suggest(key, children, "keys here"))
     below = children.get(key, Node({}, start, start))
-    return node.with_value({**children, key: _set(below, rest, value, here, start) if rest else value})
+    return node.with_value({**children, key: _set_below(below, rest, value, here, start) if rest else value})
 
 
-def _names_stage(path: str, key: str, children: dict[str, Node]) -> bool:
-    """Whether an unknown key stands where only stages or variables of the recipe can be named."""
+def _would_name_stage(path: str, key: str, children: dict[str, Node]) -> bool:
+    """Return whether an unknown key is where only stages or variables of the recipe can be named."""
     return key not in children and path.rpartition(".")[2] in ("stages", "vars") and path.count(".") % 2 == 0

@@ -1,4 +1,4 @@
-"""How large a recipe may become, and the count of what it has become so far.
+"""Limits on the size of a recipe, and the count of what it has become so far.
 
 A recipe of a few lines can stand for millions of values: through anchors, variables, matrix, loops and parents that
 extend one another. Every part that puts values into the tree charges them to the allowance of the load, so that a
@@ -7,7 +7,7 @@ recipe is refused, at the key where it happens, before the values cost memory or
 
 from dataclasses import dataclass
 
-from schemas.source.tree import Mark, Node, refuse
+from schemas.source.tree import Mark, Node, make_error
 
 MAX_BYTES = 1_000_000
 """Of one file."""
@@ -43,8 +43,8 @@ class Size:
     characters: int = 0
 
 
-def size_of(node: Node, nodes: int, characters: int) -> Size:
-    """Size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""
+def measure_size(node: Node, nodes: int, characters: int) -> Size:
+    """Return the size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""
     count, length, stack = 0, 0, [node]
     while stack and count <= nodes and length <= characters:
         one = stack.pop()
@@ -60,7 +60,7 @@ def size_of(node: Node, nodes: int, characters: int) -> Size:
 
 
 class Allowance:
-    """What may still be put into a tree. Every method raises RecipeError at the given place when it is used up."""
+    """The size that a tree may still grow by. Every method raises RecipeError at the given place if it is used up."""
 
     def __init__(self, nodes: int = MAX_EXPANDED, characters: int = MAX_CHARACTERS):
         self.nodes, self.characters = nodes, characters
@@ -70,14 +70,14 @@ class Allowance:
         self.nodes -= nodes
         self.characters -= characters
         if self.nodes < 0:
-            raise refuse(
+            raise make_error(
                 mark,
                 path,
                 f"the recipe becomes too large: more than {MAX_EXPANDED} values",
                 "variables, matrix, loops or endpoints multiply here",
             )
         if self.characters < 0:
-            raise refuse(
+            raise make_error(
                 mark,
                 path,
                 f"the recipe becomes too large: more than {MAX_CHARACTERS} characters",
@@ -86,5 +86,5 @@ class Allowance:
 
     def take_tree(self, node: Node, mark: Mark, path: str) -> None:
         """Charge a whole tree that is put in at a place."""
-        size = size_of(node, self.nodes, self.characters)
+        size = measure_size(node, self.nodes, self.characters)
         self.take(size.nodes, size.characters, mark, path)

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from schemas.source.files import mark_at, read_text
+from schemas.source.files import find_mark, read_text
 from schemas.source.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
-from schemas.source.tree import Mark, Node, join, refuse
+from schemas.source.tree import Mark, Node, join_path, make_error
 
 _LOADER = getattr(yaml, "CLoader", yaml.Loader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -28,26 +28,26 @@ _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null
 
 
 def read_source(path: Path, name: str | None = None) -> Node:
-    """The tree of a file; `name` is how errors call it. Raises RecipeError."""
+    """Return the tree of a file; `name` is how errors call it. Raises RecipeError."""
     file = name or str(path)
     return parse_text(read_text(path, file), file)
 
 
 def parse_text(text: str, file: str) -> Node:
-    """The tree of a text whose top level is a map. Raises RecipeError."""
+    """Return the tree of a text whose top level is a map. Raises RecipeError."""
     root = parse_value(text, Mark(file, 1, 1))
     if root.value is None:
-        raise refuse(Mark(file, 1, 1), "", "the recipe is empty", "start with `name:` and `stages:`")
+        raise make_error(Mark(file, 1, 1), "", "the recipe is empty", "start with `name:` and `stages:`")
     if not root.is_map:
-        raise refuse(root.mark, "", "a recipe is a map of keys", "start with `name:` and `stages:`")
+        raise make_error(root.mark, "", "a recipe is a map of keys", "start with `name:` and `stages:`")
     return root
 
 
 def parse_value(text: str, start: Mark) -> Node:
-    """The tree of any single YAML document. Raises RecipeError."""
+    """Return the tree of any single YAML document. Raises RecipeError."""
     if odd := _UNPRINTABLE.search(text):
-        raise refuse(
-            mark_at(text, odd.start(), start),
+        raise make_error(
+            find_mark(text, odd.start(), start),
             "",
             f"character U+{ord(odd[0]):04X} is not allowed",
             "remove it; in a double-quoted string it may be written as an escape",
@@ -60,13 +60,13 @@ def parse_value(text: str, start: Mark) -> Node:
         mark = error.problem_mark or error.context_mark
         place = Mark(start.file, mark.line + 1, mark.column + 1) if mark else start
         said = error.problem or "not YAML"
-        raise refuse(place, "", f"not YAML: {said}", _yaml_advice(said)) from None
+        raise make_error(place, "", f"not YAML: {said}", _advise(said)) from None
     except yaml.YAMLError as error:
-        raise refuse(start, "", f"not YAML: {error}", "check the text around here") from None
+        raise make_error(start, "", f"not YAML: {error}", "check the text around here") from None
     return builder.root or Node(None, start)
 
 
-def _yaml_advice(said: str) -> str:
+def _advise(said: str) -> str:
     if "tab" in said or "cannot start any token" in said:
         return "indent with spaces, and quote values that start with @, ` or %"
     if "mapping values" in said:
@@ -105,7 +105,7 @@ class _Builder:
         if isinstance(event, yaml.DocumentStartEvent):
             self.documents += 1
             if self.documents > 1:
-                raise refuse(mark, "", "a recipe is one YAML document", "remove the `---` and what follows it")
+                raise make_error(mark, "", "a recipe is one YAML document", "remove the `---` and what follows it")
         elif isinstance(event, yaml.CollectionStartEvent):
             self._open(event, mark)
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -115,7 +115,9 @@ class _Builder:
             self._scalar(event, mark)
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                raise refuse(mark, self._path(), f"no anchor `&{event.anchor}` before this", "or quote the asterisk")
+                raise make_error(
+                    mark, self._path(), f"no anchor `&{event.anchor}` before this", "or quote the asterisk"
+                )
             node, nodes, characters = self.anchors[event.anchor]
             self._expect_key(mark, "")
             self._add(replace(node, mark=mark), None, nodes, characters)
@@ -124,7 +126,7 @@ class _Builder:
         self._refuse_tag(event.tag, mark)
         self._expect_key(mark, "")
         if len(self.stack) >= MAX_DEPTH:
-            raise refuse(mark, "", f"nested more than {MAX_DEPTH} levels deep", "recipes need about eight")
+            raise make_error(mark, "", f"nested more than {MAX_DEPTH} levels deep", "recipes need about eight")
         items: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
         self.stack.append(_Frame(mark, event.anchor, self._path(), items))
 
@@ -134,17 +136,19 @@ class _Builder:
         if frame and isinstance(frame.items, dict) and frame.key is None:
             return self._key(frame, event.value, mark)
         plain = event.implicit[0] and event.tag in (None, "!")
-        value = resolve(event.value) if plain and event.tag is None else event.value
+        value = parse_scalar(event.value) if plain and event.tag is None else event.value
         if event.tag and event.tag.startswith("tag:") and not event.tag.endswith(":str"):
-            value = resolve(event.value)
+            value = parse_scalar(event.value)
         return self._add(Node(value, mark), event.anchor, 1, len(event.value))
 
     def _key(self, frame: _Frame, text: str, mark: Mark) -> None:
         if not text:
-            raise refuse(mark, frame.path, "a key is empty", "write a word before the colon")
+            raise make_error(mark, frame.path, "a key is empty", "write a word before the colon")
         if text in frame.items:
             first = frame.items[text].where.line
-            raise refuse(mark, join(frame.path, text), f"`{text}` is given twice", f"first on line {first}; keep one")
+            raise make_error(
+                mark, join_path(frame.path, text), f"`{text}` is given twice", f"first on line {first}; keep one"
+            )
         frame.key, frame.key_mark = text, mark
 
     def _add(self, node: Node, anchor: str | None, nodes: int, characters: int) -> None:
@@ -157,10 +161,12 @@ class _Builder:
         frame.nodes += nodes
         frame.characters += characters
         if frame.nodes > MAX_NODES:
-            raise refuse(node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data")
+            raise make_error(
+                node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data"
+            )
         if frame.characters > MAX_CHARACTERS:
             said = f"more than {MAX_CHARACTERS} characters"
-            raise refuse(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
+            raise make_error(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
         if isinstance(frame.items, list):
             frame.items.append(node)
         elif frame.key == "<<":
@@ -173,7 +179,7 @@ class _Builder:
     def _base(self, frame: _Frame, node: Node) -> None:
         bases = node.value if node.is_list else [node]
         if not all(base.is_map for base in bases):
-            raise refuse(node.mark, frame.path, "`<<` takes a map, or a list of maps", "as `<<: *anchor`")
+            raise make_error(node.mark, frame.path, "`<<` takes a map, or a list of maps", "as `<<: *anchor`")
         frame.bases += bases
 
     def _closed(self, frame: _Frame) -> Node:
@@ -184,24 +190,26 @@ class _Builder:
 
     def _expect_key(self, mark: Mark, path: str) -> None:
         if self.stack and isinstance(self.stack[-1].items, dict) and self.stack[-1].key is None:
-            raise refuse(mark, self.stack[-1].path, "a key must be a word", "quote it, or check brackets and `${...}`")
+            raise make_error(
+                mark, self.stack[-1].path, "a key must be a word", "quote it, or check brackets and `${...}`"
+            )
 
     def _path(self) -> str:
         if not self.stack:
             return ""
         frame = self.stack[-1]
-        return join(frame.path, len(frame.items) if isinstance(frame.items, list) else frame.key or "")
+        return join_path(frame.path, len(frame.items) if isinstance(frame.items, list) else frame.key or "")
 
     def _refuse_tag(self, tag: str | None, mark: Mark) -> None:
         if tag is not None and tag not in _CORE:
             short = tag.replace("tag:yaml.org,2002:", "!!")
-            raise refuse(
+            raise make_error(
                 mark, self._path(), f"the tag `{short}` is not allowed", "recipes hold plain values: remove it"
             )
 
 
-def resolve(text: str) -> Any:
-    """The value of a plain scalar by the core schema of YAML 1.2 (section 10.3.2)."""
+def parse_scalar(text: str) -> Any:
+    """Return the value of a plain scalar by the core schema of YAML 1.2 (section 10.3.2)."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

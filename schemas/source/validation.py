@@ -1,4 +1,4 @@
-"""From pydantic's errors to problems with a place, the nearest word and what to do."""
+"""Problems from pydantic's errors, with a place, the nearest word and what to do."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from schemas.errors import Problem
-from schemas.source.advice import canonical
+from schemas.source.advice import find_our_key
 from schemas.source.limits import MAX_PROBLEMS
-from schemas.source.tree import Node, index_of, join, problem
+from schemas.source.tree import Node, join_path, make_problem, parse_index
 from schemas.suggestions import suggest
 
 _UNKNOWN, _MISSING = "extra_forbidden", "missing"
@@ -18,10 +18,10 @@ _LOOKED_AT = 8 * MAX_PROBLEMS
 """Errors of pydantic that become problems: a value that fits none of several forms has one for each form."""
 
 
-def problems_of(
+def convert_errors(
     error: ValidationError, node: Node, path: str, kind: type[BaseModel], beside: Iterable[str] = ()
 ) -> list[Problem]:
-    """One problem per wrong thing in `node`, validated as `kind`; `beside` are further keys that it may have.
+    """Return one problem per error in `node`, validated as `kind`; `more_keys` are further keys that it may have.
 
     Beyond a number of them the others are only counted.
     """
@@ -31,21 +31,21 @@ def problems_of(
     for details in error.errors(include_url=False, include_input=False)[:_LOOKED_AT]:
         at, keys, rest = descend(node, details["loc"])
         if rest and not (details["type"] == _MISSING and len(rest) == 1):
-            where = join(path, *keys)
+            where = join_path(path, *keys)
             unions.setdefault(where, []).append((details, rest))
             roots[where] = at
         else:
-            known = _known(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
-            found.append(_problem(details, at, join(path, *keys), rest, known))
+            known = _list_keys(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
+            found.append(_convert_error(details, at, join_path(path, *keys), rest, known))
     for where, branches in unions.items():
-        found += _of_union(branches, roots[where], where)
+        found += _convert_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
-        found = [*found[:MAX_PROBLEMS], problem(node.where, path, f"and {more} more errors here")]
+        found = [*found[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
     return found
 
 
-def limited(problems: list[Problem]) -> list[Problem]:
-    """Each problem once; where they are many, the first ones and how many there are besides."""
+def limit_problems(problems: list[Problem]) -> list[Problem]:
+    """Return each problem once; if there are many, the first ones and how many more there are."""
     found = list(dict.fromkeys(problems))
     if len(found) <= MAX_PROBLEMS + 1:
         return found
@@ -55,10 +55,10 @@ def limited(problems: list[Problem]) -> list[Problem]:
 
 
 def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[str, ...]]:
-    """The deepest node that a location reaches, the keys to it, and what is left of the location."""
+    """Return the deepest node that a location reaches, the keys to it, and what is left of the location."""
     keys: list[str] = []
     for index, part in enumerate(loc):
-        child = child_of(node, part)
+        child = find_child(node, part)
         if child is None:
             return node, keys, tuple(str(p) for p in loc[index:])
         node = child
@@ -66,12 +66,12 @@ def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[st
     return node, keys, ()
 
 
-def follow(node: Node, path: str) -> Node:
-    """The deepest node on a dotted path; keys may hold dots themselves."""
+def follow_path(node: Node, path: str) -> Node:
+    """Return the deepest node on a dotted path; keys may hold dots themselves."""
     parts = path.split(".") if path else []
     while parts:
         for count in range(len(parts), 0, -1):
-            child = child_of(node, ".".join(parts[:count]))
+            child = find_child(node, ".".join(parts[:count]))
             if child is not None:
                 node, parts = child, parts[count:]
                 break
@@ -80,49 +80,51 @@ def follow(node: Node, path: str) -> Node:
     return node
 
 
-def child_of(node: Node, part: Any) -> Node | None:
-    """Child under a key or index."""
+def find_child(node: Node, part: Any) -> Node | None:
+    """Return the child under a key or index, or None."""
     if node.is_list:
-        index = index_of(str(part), len(node.value))
+        index = parse_index(str(part), len(node.value))
         return None if index is None else node.value[index]
     return node.get(str(part))
 
 
-def coerced(node: Node, value: Any, path: str) -> Iterator[Problem]:
-    """Words taken for numbers or switches, and switches taken for numbers: YAML 1.2 would not, so neither do we."""
+def find_coercions(node: Node, value: Any, path: str) -> Iterator[Problem]:
+    """Yield words taken for numbers or switches, and switches taken for numbers: YAML 1.2 forbids both."""
     if node.is_map or node.is_list:
         for key, child in node.children():
             inside = isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
             below = (
                 value[key]
                 if inside
-                else value.get(key, _number_key(value, key))
+                else value.get(key, _value_of_number_key(value, key))
                 if isinstance(value, Mapping)
                 else None
             )
-            yield from coerced(child, below, join(path, key))
+            yield from find_coercions(child, below, join_path(path, key))
     elif isinstance(value, bool) and isinstance(node.value, str | int) and not isinstance(node.value, bool):
-        yield problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")
+        yield make_problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(node.value, str):
-            yield problem(node.mark, path, f"a number is wanted, '{node.value}' is text", "write it without quotes")
+            yield make_problem(
+                node.mark, path, f"a number is wanted, '{node.value}' is text", "write it without quotes"
+            )
         elif isinstance(node.value, bool):
-            yield problem(node.mark, path, f"a number is wanted, not {str(node.value).lower()}", "write a number")
+            yield make_problem(node.mark, path, f"a number is wanted, not {str(node.value).lower()}", "write a number")
 
 
-def _number_key(value: Mapping[Any, Any], key: Any) -> Any:
+def _value_of_number_key(value: Mapping[Any, Any], key: Any) -> Any:
     return value.get(int(key)) if re.fullmatch(r"-?\d{1,18}", str(key)) else None
 
 
-def _of_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: Node, path: str) -> list[Problem]:
-    """One problem for a value that fits none of several forms: of the form that was meant, where that can be told."""
+def _convert_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: Node, path: str) -> list[Problem]:
+    """Return the problems of a value that fits none of several forms: of the form that was meant, if that is clear."""
     deep = []
     for details, rest in branches:
         at, more, left = descend(root, rest[1:])
         if (more or (root.is_map and details["type"] == _MISSING and len(branches) == 1)) and details[
             "type"
         ] != _UNKNOWN:
-            deep.append(_problem(details, at, join(path, *more), left, []))
+            deep.append(_convert_error(details, at, join_path(path, *more), left, []))
     if deep:
         return deep
     unknown = [(rest, root.get(rest[-1])) for details, rest in branches if details["type"] == _UNKNOWN]
@@ -130,12 +132,14 @@ def _of_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: Node, 
         words = [rest[-1] for details, rest in branches if details["type"] == _MISSING]
         word = unknown[0][0][-1]
         at = unknown[0][1] or root
-        return [problem(at.where, join(path, word), f"unknown key `{word}`", suggest(word, words, "keys here"))]
-    forms = list(dict.fromkeys(_form(details) for details, _ in branches))
-    return [problem(root.mark, path, f"should be {' or '.join(forms)}{_shown(root)}", "")]
+        return [
+            make_problem(at.where, join_path(path, word), f"unknown key `{word}`", suggest(word, words, "keys here"))
+        ]
+    forms = list(dict.fromkeys(_describe_form(details) for details, _ in branches))
+    return [make_problem(root.mark, path, f"should be {' or '.join(forms)}{_describe_type(root)}", "")]
 
 
-def _form(details: ErrorDetails) -> str:
+def _describe_form(details: ErrorDetails) -> str:
     kind = details["type"].partition("_")[0]
     if details["type"] == "literal_error":
         return str(details.get("ctx", {}).get("expected", "one of the words"))
@@ -155,33 +159,37 @@ def _form(details: ErrorDetails) -> str:
     return names.get(kind, details["msg"].removeprefix("Input should be "))
 
 
-def _problem(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], known: list[str]) -> Problem:
+def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], known: list[str]) -> Problem:
     kind, said = details["type"], details["msg"]
     if kind == _MISSING:
-        return problem(
+        return make_problem(
             at.where, path, f"`{rest[0] if rest else '?'}` is missing", f"add `{rest[0] if rest else ''}:` here"
         )
     if kind == _UNKNOWN:
         word = path.rpartition(".")[2]
-        ours = canonical(word, known)
+        ours = find_our_key(word, known)
         advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
-        return problem(at.where, path, f"unknown key `{word}`", advice)
+        return make_problem(at.where, path, f"unknown key `{word}`", advice)
     if kind == "too_short":
-        return problem(at.mark, path, "this is empty", "at least one entry is wanted")
+        return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")
     if kind == "value_error":
-        return problem(at.where, path, said.removeprefix("Value error, "))
+        return make_problem(at.where, path, said.removeprefix("Value error, "))
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
-        return problem(at.mark, path, f"{_value(at)} is not one of the words", suggest(str(at.value), words, "words"))
+        return make_problem(
+            at.mark, path, f"{_describe_value(at)} is not one of the words", suggest(str(at.value), words, "words")
+        )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return problem(at.mark, path, f"a map of keys is wanted{_shown(at)}", "write `key: value` below it")
+        return make_problem(
+            at.mark, path, f"a map of keys is wanted{_describe_type(at)}", "write `key: value` below it"
+        )
     said = said.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
     said = said.replace(", unable to parse string as a number", "")
-    return problem(at.mark, path, f"{said[0].lower()}{said[1:]}{_shown(at)}", _hint(kind, at))
+    return make_problem(at.mark, path, f"{said[0].lower()}{said[1:]}{_describe_type(at)}", _advise(kind, at))
 
 
-def _hint(kind: str, at: Node) -> str:
+def _advise(kind: str, at: Node) -> str:
     if kind == "list_type" and not at.is_map and at.value is not None:
         return f"write it as a list: [{at.value}]"
     if kind == "string_type" and not at.is_map and not at.is_list:
@@ -189,28 +197,28 @@ def _hint(kind: str, at: Node) -> str:
     return ""
 
 
-def _value(at: Node) -> str:
+def _describe_value(at: Node) -> str:
     if at.is_map or at.is_list:
         return "this map" if at.is_map else "this list"
     return f"`{at.value}`"
 
 
-def _shown(at: Node) -> str:
+def _describe_type(at: Node) -> str:
     if at.is_map or at.is_list:
         return ", this is a map" if at.is_map else ", this is a list"
     return f", this is {'null' if at.value is None else repr(at.value)[:80]}"
 
 
-def _known(kind: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the map that holds the end of a location."""
+def _list_keys(kind: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """Return keys of the map that holds the end of a location."""
     models: list[type[BaseModel]] = [kind]
     for part in loc[:-1]:
         below = [m.model_fields[str(part)].annotation for m in models if str(part) in m.model_fields]
-        models = [m for annotation in below for m in _models(annotation)] or models
+        models = [m for annotation in below for m in _list_models(annotation)] or models
     return [f.alias or name for m in models for name, f in m.model_fields.items()]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def _list_models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [m for inner in get_args(annotation) for m in _models(inner)]
+    return [m for inner in get_args(annotation) for m in _list_models(inner)]

@@ -1,11 +1,11 @@
-"""What no value of a recipe may be, wherever it stands: numbers beyond all use, keys and collections without end."""
+"""Rules for every value of a recipe: no huge numbers, long keys or large collections."""
 
 import math
 from collections.abc import Iterator
 
 from schemas.errors import Problem, RecipeError, printable
 from schemas.source.limits import MAX_DEPTH, MAX_ENTRIES, MAX_KEY, MAX_PROBLEMS
-from schemas.source.tree import Node, join, problem
+from schemas.source.tree import Node, join_path, make_problem
 
 LARGEST = 2**63
 """Whole numbers are below it: databases, Parquet and JSON readers hold no larger ones."""
@@ -14,7 +14,7 @@ LARGEST = 2**63
 def check_values(root: Node) -> None:
     """Refuse a tree, after parents, profile and overrides came together. Raises RecipeError with every place."""
     found: list[Problem] = []
-    for one in _wrong(root, "", 0):
+    for one in _find_problems(root, "", 0):
         found.append(one)
         if len(found) == MAX_PROBLEMS:
             break
@@ -22,27 +22,27 @@ def check_values(root: Node) -> None:
         raise RecipeError(found)
 
 
-def _wrong(node: Node, path: str, depth: int) -> Iterator[Problem]:
+def _find_problems(node: Node, path: str, depth: int) -> Iterator[Problem]:
     if node.is_map or node.is_list:
-        yield from _of_collection(node, path, depth)
+        yield from _check_collection(node, path, depth)
         if depth <= MAX_DEPTH:
             for key, child in node.children():
-                yield from _wrong(child, join(path, key), depth + 1)
+                yield from _find_problems(child, join_path(path, key), depth + 1)
     elif isinstance(node.value, float) and not math.isfinite(node.value):
-        yield problem(node.mark, path, f"a finite number is wanted, this is {node.value}", "write a number")
+        yield make_problem(node.mark, path, f"a finite number is wanted, this is {node.value}", "write a number")
     elif isinstance(node.value, int) and abs(node.value) >= LARGEST:
         said = f"a whole number of {len(str(abs(node.value)))} digits is too large"
-        yield problem(node.mark, path, said, "at most 9223372036854775807 (64 bits)")
+        yield make_problem(node.mark, path, said, "at most 9223372036854775807 (64 bits)")
 
 
-def _of_collection(node: Node, path: str, depth: int) -> Iterator[Problem]:
+def _check_collection(node: Node, path: str, depth: int) -> Iterator[Problem]:
     what = "keys" if node.is_map else "entries"
     if len(node.value) > MAX_ENTRIES:
         said = f"{len(node.value)} {what} in one place are too many"
-        yield problem(node.where, path, said, f"at most {MAX_ENTRIES}; keep data in files of its own")
+        yield make_problem(node.where, path, said, f"at most {MAX_ENTRIES}; keep data in files of its own")
     if depth > MAX_DEPTH:
-        yield problem(node.where, path, f"nested more than {MAX_DEPTH} levels deep", "recipes need about eight")
+        yield make_problem(node.where, path, f"nested more than {MAX_DEPTH} levels deep", "recipes need about eight")
     for key in node.value if node.is_map else ():
         if len(key) > MAX_KEY:
             said = f"a key of {len(key)} characters is too long: {printable(key, 40)}"
-            yield problem(node.value[key].where, path, said, f"at most {MAX_KEY}")
+            yield make_problem(node.value[key].where, path, said, f"at most {MAX_KEY}")

@@ -1,4 +1,4 @@
-"""`${...}` inside values: `${vars.x}` and `${matrix.x}` are put in, `${env:NAME}` stays a reference until a step runs.
+"""`${...}` inside values: `${vars.x}` and `${matrix.x}` are substituted, `${env:NAME}` stays until a step runs.
 
 A value that is nothing but `${vars.x}` takes the variable's type; inside a longer text it is written out. `$${` is a
 plain `${`.
@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from schemas.source.limits import MAX_DEPTH, MAX_NODES, MAX_TEXT, Allowance, size_of
-from schemas.source.tree import Node, join, refuse
+from schemas.source.limits import MAX_DEPTH, MAX_NODES, MAX_TEXT, Allowance, measure_size
+from schemas.source.tree import Node, join_path, make_error
 from schemas.suggestions import suggest
 
 _PIECE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -24,111 +24,115 @@ class Scope:
     allowance: Allowance = field(default_factory=Allowance)
 
     def within(self, space: str, values: Mapping[str, Node]) -> "Scope":
-        """The same with the values of one more space."""
+        """Return the same with the values of one more space."""
         return replace(self, spaces={**self.spaces, space: values})
 
 
 def substitute(node: Node, scope: Scope, path: str = "", depth: int = 0) -> Node:
-    """The tree with variables put in, charged to the allowance of the scope. Raises RecipeError."""
+    """Return the tree with variables substituted, charged to the allowance of the scope. Raise RecipeError."""
     if depth > MAX_DEPTH:
-        raise refuse(node.mark, path, f"nested more than {MAX_DEPTH} levels deep", "variables pile up here")
+        raise make_error(node.mark, path, f"nested more than {MAX_DEPTH} levels deep", "variables pile up here")
     if node.is_map:
         scope.allowance.take(1, 0, node.mark, path)
-        below = {k: substitute(v, scope, join(path, k), depth + 1) for k, v in node.value.items()}
+        below = {k: substitute(v, scope, join_path(path, k), depth + 1) for k, v in node.value.items()}
         return node.with_value(below)
     if node.is_list:
         scope.allowance.take(1, 0, node.mark, path)
-        return node.with_value([substitute(v, scope, join(path, i), depth + 1) for i, v in enumerate(node.value)])
+        return node.with_value([substitute(v, scope, join_path(path, i), depth + 1) for i, v in enumerate(node.value)])
     if not isinstance(node.value, str) or "${" not in node.value:
         scope.allowance.take(1, len(node.value) if isinstance(node.value, str) else 0, node.mark, path)
         return node
     whole = _PIECE.fullmatch(node.value)
     if whole and whole[1] is not None:
-        found = _lookup(whole[1], node, scope, path)
+        found = _look_up(whole[1], node, scope, path)
         scope.allowance.take_tree(node if found is None else found, node.mark, path)
         return node if found is None else Node(found.value, found.mark, node.key)
-    text = _written(node, scope, path)
+    text = _write_out(node, scope, path)
     scope.allowance.take(1, len(text), node.mark, path)
     return node.with_value(text)
 
 
-def _written(node: Node, scope: Scope, path: str) -> str:
+def _write_out(node: Node, scope: Scope, path: str) -> str:
     length = 0
 
     def put(piece: re.Match[str]) -> str:
         nonlocal length
-        text = "${" if piece[1] is None else _piece(piece, node, scope, path)
+        text = "${" if piece[1] is None else _write_piece(piece, node, scope, path)
         length += len(text)
         if length > MAX_TEXT:
             said = f"the text becomes longer than {MAX_TEXT} characters"
-            raise refuse(node.mark, path, said, "variables multiply here")
+            raise make_error(node.mark, path, said, "variables multiply here")
         return text
 
     return _PIECE.sub(put, node.value)
 
 
-def _piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> str:
-    found = _lookup(piece[1], node, scope, path)
+def _write_piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> str:
+    found = _look_up(piece[1], node, scope, path)
     if found is None:
         return piece[0]
     if found.is_map or found.is_list:
-        raise refuse(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
-    return text_of(found)
+        raise make_error(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
+    return scalar_text(found)
 
 
-def text_of(node: Node) -> str:
-    """A scalar as YAML writes it."""
+def scalar_text(node: Node) -> str:
+    """Return a scalar as YAML writes it."""
     words = {True: "true", False: "false", None: "null"}
     return words[node.value] if isinstance(node.value, bool) or node.value is None else str(node.value)
 
 
-def _lookup(name: str, node: Node, scope: Scope, path: str) -> Node | None:
+def _look_up(name: str, node: Node, scope: Scope, path: str) -> Node | None:
     if _ENV.fullmatch(name):
         return None
     space, _, key = name.partition(".")
     if space not in scope.spaces or not key:
         known = [f"{space}.{key}" for space, values in scope.spaces.items() for key in values]
         advice = suggest(name, [*known, "env:NAME"], "known")
-        raise refuse(node.mark, path, f"${{{name}}} means nothing here", advice)
+        raise make_error(node.mark, path, f"${{{name}}} means nothing here", advice)
     values = scope.spaces[space]
     found: Node | None = Node(values, node.mark)
     for part in key.split("."):
         found = found.get(part) if found else None
     if found is None:
         advice = suggest(key, values, space) if values else f"this recipe has no `{space}:`"
-        raise refuse(node.mark, path, f"no `{key}` in `{space}`", advice)
+        raise make_error(node.mark, path, f"no `{key}` in `{space}`", advice)
     return found
 
 
 def resolve_vars(declared: Node | None, allowance: Allowance) -> dict[str, Node]:
-    """The variables with references among themselves put in. Raises RecipeError."""
+    """Return the variables with references among themselves put in. Raises RecipeError."""
     if declared is None:
         return {}
     if not declared.is_map:
-        raise refuse(declared.mark, "vars", "wants a map of names to values", "as `vars: {size: 100}`")
+        raise make_error(declared.mark, "vars", "wants a map of names to values", "as `vars: {size: 100}`")
     done: dict[str, Node] = {}
     for name in declared.value:
-        _resolve(name, declared.value, Scope({"vars": done}, allowance), done, [])
+        _resolve_variable(name, declared.value, Scope({"vars": done}, allowance), done, [])
     return {name: done[name] for name in declared.value}
 
 
-def _resolve(name: str, raw: dict[str, Node], scope: Scope, done: dict[str, Node], above: list[str]) -> None:
+def _resolve_variable(name: str, raw: dict[str, Node], scope: Scope, done: dict[str, Node], above: list[str]) -> None:
     if name in done:
         return
     if name in above or len(above) >= MAX_DEPTH:
         circle = " -> ".join([*above, name])
-        raise refuse(raw[name].where, join("vars", name), f"goes in a circle: {circle}", "give one of them a value")
-    for needed in sorted(_needs(raw[name])):
+        raise make_error(
+            raw[name].where, join_path("vars", name), f"goes in a circle: {circle}", "give one of them a value"
+        )
+    for needed in sorted(_find_needed(raw[name])):
         if needed in raw:
-            _resolve(needed, raw, scope, done, [*above, name])
-    done[name] = substitute(raw[name], scope, join("vars", name))
-    if size_of(done[name], MAX_NODES, MAX_TEXT * MAX_DEPTH).nodes > MAX_NODES:
-        raise refuse(raw[name].where, join("vars", name), f"more than {MAX_NODES} values", "variables multiply here")
+            _resolve_variable(needed, raw, scope, done, [*above, name])
+    done[name] = substitute(raw[name], scope, join_path("vars", name))
+    if measure_size(done[name], MAX_NODES, MAX_TEXT * MAX_DEPTH).nodes > MAX_NODES:
+        raise make_error(
+            raw[name].where, join_path("vars", name), f"more than {MAX_NODES} values", "variables multiply here"
+        )
 
 
-def _needs(node: Node) -> set[str]:
+def _find_needed(node: Node) -> set[str]:
     if node.is_map or node.is_list:
-        return set().union(*(_needs(child) for _, child in node.children()))
+        return set().union(*(_find_needed(child) for _, child in node.children()))
     if not isinstance(node.value, str):
         return set()
     names = [m[1] for m in _PIECE.finditer(node.value) if m[1]]

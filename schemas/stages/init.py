@@ -37,5 +37,5 @@ class Init(BaseStage):
     """Maximum length in tokens; part of the contract with later stages."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """A policy."""
+        """Return a policy."""
         return {"model": "policy"}

@@ -63,5 +63,5 @@ class Merge(BaseStage):
     """Known from mergekit; here all models must have one tokenizer, so both mean the first model's."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The merged policy."""
+        """Return the merged policy."""
         return {"model": "policy"}

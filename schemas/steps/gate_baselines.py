@@ -1,109 +1,109 @@
-"""What gates compare with and where they branch to, found before the graph is checked.
+"""The models that gates compare with and the stages they branch to, resolved before the graph is checked.
 
 `against: parent | base | <stage>` becomes a port of the evaluation, so that both models answer the same problems; where
 the model stands in the table already, its name there is taken. The champion is found when the recipe is compiled.
 """
 
 from schemas.errors import Problem, RecipeError
-from schemas.expansion.names import resolve, split
+from schemas.expansion.names import resolve_reference, split_reference
 from schemas.gates import RELATIVES, Gate
 from schemas.plan import BranchOf
 from schemas.references import PolicyRef
-from schemas.source.tree import join, problem, refuse
-from schemas.source.validation import follow
+from schemas.source.tree import join_path, make_error, make_problem
+from schemas.source.validation import follow_path
 from schemas.stages.evaluate import Evaluate
-from schemas.steps.step_info import Port, StepInfo, resolved_steps, with_parts
+from schemas.steps.step_info import Port, StepInfo, replace_parts, resolve_steps
 from schemas.suggestions import suggest
 
 
-def complete_gates(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """The steps with a port for every model that a gate compares with, and branches that know their gate."""
+def resolve_baselines(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
+    """Return the steps with a port for every model that a gate compares with, and branches that know their gate."""
     done = dict(infos)
     for name, info in infos.items():
         if isinstance(info.stage, Evaluate):
-            done[name] = _with_opponents(info, info.stage, infos, problems)
+            done[name] = _add_baselines(info, info.stage, infos, problems)
             for index, gate in enumerate(info.stage.gate):
                 _mark_branches(done, name, index, gate, problems)
     return done
 
 
-def _with_opponents(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], problems: list[Problem]) -> StepInfo:
+def _add_baselines(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], problems: list[Problem]) -> StepInfo:
     gates, against, ports = list(stage.gate), dict(stage.against), list(info.ports)
     own = set(stage.models) | set(stage.against) | ({"model"} if stage.model else set())
     for index, gate in enumerate(gates):
         if gate.against is None or gate.against in own or gate.against == "champion":
             continue
         try:
-            found = _opponent(info, f"gate.{index}.against", gate, infos)
+            found = _find_baseline(info, f"gate.{index}.against", gate, infos)
         except RecipeError as error:
             problems += error.problems
             continue
-        same = next((p for p in ports if _is_model(p) and _content(p) == _content(found)), None)
-        word = same.path.partition(".")[2] or "model" if same else _free(gate.against, gate, against)
+        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(found)), None)
+        word = same.path.partition(".")[2] or "model" if same else _free_name(gate.against, gate, against)
         if same is None:
             against[word] = PolicyRef(found.text)
             ports.append(Port(**{**found.__dict__, "path": f"against.{word}", "accepts": PolicyRef.accepts}))
         gates[index] = gate.model_copy(update={"against": word})
     whole = stage.model_copy(update={"gate": gates, "against": against})
-    return with_parts(info, stage=whole, ports=tuple(ports))
+    return replace_parts(info, stage=whole, ports=tuple(ports))
 
 
 def _is_model(port: Port) -> bool:
     return port.path == "model" or port.path.startswith(("models.", "against."))
 
 
-def _content(port: Port) -> tuple[object, ...]:
+def _port_content(port: Port) -> tuple[object, ...]:
     return port.steps, port.output, port.source
 
 
-def _free(word: str, gate: Gate, taken: dict[str, PolicyRef]) -> str:
-    """A name for the table: two gates may mean the parents of two models."""
+def _free_name(word: str, gate: Gate, taken: dict[str, PolicyRef]) -> str:
+    """Return a name for the table: two gates may mean the parents of two models."""
     return word if word not in taken else f"{word} of {gate.model or 'the last'}"
 
 
-def _opponent(info: StepInfo, where: str, gate: Gate, infos: dict[str, StepInfo]) -> Port:
-    """The port that holds what a gate compares with. Raises RecipeError."""
-    mark, path, word = follow(info.node, where).mark, join(info.path, where), str(gate.against)
+def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, StepInfo]) -> Port:
+    """Return the port of the model that a gate compares with. Raise RecipeError."""
+    mark, path, word = follow_path(info.node, where).mark, join_path(info.path, where), str(gate.against)
     if word not in RELATIVES or word in info.names:  # a stage that is called so is meant
         models = [p.path.partition(".")[2] for p in info.ports if p.path.startswith("models.")]
-        if ":" not in word and "|" not in word and split(word, info.names) is None:
+        if ":" not in word and "|" not in word and split_reference(word, info.names) is None:
             known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
-            raise refuse(mark, path, f"no model `{word}`", suggest(word, known, "models"))
-        found = resolve(word, info.names, mark, path)
+            raise make_error(mark, path, f"no model `{word}`", suggest(word, known, "models"))
+        found = resolve_reference(word, info.names, mark, path)
         kind = "policy" if found.source else ""
         return Port(where, word, PolicyRef.accepts, found.steps, found.output, found.source, kind, mark)
-    gated = _gated(info, gate)
+    gated = _find_gated(info, gate)
     if gated is None:
-        raise refuse(mark, path, f"no model `{gate.model}` whose {word} could be found", "name one of `models`")
-    parent = _parent(gated, infos)
+        raise make_error(mark, path, f"no model `{gate.model}` whose {word} could be found", "name one of `models`")
+    parent = _find_parent(gated, infos)
     if isinstance(parent, str):
-        raise refuse(mark, path, f"`{gated.text}` has no {word}: {parent}", "name the model to compare with")
-    while word == "base" and isinstance(above := _parent(parent, infos), Port):
+        raise make_error(mark, path, f"`{gated.text}` has no {word}: {parent}", "name the model to compare with")
+    while word == "base" and isinstance(above := _find_parent(parent, infos), Port):
         parent = above
     return Port(**{**parent.__dict__, "text": parent.text, "mark": mark})
 
 
-def _gated(info: StepInfo, gate: Gate) -> Port | None:
+def _find_gated(info: StepInfo, gate: Gate) -> Port | None:
     models = [p for p in info.ports if p.path == "model" or p.path.startswith("models.")]
     if gate.model is None or (gate.model == "model" and models and models[0].path == "model"):
         return models[-1] if models else None
     return next((p for p in models if p.path == f"models.{gate.model}"), None)
 
 
-def _parent(port: Port, infos: dict[str, StepInfo]) -> Port | str:
-    """What the model at a port was trained from, or why that cannot be said. After a loop: what the loop began with."""
+def _find_parent(port: Port, infos: dict[str, StepInfo]) -> Port | str:
+    """Return what the model at a port was trained from, or why that is unknown; after a loop, what it began with."""
     makers = [infos[name] for name in port.steps if name in infos]
     if not makers:
         return "it comes from outside"
     if len({maker.origin for maker in makers}) == 1:
-        return _start(makers[-1])
-    starts = [_start(maker) for maker in makers]
-    same = {_content(s) for s in starts if isinstance(s, Port)}
+        return _find_start(makers[-1])
+    starts = [_find_start(maker) for maker in makers]
+    same = {_port_content(s) for s in starts if isinstance(s, Port)}
     agreed = len(same) == 1 and all(isinstance(s, Port) for s in starts)
     return starts[0] if agreed else "its candidates were trained from different models"
 
 
-def _start(maker: StepInfo) -> Port | str:
+def _find_start(maker: StepInfo) -> Port | str:
     own = {p.path: p for p in maker.ports}
     for path in ("model", "inputs.model", "base_model"):
         if path in own:
@@ -118,15 +118,15 @@ def _mark_branches(done: dict[str, StepInfo], name: str, index: int, gate: Gate,
     info = done[name]
     for number, word in enumerate(gate.branch):
         where = f"gate.{index}.branch.{number}"
-        mark, path = follow(info.node, where).mark, join(info.path, where)
-        steps = resolved_steps(info, word)
+        mark, path = follow_path(info.node, where).mark, join_path(info.path, where)
+        steps = resolve_steps(info, word)
         if not steps:
             advice = suggest(word, [w for w in info.names if not w.startswith("previous.")], "stages")
-            problems.append(problem(mark, path, f"no stage `{word}`", advice))
+            problems.append(make_problem(mark, path, f"no stage `{word}`", advice))
         for step in steps:
             if step == name:
                 said, advice = "a gate cannot branch to its own evaluation", "name the stages that repair what failed"
-                problems.append(problem(mark, path, said, advice))
+                problems.append(make_problem(mark, path, said, advice))
             elif step in done:
                 other = done[step]
-                done[step] = with_parts(other, branch_of=(*other.branch_of, BranchOf(step=name, gate=index)))
+                done[step] = replace_parts(other, branch_of=(*other.branch_of, BranchOf(step=name, gate=index)))

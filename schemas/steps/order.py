@@ -1,17 +1,17 @@
-"""Across stages: outputs that exist, types that fit, an order in which everything can run."""
+"""Checks across steps: existing outputs, fitting types, an order in which everything can run."""
 
 import heapq
 
 from schemas.errors import Problem
 from schemas.source.limits import MAX_PROBLEMS
-from schemas.source.tree import join, problem
-from schemas.steps.step_info import Port, StepInfo, with_parts
+from schemas.source.tree import join_path, make_problem
+from schemas.steps.step_info import Port, StepInfo, replace_parts
 from schemas.suggestions import suggest
 
 
 def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """The steps in an order in which they can run, with types; what is wrong is added to `problems`."""
-    order = _ordered(infos, problems)
+    """Return the steps in an order in which they can run, with types; what is wrong is added to `problems`."""
+    order = _sort_steps(infos, problems)
     if problems:
         return {}
     done: dict[str, StepInfo] = {}
@@ -19,14 +19,14 @@ def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str
         if len(problems) > MAX_PROBLEMS:
             break
         info = infos[name]
-        ports = tuple(_typed(p, info, done, problems) for p in info.ports)
+        ports = tuple(_check_type(p, info, done, problems) for p in info.ports)
         outputs = info.stage.outputs({p.path: p.type for p in ports if p.steps})
-        done[name] = with_parts(info, ports=ports, outputs=tuple(outputs.items()))
+        done[name] = replace_parts(info, ports=ports, outputs=tuple(outputs.items()))
     return done
 
 
-def _ordered(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str]:
-    """Of the steps that can run, always the first as written comes next."""
+def _sort_steps(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str]:
+    """Return the steps in an order in which they can run, as close as possible to the order written."""
     places = {name: place for place, name in enumerate(infos)}
     needs = {name: set(info.needs) for name, info in infos.items()}
     users: dict[str, list[str]] = {}
@@ -44,13 +44,13 @@ def _ordered(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str]:
                 heapq.heappush(ready, places[user])
     if len(order) < len(infos):
         done = set(order)
-        problems.append(_cycle(infos, [name for name in infos if name not in done], done))
+        problems.append(_make_cycle_problem(infos, [name for name in infos if name not in done], done))
         return []
     return order
 
 
-def _cycle(infos: dict[str, StepInfo], waiting: list[str], done: set[str]) -> Problem:
-    """Walk upwards from a step that can never start until one comes twice."""
+def _make_cycle_problem(infos: dict[str, StepInfo], waiting: list[str], done: set[str]) -> Problem:
+    """Return the problem of a cycle, found by walking upwards from a step that can never start."""
     path = [waiting[0]]
     while path[-1] not in path[:-1]:
         path.append(next(s for s in infos[path[-1]].needs if s not in done))
@@ -62,37 +62,38 @@ def _cycle(infos: dict[str, StepInfo], waiting: list[str], done: set[str]) -> Pr
         said = f"`{info.origin}` needs itself"
     else:
         said = f"a cycle: {' -> '.join(circle)} (each needs the next)"
-    where = join(info.path, port.path) if port else join(info.path, "after")
-    return problem(mark, where, said, "one of these references must go; a loop is written with `repeat`")
+    where = join_path(info.path, port.path) if port else join_path(info.path, "after")
+    return make_problem(mark, where, said, "one of these references must go; a loop is written with `repeat`")
 
 
-def _typed(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list[Problem]) -> Port:
-    path = join(info.path, port.path)
+def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list[Problem]) -> Port:
+    path = join_path(info.path, port.path)
     if not port.steps:
         if _is_own(port.source or ""):
             advice = "name the stage that makes it, so that the order and the key are right"
-            problems.append(problem(port.mark, path, "a path into the store of artifacts", advice))
+            problems.append(make_problem(port.mark, path, "a path into the store of artifacts", advice))
         return port
     source = done[port.steps[0]]
-    if (odd := _odd_one(port, done)) is not None:
-        said = f"`{port.text}` is a choice between outputs that differ: {_default(source)} and {_default(odd)}"
-        problems.append(problem(port.mark, path, said, "candidates must make the same thing under the same name"))
+    if (odd := _find_odd_candidate(port, done)) is not None:
+        differ = f"{_describe_outputs(source)} and {_describe_outputs(odd)}"
+        said = f"`{port.text}` is a choice between outputs that differ: {differ}"
+        problems.append(make_problem(port.mark, path, said, "candidates must make the same thing under the same name"))
         return port
     outputs = dict(source.outputs)
     if port.output is not None and port.output not in outputs:
         advice = suggest(port.output, outputs, "outputs")
-        problems.append(problem(port.mark, path, f"`{source.origin}` has no output `{port.output}`", advice))
+        problems.append(make_problem(port.mark, path, f"`{source.origin}` has no output `{port.output}`", advice))
         return port
     kind = outputs[port.output] if port.output else next(iter(outputs.values()))
     if kind not in port.accepts:
         wanted = " or ".join(port.accepts)
         said = f"wants {wanted}, but `{port.text}` is {kind}"
-        problems.append(problem(port.mark, path, said, _fitting(port, source, done)))
+        problems.append(make_problem(port.mark, path, said, _suggest_fitting(port, source, done)))
     return Port(**{**port.__dict__, "type": kind})
 
 
-def _odd_one(port: Port, done: dict[str, StepInfo]) -> StepInfo | None:
-    """A candidate whose output has another name or type than the first one's."""
+def _find_odd_candidate(port: Port, done: dict[str, StepInfo]) -> StepInfo | None:
+    """Return a candidate whose output has another name or type than the first one's."""
 
     def output(name: str) -> tuple[str, str | None]:
         outputs = done[name].outputs
@@ -101,7 +102,7 @@ def _odd_one(port: Port, done: dict[str, StepInfo]) -> StepInfo | None:
     return next((done[name] for name in port.steps if output(name) != output(port.steps[0])), None)
 
 
-def _default(info: StepInfo) -> str:
+def _describe_outputs(info: StepInfo) -> str:
     return ", ".join(f"{info.name}.{output} ({kind})" for output, kind in info.outputs)
 
 
@@ -109,15 +110,17 @@ def _is_own(source: str) -> bool:
     return source.startswith("path:") and ".posttrain" in source.removeprefix("path:").replace("\\", "/").split("/")
 
 
-def _fitting(port: Port, source: StepInfo, done: dict[str, StepInfo]) -> str:
+def _suggest_fitting(port: Port, source: StepInfo, done: dict[str, StepInfo]) -> str:
     own = [f"{port.text.partition('.')[0]}.{o}" for o, kind in source.outputs if kind in port.accepts]
     if own:
         return f"its output `{own[0]}` fits"
-    others = [_word(i, o, n) for i in done.values() for n, (o, kind) in enumerate(i.outputs) if kind in port.accepts]
+    others = [
+        _reference_word(i, o, n) for i in done.values() for n, (o, kind) in enumerate(i.outputs) if kind in port.accepts
+    ]
     if others:
         return f"these fit: {', '.join(dict.fromkeys(others[:8]))}"
     return f"no stage before it makes {' or '.join(port.accepts)}: add one, or name a source as path:./folder"
 
 
-def _word(info: StepInfo, output: str, index: int) -> str:
+def _reference_word(info: StepInfo, output: str, index: int) -> str:
     return info.name if index == 0 else f"{info.name}.{output}"

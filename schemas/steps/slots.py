@@ -1,4 +1,4 @@
-"""The functions and references in a stage: found by walking its values, checked against signatures."""
+"""The functions and references in a stage, found by walking its values and checked against signatures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from schemas.errors import Problem
 from schemas.references import Reference
 from schemas.signatures import Signature, SignatureError, options_model, signature
 from schemas.source.limits import MAX_PROBLEMS
-from schemas.source.tree import Node, join, problem
-from schemas.source.validation import coerced, follow, problems_of
+from schemas.source.tree import Node, join_path, make_problem
+from schemas.source.validation import convert_errors, find_coercions, follow_path
 from schemas.use import Use
 
 
@@ -35,17 +35,17 @@ class Slot:
 
 
 def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> tuple[list[Slot], list[Problem]]:
-    """Every function named in a validated value (paths relative to it), and what is wrong with them."""
+    """Return every function named in a validated value (paths relative to it), and what is wrong with them."""
     slots: list[Slot] = []
     problems: list[Problem] = []
     for where, use in _walk(value, ""):
         if isinstance(use, Use):
-            at = follow(node, where)
-            found = _bind(where, use, at, join(path, where), folders)
+            at = follow_path(node, where)
+            found = _bind_slot(where, use, at, join_path(path, where), folders)
             if isinstance(found, Slot):
                 slots.append(found)
-                inner, more = bind_slots(found.options, at, join(path, where), folders)
-                slots += [Slot(join(where, s.path), s.use, s.signature, s.options) for s in inner]
+                inner, more = bind_slots(found.options, at, join_path(path, where), folders)
+                slots += [Slot(join_path(where, s.path), s.use, s.signature, s.options) for s in inner]
                 problems += more
             else:
                 problems += found
@@ -54,8 +54,8 @@ def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> 
     return slots, problems
 
 
-def references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, Reference]]:
-    """Every reference in a stage, also those among the options of its functions: dotted path and value."""
+def find_references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, Reference]]:
+    """Yield every reference in a stage, also those among the options of its functions: dotted path and value."""
     for where, value in _walk(stage, ""):
         if isinstance(value, Reference):
             yield where, value
@@ -65,18 +65,18 @@ def references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, Refer
                 yield where, value
 
 
-def _bind(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) -> Slot | list[Problem]:
+def _bind_slot(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) -> Slot | list[Problem]:
     word = at.get("use") or at
     try:
         found = signature(type(use), use.use, folders)
     except SignatureError as error:
-        return [problem(word.mark, join(path, "use") if at.is_map else path, str(error), error.advice)]
+        return [make_problem(word.mark, join_path(path, "use") if at.is_map else path, str(error), error.advice)]
     model = options_model(found)
     try:
         options = model.model_validate(use.options)
     except ValidationError as error:
-        return problems_of(error, at, path, model, [f for f in type(use).model_fields if f != "use"])
-    found_wrong = coerced(at, options.model_dump(by_alias=True), path) if at.is_map else iter(())
+        return convert_errors(error, at, path, model, [f for f in type(use).model_fields if f != "use"])
+    found_wrong = find_coercions(at, options.model_dump(by_alias=True), path) if at.is_map else iter(())
     wrong = list(islice(found_wrong, MAX_PROBLEMS))
     return wrong or Slot(where, use, found, options)
 
@@ -86,10 +86,10 @@ def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
     if isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from _walk(getattr(value, name), join(path, name))
+            yield from _walk(getattr(value, name), join_path(path, name))
     elif isinstance(value, dict):
         for name, child in value.items():
-            yield from _walk(child, join(path, name))
+            yield from _walk(child, join_path(path, name))
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
-            yield from _walk(child, join(path, index))
+            yield from _walk(child, join_path(path, index))

@@ -1,4 +1,4 @@
-"""A step as the checks see it: its validated stage, its functions, its references resolved to steps."""
+"""A step before it has a key: its validated stage, its functions, its references resolved to steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas.errors import Problem, RecipeError
-from schemas.expansion.expand import Unit, preset_names, preset_slots
-from schemas.expansion.names import Names, resolve
+from schemas.expansion.expand import Unit, find_presets, list_preset_slots
+from schemas.expansion.names import Names, resolve_reference
 from schemas.plan import BranchOf, Until
 from schemas.source.limits import MAX_PROBLEMS
-from schemas.source.tree import Mark, Node, index_of, join, problem
-from schemas.source.validation import coerced, follow, problems_of
+from schemas.source.tree import Mark, Node, join_path, make_problem, parse_index
+from schemas.source.validation import convert_errors, find_coercions, follow_path
 from schemas.stages.base import BaseStage
 from schemas.stages.union import KINDS, traits_of
-from schemas.steps.slots import Slot, bind_slots, references
+from schemas.steps.slots import Slot, bind_slots, find_references
 from schemas.suggestions import suggest
 
 NOWHERE = Mark("", 1, 1)
@@ -63,14 +63,14 @@ class StepInfo:
     outputs: tuple[tuple[str, str], ...] = ()
 
     def problem(self, where: str, message: str, advice: str = "") -> Problem:
-        """What is wrong at a field of the step, by its dotted path, with its place in the file."""
-        return problem(follow(self.node, where).mark, join(self.path, where), message, advice)
+        """Return a problem at a field of the step, by its dotted path, with its place in the file."""
+        return make_problem(follow_path(self.node, where).mark, join_path(self.path, where), message, advice)
 
     def dump(self) -> dict[str, Any]:
-        """The stage as plain values, options of its functions filled in."""
+        """Return the stage as plain values, options of its functions filled in."""
         dumped = self.stage.model_dump(mode="json", by_alias=True)
         for slot in self.slots:
-            _place(dumped, slot.path).update(slot.values)
+            _find_place(dumped, slot.path).update(slot.values)
         return dumped
 
     @property
@@ -80,9 +80,9 @@ class StepInfo:
         return tuple(dict.fromkeys(upstream + [b.step for b in self.branch_of]))
 
 
-def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> StepInfo | None:
-    """Validate a step by itself; what is wrong is added to `problems`, and None returned."""
-    kind = _kind(unit, problems)
+def validate_step(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> StepInfo | None:
+    """Validate a step by itself; return None and add problems if it is invalid."""
+    kind = _find_kind(unit, problems)
     if kind is None:
         return None
     node = unit.node
@@ -92,36 +92,36 @@ def info_of(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> S
     try:
         stage = kind.model_validate(node.plain())
     except ValidationError as error:
-        problems += _with_preset_advice(problems_of(error, node, unit.path, kind), node)
+        problems += _add_preset_advice(convert_errors(error, node, unit.path, kind), node)
         return None
-    wrong = list(islice(coerced(node, stage.model_dump(by_alias=True), unit.path), MAX_PROBLEMS))
+    wrong = list(islice(find_coercions(node, stage.model_dump(by_alias=True), unit.path), MAX_PROBLEMS))
     slots, more = bind_slots(stage, node, unit.path, folders)
     problems += wrong + more
     if wrong or more:
         return None
     info = StepInfo(unit.name, unit.stage, unit.path, node, stage, tuple(slots), unit.names, unless=unit.unless)
-    return with_parts(info, ports=tuple(_ports(info, problems)), after=_after(info, problems))
+    return replace_parts(info, ports=tuple(_resolve_ports(info, problems)), after=_resolve_after(info, problems))
 
 
-def _ports(info: StepInfo, problems: list[Problem]) -> Iterator[Port]:
-    for where, reference in references(info.stage, list(info.slots)):
+def _resolve_ports(info: StepInfo, problems: list[Problem]) -> Iterator[Port]:
+    for where, reference in find_references(info.stage, list(info.slots)):
         if len(problems) > MAX_PROBLEMS:
             return
-        port = resolved(info, where, reference, problems)
+        port = resolve_port(info, where, reference, problems)
         if port is not None:
             yield port
 
 
-def with_parts(info: StepInfo, **parts: Any) -> StepInfo:
-    """A copy with some parts replaced."""
+def replace_parts(info: StepInfo, **parts: Any) -> StepInfo:
+    """Return a copy with some parts replaced."""
     return StepInfo(**{**info.__dict__, **parts})
 
 
-def resolved(info: StepInfo, where: str, reference: Any, problems: list[Problem]) -> Port | None:
-    """The port of one reference; None, with a problem added, when it means nothing."""
-    mark = follow(info.node, where).mark
+def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Problem]) -> Port | None:
+    """Return the port of one reference; None, with a problem added, when it means nothing."""
+    mark = follow_path(info.node, where).mark
     try:
-        found = resolve(str(reference), info.names, mark, join(info.path, where))
+        found = resolve_reference(str(reference), info.names, mark, join_path(info.path, where))
     except RecipeError as error:
         problems += error.problems
         return None
@@ -129,59 +129,61 @@ def resolved(info: StepInfo, where: str, reference: Any, problems: list[Problem]
     return Port(where, str(reference), reference.accepts, found.steps, found.output, found.source, kind, mark)
 
 
-def _with_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
-    """An rl stage without an algorithm lacks several slots: say once how to fill them all."""
+def _add_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
+    """Return an rl stage without an algorithm lacks several slots: say once how to fill them all."""
     kind = node.get("kind")
     if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
         return found
-    slots = tuple(f"`{slot}`" for slot in preset_slots())
-    advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(preset_names())})"
+    slots = tuple(f"`{slot}`" for slot in list_preset_slots())
+    advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(find_presets())})"
     return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
 
 
-def _kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
+def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
     node = unit.node.get("kind")
     if node is None:
         advice = f"add `kind:`; kinds: {', '.join(KINDS)}"
-        problems.append(problem(unit.node.where, unit.path, "`kind` is missing", advice))
+        problems.append(make_problem(unit.node.where, unit.path, "`kind` is missing", advice))
         return None
     if not isinstance(node.value, str) or node.value not in KINDS:
         said = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
-        problems.append(problem(node.mark, join(unit.path, "kind"), said, suggest(str(node.value), KINDS, "kinds")))
+        problems.append(
+            make_problem(node.mark, join_path(unit.path, "kind"), said, suggest(str(node.value), KINDS, "kinds"))
+        )
         return None
     return KINDS[node.value]
 
 
-def _after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
+def _resolve_after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
     steps: list[str] = []
     for index, word in enumerate(info.stage.after):
         if len(problems) > MAX_PROBLEMS:
             break
-        found = resolved_steps(info, word)
+        found = resolve_steps(info, word)
         steps += found
         if not found:
-            node = follow(info.node, f"after.{index}")
+            node = follow_path(info.node, f"after.{index}")
             words = dict.fromkeys([w for w in info.names if not w.startswith("previous.")])
             advice = suggest(word, words, "stages")
-            problems.append(problem(node.mark, join(info.path, "after", index), f"no stage `{word}`", advice))
+            problems.append(make_problem(node.mark, join_path(info.path, "after", index), f"no stage `{word}`", advice))
     return tuple(dict.fromkeys(steps))
 
 
-def resolved_steps(info: StepInfo, word: str) -> tuple[str, ...]:
-    """All steps that a word stands for where only their order matters: variants, iterations, a whole loop."""
+def resolve_steps(info: StepInfo, word: str) -> tuple[str, ...]:
+    """Return all steps that a word stands for where only their order matters: variants, iterations, a whole loop."""
     target = info.names.get(word)
     if target is not None and target.steps:
         return target.steps
     return tuple(s for w, t in info.names.items() if w.startswith(f"{word}.") for s in t.steps if s in info.names)
 
 
-def _place(dumped: Any, path: str) -> Any:
-    """The value at a dotted path of a dump; keys may hold dots themselves."""
+def _find_place(dumped: Any, path: str) -> Any:
+    """Return the value at a dotted path of a dump; keys may hold dots themselves."""
     parts = path.split(".")
     while parts:
         for count in range(len(parts), 0, -1):
             key: Any = ".".join(parts[:count])
-            if isinstance(dumped, list) and (index := index_of(key, len(dumped))) is not None:
+            if isinstance(dumped, list) and (index := parse_index(key, len(dumped))) is not None:
                 key = index
             elif not isinstance(dumped, dict) or key not in dumped:
                 continue

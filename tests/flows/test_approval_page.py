@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 
 from flows.servers.prefect_server import free_port, is_healthy, prefect_environment
-from lineage.audit.approvals import decisions
+from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
 from tests.flows.browser import PATIENCE, open_browser
 
@@ -111,7 +111,7 @@ def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(check
         page.get_by_text("Completed").first.wait_for()
         page.screenshot(path=tmp_path / "completed.png")
     (file,) = (made.layout.state / "approvals").iterdir()
-    (kept,) = decisions(made.layout, file.stem)
+    (kept,) = read_decisions(made.layout, file.stem)
     assert (kept["decision"], kept["name"], kept["reason"], kept["via"]) == (
         "approve", "Grace", "only a rehearsal", "prefect",
     )  # fmt: skip

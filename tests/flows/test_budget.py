@@ -11,7 +11,7 @@ from flows.planning.explain import explain_plan
 from flows.running.budget import Ledger, spending_lines, with_budget
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
-from lineage.reports.spending import Cost, read_spending, total
+from lineage.reports.spending import Cost, read_spending, sum_costs
 from schemas.budget import Budget, Prices
 from schemas.errors import PlanError, RecipeError
 from tests.waiting import wait_for
@@ -100,7 +100,7 @@ def test_a_run_stops_at_its_budget_and_goes_on_with_a_bigger_one(lab):
     assert resumed.states["long"].manifest.metrics == {"began": 1}  # from its checkpoint
     assert resumed.states["long"].manifest.tokens == 200
     noted = read_spending(lab.layout, outcome.run)
-    assert total(noted.spent.values()).tokens == 40 + 300 + 5
+    assert sum_costs(noted.spent.values()).tokens == 40 + 300 + 5
     assert noted.spent["beside"].core_seconds == pytest.approx(2 * noted.spent["beside"].seconds)
 
 

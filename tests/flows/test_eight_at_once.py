@@ -6,8 +6,8 @@ import pytest
 
 from flows.running.runlog import events, runs
 from lineage.artifacts.store import Store
-from lineage.audit.log import entries
-from lineage.verification.audit_check import check
+from lineage.audit.log import read_entries
+from lineage.verification.audit_check import check_audit
 
 RUNS = 8
 WORK = '''
@@ -105,9 +105,9 @@ def ends_are_right(layout):
 
 def log_is_right(layout):
     """The chain is unbroken and tells of every run and artifact once."""
-    found = check(layout)
+    found = check_audit(layout)
     assert (found.problems, found.notes) == ([], [])
-    told = Counter(e["action"] for e in entries(layout))
+    told = Counter(e["action"] for e in read_entries(layout))
     assert (told["run started"], told["run ended"], told["artifact published"]) == (RUNS, RUNS, len(EXPECTED))
-    published = [e["facts"]["key"] for e in entries(layout) if e["action"] == "artifact published"]
+    published = [e["facts"]["key"] for e in read_entries(layout) if e["action"] == "artifact published"]
     assert sorted(published) == sorted(m.key for m in Store(layout).manifests())

@@ -21,9 +21,9 @@ from flows.running.runlog import RunLog, events, read_plan
 from flows.runs import status_table
 from flows.steps.inprocess import InProcess
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import decisions
+from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
-from lineage.reports.report import gate_rows
+from lineage.reports.report import collect_gate_rows
 from lineage.tracing.ancestry import trace
 from schemas.errors import PlanError
 
@@ -137,18 +137,18 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert (resumed.exit_code, resumed.states["polish"].state) == (0, "done")
     again = go(plan, lab.layout)
     assert (again.exit_code, set(states(again).values())) == (0, {"cached"})
-    (kept,) = decisions(lab.layout, plan.step("check").key)
+    (kept,) = read_decisions(lab.layout, plan.step("check").key)
     assert (kept["decision"], kept["name"], kept["reason"]) == ("approve", "ada", "only a rehearsal")
     assert "wanted >= 0.9" in kept["text"]
-    (entry,) = [e for e in audit_log.entries(lab.layout) if e["action"] == "approve"]
+    (entry,) = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "approve"]
     assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
-    assert kept["audit"] == audit_log.anchor(entry)
+    assert kept["audit"] == audit_log.anchor_of(entry)
     with pytest.raises(PlanError, match="no gate of check waits to be approved"):
         approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
     (traced,) = trace(lab.layout, "check").as_json()["up"][:1]
     assert traced["decisions"] == [kept]
     manifests = {name: s.manifest for name, s in again.states.items() if s.manifest}
-    (shown,) = gate_rows(plan, manifests, lab.layout)
+    (shown,) = collect_gate_rows(plan, manifests, lab.layout)
     assert (shown["outcome"], shown["good"]) == ("failed, approved", True)
     assert shown["texts"][1].startswith("approved by ada at 20")
     # Second thoughts count, and both decisions stay.
@@ -156,7 +156,7 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     rejected = go(plan, lab.layout)
     assert (rejected.exit_code, rejected.states["polish"].state) == (2, "blocked")
     assert "rejected by bob" in rejected.states["check"].gates[0].text
-    assert [d["decision"] for d in decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
+    assert [d["decision"] for d in read_decisions(lab.layout, plan.step("check").key)] == ["approve", "reject"]
     assert explain_plan(plan, lab.layout)["check"][0] == "HIT"
 
 

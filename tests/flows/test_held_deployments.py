@@ -56,7 +56,7 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     given = yaml.safe_load((checkout.root / "prefect.yaml").read_text())["deployments"][0]["parameters"]
     digest = deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
     assert given == {"recipe": "held.yaml", "locked": digest}
-    entry = list(audit_log.entries(checkout))[-1]
+    entry = list(audit_log.read_entries(checkout))[-1]
     assert (entry["action"], entry["facts"]) == (
         "deployed", {"recipe": "held", "file": "held.yaml", "locked": digest},
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):
     (checkout.root / "held.yaml").write_text(RECIPE.replace("name: chat", "name: other"))
     assert deploy(checkout) == 3
     assert "promote.name: chat → other" in capsys.readouterr().err
-    assert [e["action"] for e in audit_log.entries(checkout)] == []
+    assert [e["action"] for e in audit_log.read_entries(checkout)] == []
 
 
 def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkout, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
         found = now[0] and Champion(name, now[0], "ab" * 32, f"{now[0]}" * 64, "model", None, "", None)
         return Standing(name, found, [], [], False, [], Registered(name, None, {}))
 
-    monkeypatch.setattr("lineage.registry.champions.standing", standing)
+    monkeypatch.setattr("lineage.registry.champions.read_standing", standing)
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))
     monkeypatch.setattr("flows.planning.contracts.find_source", lambda source, *_: Source(checkout.root, "x"))
     monkeypatch.setattr("flows.planning.locking.pin", lambda name, digest, *_: {"digest": digest})

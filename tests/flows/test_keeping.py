@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.launch import plan_recipe, run_plan
 from flows.running.alive import alive
-from lineage.artifacts.reclaim import freed
+from lineage.artifacts.reclaim import count_freed_bytes
 from lineage.artifacts.store import Store
-from lineage.audit.log import entries
+from lineage.audit.log import read_entries
 from lineage.layout import Layout
 from lineage.tracing.ancestry import trace
 from lineage.tracing.target import UnknownTarget
@@ -102,7 +102,7 @@ def test_ten_artifacts_are_cleared_to_the_byte_and_the_rest_verifies(checkout):
     assert verify(checkout).problems == ()
     with pytest.raises(UnknownTarget):
         trace(checkout, keys[2]["second"])
-    (entry,) = [entry for entry in entries(checkout) if entry["action"] == "gc"]
+    (entry,) = [entry for entry in read_entries(checkout) if entry["action"] == "gc"]
     assert set(entry["facts"]["artifacts"]) == {key for value in (2, 3, 4) for key in keys[value].values()}
     assert entry["facts"]["bytes"] == done["bytes"]
     assert gc("--last", "1", "--keep", "1", "--by", "score")["bytes"] == 0
@@ -122,12 +122,12 @@ def test_the_best_by_a_metric_brings_its_run_and_what_is_pinned_all_above_it(che
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypatch):
-    from lineage.registry.client import client
+    from lineage.registry.client import open_client
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_REGISTRY_URI", raising=False)
     keys = {value: run(checkout, value) for value in (1, 2)}
-    mlflow = client(checkout)
+    mlflow = open_client(checkout)
     mlflow.create_registered_model("reader")
     for value, alias in ((1, "canary"), (2, None)):
         tags = {"key": keys[value]["second"], "output": "result"}
@@ -176,10 +176,10 @@ def test_a_file_with_another_name_elsewhere_frees_nothing(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x").write_bytes(b"1" * 8192)
     os.link(tmp_path / "a/x", tmp_path / "a/y")
-    alone = freed([tmp_path / "a/x", tmp_path / "a/y"])
+    alone = count_freed_bytes([tmp_path / "a/x", tmp_path / "a/y"])
     assert alone == (tmp_path / "a/x").stat().st_blocks * 512 > 0
     os.link(tmp_path / "a/x", tmp_path / "elsewhere")
-    assert freed([tmp_path / "a/x", tmp_path / "a/y"]) == 0
+    assert count_freed_bytes([tmp_path / "a/x", tmp_path / "a/y"]) == 0
 
 
 def test_what_dvc_itself_tracks_stays_in_the_cache(checkout):

@@ -7,7 +7,7 @@ import yaml
 
 from flows.cli import main
 from flows.planning.locking import lock_of, read_lock
-from lineage.artifacts.provenance import needed_packages
+from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
@@ -191,7 +191,7 @@ def test_packages_and_python(held):
     lock["python"] = "3.9.1"
     file.write_text(yaml.safe_dump(lock))
     here = lock_of.__globals__["platform"].python_version()
-    scipy = needed_packages()["scipy"]
+    scipy = find_needed_packages()["scipy"]
     assert held.drift() == [
         f"python: 3.9.1 → {here}",
         "package gone-package: 2.0 → not installed",
@@ -263,7 +263,7 @@ def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
 
 
 def test_the_packages_are_those_that_are_needed():
-    found = needed_packages()
+    found = find_needed_packages()
     assert {"torch", "numpy", "prefect", "pydantic", "pydantic-core"} <= set(found)
     assert "pytest" not in found
     assert "posttrain" not in found

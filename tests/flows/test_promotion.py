@@ -12,10 +12,10 @@ from flows.cli import app, main
 from flows.launch import plan_recipe
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import decide
+from lineage.audit.approvals import record_decision
 from lineage.digests import digest_of
 from lineage.layout import Layout
-from lineage.registry.champions import champion, history
+from lineage.registry.champions import find_champion, read_history
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -107,14 +107,14 @@ class Lab:
 
     @property
     def version(self):
-        return champion(self.layout, "chat").version
+        return find_champion(self.layout, "chat").version
 
 
 def test_the_story_of_a_champion(lab):
     """One test, for its steps follow from one another."""
     (two,), (exam,) = lab.made("two"), lab.made("exam")
     assert f"champion of chat: none → version 1, two ({two.key[:12]}), by exam" in lab.first
-    now, plan = champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
+    now, plan = find_champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
     assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
     assert now.by.evidence == {
         "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
@@ -140,9 +140,11 @@ def test_the_story_of_a_champion(lab):
 
     # A person who approves lets it through, and the history says who and why.
     waiting = lab.made("exam")[-1]
-    decide(lab.layout, waiting.key, 0, "approve", name="Grace", reason="the exam is too hard", step="exam", run="r")
+    record_decision(
+        lab.layout, waiting.key, 0, "approve", name="Grace", reason="the exam is too hard", step="exam", run="r"
+    )
     assert "champion of chat: version 1 → version 2" in lab.run(*waits)
-    (text,) = champion(lab.layout, "chat").by.evidence["gates"]
+    (text,) = find_champion(lab.layout, "chat").by.evidence["gates"]
     assert re.search(r"wanted >= 0\.5; approved by Grace at .*: the exam is too hard", text)
 
     # Back again; running what made version 2 once more does not undo that.
@@ -159,8 +161,8 @@ def test_the_story_of_a_champion(lab):
         assert word in table
     listed = json.loads(lab("champions", "--json"))
     assert [(c["name"], c["version"], c["by"]["action"]) for c in listed] == [("chat", 1, "rollback")]
-    assert [m.action for m in history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
-    actions = [e["action"] for e in audit_log.entries(lab.layout) if e["facts"].get("model") == "chat"]
+    assert [m.action for m in read_history(lab.layout, "chat")] == ["promote", "promote", "rollback"]
+    actions = [e["action"] for e in audit_log.read_entries(lab.layout) if e["facts"].get("model") == "chat"]
     assert actions == ["promote", "promote", "rollback"]
 
 
@@ -182,17 +184,17 @@ def test_by_hand_only_what_an_evaluation_has_proven(lab):
 
 def test_a_later_recipe_reads_the_champion_and_its_key_follows(lab):
     plans = [plan_recipe("uses.yaml", lab.layout)]
-    assert plans[0].steps[0].inputs[0].digest == champion(lab.layout, "chat").digest
+    assert plans[0].steps[0].inputs[0].digest == find_champion(lab.layout, "chat").digest
     lab("rollback", "chat", "--to", "2")
     plans.append(plan_recipe("uses.yaml", lab.layout))
-    assert plans[1].steps[0].inputs[0].digest == champion(lab.layout, "chat").digest
+    assert plans[1].steps[0].inputs[0].digest == find_champion(lab.layout, "chat").digest
     lab("rollback", "chat", "--to", "1")
     plans.append(plan_recipe("uses.yaml", lab.layout))
     assert plans[0].steps[0].key == plans[2].steps[0].key != plans[1].steps[0].key
 
 
 def test_the_lineage_of_a_champion_and_of_what_read_it_goes_on_behind_the_registry(lab):
-    now = champion(lab.layout, "chat")
+    now = find_champion(lab.layout, "chat")
     told = json.loads(lab("lineage", "mlflow:chat@champion", "--json"))
     assert told["what"] == "version 1 of chat"
     assert [(node["step"], node["key"]) for node in told["up"]] == [("two", now.key)]
@@ -227,7 +229,7 @@ def test_a_damaged_model_or_gate_is_not_promoted(lab):
     file.write_bytes(before.replace(b"0.0", b"0.9"))
     assert "exam" in lab("promote", two.key, "--gate", passed.key, "--name", "third", code=3)
     file.write_bytes(before)
-    assert champion(lab.layout, "third") is None
+    assert find_champion(lab.layout, "third") is None
 
 
 def test_what_does_not_exist_is_said(lab, capsys, monkeypatch):

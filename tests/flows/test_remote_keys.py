@@ -4,7 +4,7 @@ import pytest
 
 from flows.compile import compile_recipe
 from lineage.layout import Layout
-from schemas.endpoint import Endpoint, endpoints_in
+from schemas.endpoint import Endpoint, find_endpoints
 from schemas.recipe.load import load_recipe
 
 ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "model": "big", "price": "{input_per_million: 1.0}"}
@@ -98,5 +98,5 @@ def test_a_cap_is_in_the_key_where_it_decides_the_rows(plan):
 def test_an_endpoint_may_be_written_where_it_is_used(plan):
     inline = "{base_url: http://127.0.0.1:1/v1, model: big, name: teacher, price: {input_per_million: 1.0}}"
     assert changed(plan(), plan(named=inline)) == set()
-    found = endpoints_in(plan(named=inline).step("lessons").settings)
+    found = find_endpoints(plan(named=inline).step("lessons").settings)
     assert [endpoint["model"] for endpoint in found] == ["big"]

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
 from flows.deployments.catch_up import Occasion, unscheduled, verdict
 from flows.deployments.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
-from schemas.checks.schedule import cron_problem
+from schemas.checks.schedule import find_cron_problem
 from schemas.schedule import Schedule
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -57,7 +57,7 @@ def test_due_times_are_later_than_asked_and_end_where_asked():
 def test_every_cron_expression_that_is_accepted_comes_due_in_prefect_when_the_checker_says(cron):
     from cronsim import CronSim
 
-    assert cron_problem(cron) is None
+    assert find_cron_problem(cron) is None
     checker = CronSim(cron, NOON)
     assert due_times(Schedule(cron=cron), NOON, count=3) == [next(checker) for _ in range(3)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from flows.planning.environment import hidden, secrets_of
 from lineage.artifacts.store import Store
-from lineage.audit.log import entries
+from lineage.audit.log import read_entries
 
 REFERRED = {
     "LAB_TOKEN": "referred-7c2f-to-by-a-recipe", "LAB_URL_PART": "user:pw-9d1e@host",
@@ -274,7 +274,7 @@ def test_planted_secrets_appear_nowhere(checkout, receiver, processes, tmp_path,
     log = (store.folder(used) / "step.log").read_text()
     assert "the token is ***" in log
     assert "as an error: ***" in log
-    failed = [e for e in entries(made.layout) if e["action"] == "run ended" and e["facts"]["exit_code"] == 1]
+    failed = [e for e in read_entries(made.layout) if e["action"] == "run ended" and e["facts"]["exit_code"] == 1]
     events = (made.layout.run(failed[-1]["facts"]["run"]) / "events.jsonl").read_text()
     reasons = [json.loads(line).get("reason", "") for line in events.splitlines()]
     assert any("RuntimeError: 401 for https://***/v1" in reason for reason in reasons)

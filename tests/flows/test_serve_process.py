@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from lineage.registry.champions import champion
+from lineage.registry.champions import find_champion
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
 RECIPE = """\
@@ -51,7 +51,7 @@ print(json.dumps({"words": sys.argv[1:], "told": told}))
 def test_a_server_follows_the_champion_without_failing_a_request_and_ends_in_peace(checkout, processes):
     made = checkout("serving", RECIPE)
     made.finish(made.run("inprocess"))
-    first = champion(made.layout, "chat")
+    first = find_champion(made.layout, "chat")
     server = made.start("serve", "mlflow:chat@champion", "--follow", "--port", "0", "--max-slots", "1")
     output = made.output
     processes.wait_for(lambda: server.poll() is not None or "Ctrl-C ends it" in output.read_text(), 240)
@@ -78,7 +78,7 @@ def test_a_server_follows_the_champion_without_failing_a_request_and_ends_in_pea
     asking.start()
     try:
         made.finish(made.start("run", made.recipe, "--executor", "inprocess", "--set", "stages.two.seed=6"))
-        second = champion(made.layout, "chat")
+        second = find_champion(made.layout, "chat")
         assert second.version == 2
         processes.wait_for(lambda: seen[-1][0] == f"posttrain-{second.digest[:12]}", 240)
         made.finish(made.start("rollback", "chat"))

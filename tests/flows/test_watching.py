@@ -8,7 +8,7 @@ import pytest
 
 from flows.deployments.watching import Change, Watch
 from lineage.layout import Layout
-from lineage.sources.watched import content, glance
+from lineage.sources.watched import digest_source, stat_source
 
 
 class Listener:
@@ -30,7 +30,7 @@ def files(tmp_path):
 def watch(files, *sources):
     layout, state = files
     look = {"layout": layout, "folders": (layout.root,)}
-    return Watch(state, sources, partial(glance, **look), partial(content, **look))
+    return Watch(state, sources, partial(stat_source, **look), partial(digest_source, **look))
 
 
 def looks(watch, listener, times=2):

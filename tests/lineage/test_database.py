@@ -1,12 +1,12 @@
 import pytest
 
 from lineage.database import (
-    chosen_database,
+    hide_password,
     mlflow_address,
     prefect_address,
     prepare_database,
+    read_chosen_database,
     remember_database,
-    without_password,
 )
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -36,23 +36,23 @@ def test_each_server_gets_its_driver_and_its_schema():
     ],
 )
 def test_a_password_is_not_shown(address, shown):
-    assert without_password(address) == shown
+    assert hide_password(address) == shown
     assert "p%40ss" not in shown
 
 
 def test_the_choice_is_remembered_without_its_password_and_can_be_undone(tmp_path, monkeypatch):
     layout = Layout(tmp_path)
     files = f"sqlite:///{layout.state}/mlflow.db"
-    assert (chosen_database(layout.state), layout.mlflow_uri) == (None, files)
+    assert (read_chosen_database(layout.state), layout.mlflow_uri) == (None, files)
     remember_database(layout.state, ADDRESS)
-    assert chosen_database(layout.state) == without_password(ADDRESS)
-    assert layout.mlflow_uri == mlflow_address(without_password(ADDRESS))
+    assert read_chosen_database(layout.state) == hide_password(ADDRESS)
+    assert layout.mlflow_uri == mlflow_address(hide_password(ADDRESS))
     assert [f for f in layout.state.iterdir() if "p%40ss" in f.read_text()] == []
     monkeypatch.setenv("POSTTRAIN_DATABASE", "postgresql://other@h/n")
-    assert chosen_database(layout.state) == "postgresql://other@h/n"
+    assert read_chosen_database(layout.state) == "postgresql://other@h/n"
     monkeypatch.delenv("POSTTRAIN_DATABASE")
     remember_database(layout.state, "sqlite")
-    assert (chosen_database(layout.state), layout.mlflow_uri) == (None, files)
+    assert (read_chosen_database(layout.state), layout.mlflow_uri) == (None, files)
     assert [path.name for path in layout.state.iterdir()] == ["database"]
 
 

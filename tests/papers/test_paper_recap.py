@@ -20,7 +20,7 @@ from learning.loop.trials import Trial
 from learning.loop.update import regulate
 from learning.models.references import References
 from learning.texts.rows import write_rows
-from schemas.number_schedules import settled
+from schemas.number_schedules import settle
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "recap.yaml"
@@ -84,7 +84,7 @@ def test_a_saturating_format_moves_the_weights_and_fixed_ones_stay():
     assert not STAGES["fixed"].control
     assert STAGES["fixed"].components[0].coef == 1.0
     parts = bind_collecting(STAGES["trained"], INPUTS)
-    assert [settled(w, found | {"replay": 1.0}) for w in parts.weights] == [found["accuracy"], found["format"]]
+    assert [settle(w, found | {"replay": 1.0}) for w in parts.weights] == [found["accuracy"], found["format"]]
 
 
 def test_no_other_model_is_loaded(tiny_policy):

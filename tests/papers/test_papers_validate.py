@@ -6,7 +6,7 @@ import pytest
 
 from flows.compile import compile_recipe
 from lineage.layout import Layout
-from schemas.pages.papers_page import title_of
+from schemas.pages.papers_page import read_title
 from schemas.recipe.load import load_recipe
 from schemas.training import Training
 
@@ -35,6 +35,6 @@ def gpus(resources):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_paper_has_its_title_and_its_proof(path):
     text = path.read_text(encoding="utf-8")
-    assert len(title_of(path)) > 10
+    assert len(read_title(path)) > 10
     assert f"posttrain run recipes/papers/{path.name}" in text
     assert (ROOT / "tests" / "papers" / f"test_paper_{path.stem.replace('-', '_')}.py").is_file()

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import RecipeError
-from schemas.gates import split_metric, without_policy
+from schemas.gates import split_metric, strip_policy
 from schemas.recipe.load import load_recipe
 
 RECIPE = """
@@ -137,5 +137,5 @@ def test_families_follow_the_metric_and_policies_are_no_question():
     assert split_metric("accuracy.a.b", ["accuracy", "accuracy.a"]) == ("accuracy.a", "b")
     assert split_metric("acc", ["accuracy"]) is None
     gate = {"min": 1, "on_fail": "branch", "branch": ["x"], "approve_within": 5.0}
-    assert without_policy({"gate": [gate], "k": 1}) == {"gate": [{"min": 1}], "k": 1}
-    assert without_policy({"gate": {"use": "f"}}) == {"gate": {"use": "f"}}
+    assert strip_policy({"gate": [gate], "k": 1}) == {"gate": [{"min": 1}], "k": 1}
+    assert strip_policy({"gate": {"use": "f"}}) == {"gate": {"use": "f"}}

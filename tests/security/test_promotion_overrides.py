@@ -15,9 +15,9 @@ from flows.running.runlog import runs
 from flows.running.states import StepState
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import file_of
+from lineage.audit.approvals import decisions_file
 from lineage.layout import Layout
-from lineage.registry.champions import champion
+from lineage.registry.champions import find_champion
 from schemas.errors import PlanError
 from tests.registries import lay_empty_registry
 
@@ -213,18 +213,18 @@ def test_the_story_of_an_override(lab):
     (two,), (exam,) = lab.made("two"), lab.made("exam")
     words = ("promote", two.key[:16], "--gate", exam.key[:16], "--name", "chat")
     assert f"posttrain {' '.join(words)} --approve-override --why TEXT" in said
-    assert champion(lab.layout, "chat") is None
+    assert find_champion(lab.layout, "chat") is None
     # Nor afterwards, by hand or by a run that finds the evaluation there.
     assert "not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab(*words, code=2)
     lab.write("small.yaml", RECIPE)
     assert "not by the committed recipe: stages.exam.gate.0.min: 0.5 → 0.0" in lab.run()
     lab.write("small.yaml", STRICT)
     assert "say why" in lab(*words, "--approve-override", code=3)
-    assert champion(lab.layout, "chat") is None
+    assert find_champion(lab.layout, "chat") is None
     # A person answers for it, and the log says who, why and for what.
     said = lab(*words, "--approve-override", "--why", "the exam is new", "--who", "Grace")
     assert said.startswith("champion of chat: none → version 1, two")
-    entry = [e for e in audit_log.entries(lab.layout) if e["action"] == "promote"][-1]
+    entry = [e for e in audit_log.read_entries(lab.layout) if e["action"] == "promote"][-1]
     assert entry["facts"]["evidence"]["override"] == {
         "approved_by": "Grace", "why": "the exam is new", "changes": ["stages.exam.gate.0.min: 0.5 → 0.0"],
     }  # fmt: skip
@@ -234,9 +234,9 @@ def test_the_story_of_an_override(lab):
     lab.write("small.yaml", RECIPE)
     lab.commit()
     assert "champion of chat unchanged" not in lab.run("--set", "stages.two.seed=6", "--no-promote")
-    assert champion(lab.layout, "chat").version == 1
+    assert find_champion(lab.layout, "chat").version == 1
     assert "champion of chat: version 1 → version 2" in lab.run("--set", "stages.two.seed=6")
-    evidence = champion(lab.layout, "chat").by.evidence
+    evidence = find_champion(lab.layout, "chat").by.evidence
     assert (evidence["set"], evidence["committed"]["edited"]) == (["stages.two.seed=6"], [])
     assert len(evidence["committed"]["version"]) == 40
     lab.write("small.yaml", STRICT)
@@ -272,12 +272,12 @@ def test_an_approval_that_only_lies_beside_the_log_counts_for_nothing(lab):
     plan = plan_recipe("small.yaml", lab.layout)
     exam, two = (Store(lab.layout).with_key(plan.step(name).key) for name in ("exam", "two"))
     record = {"gate": 0, "decision": "approve", "name": "Grace", "reason": "why not", "at": "2026-01-01"}
-    file_of(lab.layout, exam.key).parent.mkdir(exist_ok=True)
-    file_of(lab.layout, exam.key).write_text(json.dumps(record) + "\n")
+    decisions_file(lab.layout, exam.key).parent.mkdir(exist_ok=True)
+    decisions_file(lab.layout, exam.key).write_text(json.dumps(record) + "\n")
     said = lab("promote", two.key, "--gate", exam.key, "--name", "else", code=2)
     assert said == "the audit log does not know the approval of gate 0 of exam: approve it again"
     assert "the audit log does not know the approval" in lab.run()
-    file_of(lab.layout, exam.key).unlink()
+    decisions_file(lab.layout, exam.key).unlink()
     lab("approve", runs(lab.layout)[0], "exam", "--approve", "--reason", "the exam is too hard", "--name", "Grace")
     assert lab("promote", two.key, "--gate", exam.key, "--name", "else").startswith("champion of else: none")
 

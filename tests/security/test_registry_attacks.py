@@ -12,12 +12,12 @@ from flows.cli import app
 from flows.serving.models import choose
 from lineage.artifacts.seal import write_seal
 from lineage.audit import log as audit_log
-from lineage.audit.moves import recorded_moves
+from lineage.audit.moves import read_moves
 from lineage.keys import VARIABLE
 from lineage.layout import Layout
-from lineage.registry.champions import move, standing
-from lineage.registry.client import client
-from lineage.registry.rollback import restore, rollback
+from lineage.registry.champions import move_champion, read_standing
+from lineage.registry.client import open_client
+from lineage.registry.rollback import restore_registry, roll_back
 from lineage.sources.resolve import find_source
 from lineage.verification.verify import verify
 from schemas.errors import PlanError
@@ -37,7 +37,7 @@ class Lab:
 
     @property
     def mlflow(self):
-        return client(self.layout)
+        return open_client(self.layout)
 
     def version(self, number):
         return self.mlflow.get_model_version("chat", str(number))
@@ -84,7 +84,7 @@ def promoted(layout, made, names):
     now = None
     for name in names:
         evidence = {"gate": "exam", "key": "ab" * 32, "run": "run-1", "recipe": "small", "gates": [f"{name} 0.9"]}
-        now = move(layout, "chat", made[name].key, evidence=evidence, expected=now)
+        now = move_champion(layout, "chat", made[name].key, evidence=evidence, expected=now)
     return now
 
 
@@ -119,7 +119,7 @@ def lab(template, tmp_path, monkeypatch):
 def forged(entry, **changes):
     """An entry as someone without the key writes it: with a hash that fits and the signature of another entry."""
     entry = entry | {"facts": entry["facts"] | changes}
-    return entry | {"hash": audit_log.hash_of(entry)}
+    return entry | {"hash": audit_log.hash_entry(entry)}
 
 
 def alias_by_hand(lab):
@@ -146,7 +146,7 @@ def forged_tag_without_signature(lab):
 def forged_tag_with_an_old_signature(lab):
     number, made = lab.new_version("evil"), lab.made["evil"]
     entry = forged(json.loads(lab.move_tag(3)), number=4, version=number, key=made.key, digest=lab.digest("evil"))
-    lab.tags(number, **{TAG.format(4): audit_log.written(entry)})
+    lab.tags(number, **{TAG.format(4): audit_log.encode_entry(entry)})
     lab.alias(number)
 
 
@@ -164,12 +164,12 @@ def genuine_tag_replayed_on_an_older_version(lab):
 def tag_of_an_untrusted_key(lab, tmp=None):
     other = Layout(lab.layout.root.parent / "stranger")
     number = lab.new_version("evil")
-    last = recorded_moves(lab.layout)["chat"][-1]
+    last = read_moves(lab.layout)["chat"][-1]
     entry = audit_log.append(
         other, "promote", model="chat", number=4, version=number, before=3, key=lab.made["evil"].key,
         digest=lab.digest("evil"), output="policy", evidence={}, after=last.entry["hash"], log="ab" * 32,
     )  # fmt: skip
-    lab.tags(number, **{TAG.format(4): audit_log.written(entry)})
+    lab.tags(number, **{TAG.format(4): audit_log.encode_entry(entry)})
     lab.alias(number)
 
 
@@ -247,31 +247,33 @@ def test_what_is_changed_in_mlflow_is_an_alarm_and_serves_nothing_else(lab, atta
     with pytest.raises(PlanError, match="is not what the audit log made it"):
         find_source("mlflow:chat@champion", lab.layout, ())
     with pytest.raises(PlanError, match="--restore"):  # a promotion does not cover it up
-        move(lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=standing(lab.layout, "chat").champion)
+        move_champion(
+            lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=read_standing(lab.layout, "chat").champion
+        )
     assert set(chosen.alarms) <= set(verify(lab.layout).problems)
     shown = CliRunner().invoke(app, ["champions"])
     assert (shown.exit_code, "ALARM" in shown.output) == (1, True), shown.output
     # In the middle of the incident: back to the one before, which puts MLflow right.
-    before, after = rollback(lab.layout, "chat", why="incident")
+    before, after = roll_back(lab.layout, "chat", why="incident")
     assert (before.digest, after.digest) == (third, lab.digest("second"))
-    assert standing(lab.layout, "chat").alarms == []
+    assert read_standing(lab.layout, "chat").alarms == []
     aliased = lab.mlflow.get_model_version_by_alias("chat", "champion")
     assert aliased.tags["digest"] == lab.digest("second")
-    assert recorded_moves(lab.layout)["chat"][-1].evidence["alarms"]
+    assert read_moves(lab.layout)["chat"][-1].evidence["alarms"]
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("second")
 
 
 @pytest.mark.parametrize("attack", [alias_to_a_new_version, version_deleted, malformed_tag])
 def test_restore_writes_mlflow_again_and_the_log_says_so(lab, attack):
     attack(lab)
-    alarms = restore(lab.layout, "chat")
+    alarms = restore_registry(lab.layout, "chat")
     assert alarms
-    assert standing(lab.layout, "chat").alarms == []
+    assert read_standing(lab.layout, "chat").alarms == []
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("third")
-    last = recorded_moves(lab.layout)["chat"][-1]
+    last = read_moves(lab.layout)["chat"][-1]
     assert (last.action, last.evidence) == ("restore", {"alarms": alarms})
-    assert restore(lab.layout, "chat") == []
-    assert rollback(lab.layout, "chat")[1].digest == lab.digest("second")  # a restored champion is the same one
+    assert restore_registry(lab.layout, "chat") == []
+    assert roll_back(lab.layout, "chat")[1].digest == lab.digest("second")  # a restored champion is the same one
 
 
 def test_an_alias_without_any_promotion_is_no_champion(lab):
@@ -287,8 +289,8 @@ def test_an_alias_without_any_promotion_is_no_champion(lab):
     shown = CliRunner().invoke(app, ["champions", "--json"])
     alarms = {each["name"]: each["alarms"] for each in json.loads(shown.output)}
     assert (alarms["chat"], len(alarms["fresh"]), len(alarms['it\'s "new"'])) == ([], 1, 1)
-    assert restore(lab.layout, "fresh")
-    assert standing(lab.layout, "fresh").alarms == []
+    assert restore_registry(lab.layout, "fresh")
+    assert read_standing(lab.layout, "fresh").alarms == []
 
 
 def test_a_version_by_number_is_what_was_promoted_as_it_or_nothing(lab):
@@ -305,7 +307,7 @@ def test_a_version_by_number_is_what_was_promoted_as_it_or_nothing(lab):
 def entry_altered(lab):
     lines = lab.lines()
     entry = json.loads(lines[-1])
-    lab.write_lines([*lines[:-1], audit_log._line(forged(entry, key=lab.made["evil"].key))])
+    lab.write_lines([*lines[:-1], audit_log._encode_line(forged(entry, key=lab.made["evil"].key))])
 
 
 def entry_forged_at_the_end(lab):
@@ -313,7 +315,7 @@ def entry_forged_at_the_end(lab):
     last = json.loads(lines[-1])
     facts = last["facts"] | {"key": lab.made["evil"].key, "digest": lab.digest("evil"), "number": 4, "version": 3}
     entry = last | {"number": last["number"] + 1, "previous": last["hash"], "facts": facts}
-    lab.write_lines([*lines, audit_log._line(entry | {"hash": audit_log.hash_of(entry)})])
+    lab.write_lines([*lines, audit_log._encode_line(entry | {"hash": audit_log.hash_entry(entry)})])
 
 
 def entry_forged_with_a_key_of_ones_own(lab):
@@ -369,9 +371,9 @@ def test_a_log_that_does_not_hold_serves_promotes_and_moves_nothing(lab, attack)
     for refused in (
         lambda: choose("mlflow:chat@champion", lab.layout),
         lambda: find_source("mlflow:chat@champion", lab.layout, ()),
-        lambda: rollback(lab.layout, "chat"),
-        lambda: move(lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=None),
-        lambda: recorded_moves(lab.layout),
+        lambda: roll_back(lab.layout, "chat"),
+        lambda: move_champion(lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=None),
+        lambda: read_moves(lab.layout),
     ):
         with pytest.raises(PlanError, match=r"the audit log does not hold: .*lineage --verify"):
             refused()
@@ -383,7 +385,7 @@ def test_a_log_that_does_not_hold_serves_promotes_and_moves_nothing(lab, attack)
 def test_a_tail_cut_off_together_with_its_head_is_seen_by_the_moves_that_mlflow_holds(lab):
     lab.write_lines(lab.lines()[:-1])
     last = json.loads(lab.lines()[-1])
-    audit_log.head_file(lab.layout).write_bytes(audit_log._line(audit_log.anchor(last)))
+    audit_log.head_file(lab.layout).write_bytes(audit_log._encode_line(audit_log.anchor_of(last)))
     chosen = choose("mlflow:chat@champion", lab.layout)
     assert chosen.digest == lab.digest("second")  # what the log that is left promoted
     assert any("its audit log does not hold any more" in alarm for alarm in chosen.alarms)
@@ -394,7 +396,7 @@ def test_bytes_after_the_log_that_are_no_entry_stop_nothing_and_verify_names_the
     with audit_log.log_file(lab.layout).open("ab") as log:
         log.write(b"\x00 nonsense {\n")
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("third")
-    rollback(lab.layout, "chat")
+    roll_back(lab.layout, "chat")
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("second")
     assert any("bytes that posttrain did not write" in problem for problem in verify(lab.layout).problems)
 
@@ -404,8 +406,8 @@ def test_a_log_moved_away_is_replaced_by_the_signed_moves_in_mlflow(lab):
     for file in (audit_log.log_file(lab.layout), audit_log.head_file(lab.layout)):
         file.unlink()
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("third")
-    assert rollback(lab.layout, "chat")[1].digest == lab.digest("second")
-    assert [m.number for m in recorded_moves(lab.layout)["chat"]] == [1, 2, 3, 4]
+    assert roll_back(lab.layout, "chat")[1].digest == lab.digest("second")
+    assert [m.number for m in read_moves(lab.layout)["chat"]] == [1, 2, 3, 4]
 
 
 def weights_swapped(lab):
@@ -446,5 +448,5 @@ def test_other_bytes_behind_the_promoted_digest_are_not_served(lab, attack):
     attack(lab)
     with pytest.raises(PlanError, match=r"is not what was published|not in this checkout|which was promoted"):
         choose("mlflow:chat@champion", lab.layout)
-    assert rollback(lab.layout, "chat")[1].digest == lab.digest("second")
+    assert roll_back(lab.layout, "chat")[1].digest == lab.digest("second")
     assert choose("mlflow:chat@champion", lab.layout).digest == lab.digest("second")

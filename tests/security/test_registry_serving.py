@@ -11,8 +11,8 @@ from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen, choose, files_of
 from learning.models.policy import load_policy
 from lineage.audit import log as audit_log
-from lineage.registry.champions import move, standing
-from lineage.registry.rollback import rollback
+from lineage.registry.champions import move_champion, read_standing
+from lineage.registry.rollback import roll_back
 from schemas.errors import StepError
 from tests.security.test_registry_attacks import (
     IN_MLFLOW,
@@ -69,7 +69,7 @@ def test_a_move_by_hand_is_not_followed_and_said_once(lab, server, attack):
     assert server.loaded == []
     (said,) = server.said
     assert said.startswith("ALARM mlflow:chat@")
-    rollback(lab.layout, "chat")
+    roll_back(lab.layout, "chat")
     assert server.look() == lab.digest("second")
     assert server.loaded == [b"second"]
 
@@ -85,10 +85,10 @@ def test_with_a_log_that_does_not_hold_the_server_keeps_its_model(lab, server, a
 
 @pytest.mark.parametrize("attack", [a for a in IN_THE_STORE if a is not artifact_gone], ids=lambda a: a.__name__)
 def test_a_champion_whose_bytes_are_others_is_not_changed_to(lab, server, attack):
-    rollback(lab.layout, "chat")
+    roll_back(lab.layout, "chat")
     assert server.look() == lab.digest("second")
     attack(lab)
-    now = standing(lab.layout, "chat").champion
+    now = read_standing(lab.layout, "chat").champion
     audit_log.append(  # the log's own word, while the files are swapped
         lab.layout, "rollback", model="chat", number=5, version=3, before=2, key=lab.made["third"].key,
         digest=lab.digest("third"), output="policy", evidence={}, after=now.by.entry["hash"], log=None,
@@ -129,6 +129,8 @@ def test_a_promotion_is_followed_and_the_alias_alone_is_not(lab, server):
     lab.alias(1)
     assert server.look() == lab.digest("third")
     lab.alias(3)
-    move(lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=standing(lab.layout, "chat").champion)
+    move_champion(
+        lab.layout, "chat", lab.made["evil"].key, evidence={}, expected=read_standing(lab.layout, "chat").champion
+    )
     assert server.look() == lab.digest("evil")
     assert server.loaded == [b"evil"]

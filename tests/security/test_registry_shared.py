@@ -7,11 +7,11 @@ import pytest
 
 from flows.serving.models import choose
 from lineage.audit import log as audit_log
-from lineage.audit.moves import recorded_moves
+from lineage.audit.moves import read_moves
 from lineage.keys import VARIABLE
-from lineage.registry.champions import move, standing
-from lineage.registry.client import client
-from lineage.registry.rollback import restore, rollback
+from lineage.registry.champions import move_champion, read_standing
+from lineage.registry.client import open_client
+from lineage.registry.rollback import restore_registry, roll_back
 from lineage.verification.verify import verify
 from schemas.errors import PlanError
 from tests.lineage.conftest import Maker
@@ -44,8 +44,8 @@ def trust(here, other):
 
 
 def promote(maker, name, text="0.9"):
-    now = standing(maker.layout, "chat").champion
-    return move(maker.layout, "chat", maker.made[name].key, evidence={"why": text}, expected=now)
+    now = read_standing(maker.layout, "chat").champion
+    return move_champion(maker.layout, "chat", maker.made[name].key, evidence={"why": text}, expected=now)
 
 
 def digest(maker, name):
@@ -58,22 +58,22 @@ def test_a_signed_move_of_a_trusted_checkout_is_known_kept_and_built_upon(checko
     trust(there, here)
     promote(there, "one")
     assert choose("mlflow:chat@champion", here.layout).digest == digest(here, "one")
-    assert standing(here.layout, "chat").alarms == []
+    assert read_standing(here.layout, "chat").alarms == []
     promote(here, "two")
     promote(there, "three")
     for maker in checkouts:
-        found = standing(maker.layout, "chat")
+        found = read_standing(maker.layout, "chat")
         assert (found.alarms, found.champion.digest) == ([], digest(maker, "three"))
         assert [(m.number, m.digest) for m in found.moves] == [
             (number, digest(maker, name)) for number, name in enumerate(("one", "two", "three"), 1)
         ]
         assert verify(maker.layout).problems == ()
-    assert rollback(here.layout, "chat")[1].digest == digest(here, "two")
+    assert roll_back(here.layout, "chat")[1].digest == digest(here, "two")
     # What was seen of the other is in the own log from then on, and is not lost with MLflow's tags.
-    assert [m.number for m in recorded_moves(here.layout)["chat"]] == [1, 2, 3, 4]
-    client(here.layout).delete_model_version_tag("chat", "3", "posttrain.move.000003")
-    assert [m.number for m in standing(here.layout, "chat").moves] == [1, 2, 3, 4]
-    assert standing(here.layout, "chat").alarms == [
+    assert [m.number for m in read_moves(here.layout)["chat"]] == [1, 2, 3, 4]
+    open_client(here.layout).delete_model_version_tag("chat", "3", "posttrain.move.000003")
+    assert [m.number for m in read_standing(here.layout, "chat").moves] == [1, 2, 3, 4]
+    assert read_standing(here.layout, "chat").alarms == [
         "mlflow:chat@3: tag posttrain.move.000003 of a move that the audit log knows is gone"
     ]
 
@@ -83,7 +83,7 @@ def test_a_checkout_that_trusts_no_other_refuses_and_says_the_way_out(checkouts)
     promote(there, "one")
     with pytest.raises(PlanError, match="the audit log knows none"):
         choose("mlflow:chat@champion", here.layout)
-    (alarm, _) = sorted(standing(here.layout, "chat").alarms, key=lambda line: "trusted" not in line)
+    (alarm, _) = sorted(read_standing(here.layout, "chat").alarms, key=lambda line: "trusted" not in line)
     assert "is signed by a key that is not trusted here" in alarm
     with pytest.raises(PlanError, match="is not what the audit log made it"):
         promote(here, "two")
@@ -101,7 +101,7 @@ def test_moves_of_another_name_or_history_are_not_taken_over(checkouts):
     trust(here, there)
     promote(there, "one")
     promote(there, "two")
-    mlflow = client(here.layout)
+    mlflow = open_client(here.layout)
     tags = [mlflow.get_model_version("chat", str(n)).tags[f"posttrain.move.{n:06d}"] for n in (1, 2)]
     # Another registered model with the genuine move of this one.
     mlflow.create_registered_model("other")
@@ -111,12 +111,12 @@ def test_moves_of_another_name_or_history_are_not_taken_over(checkouts):
         choose("mlflow:other@champion", here.layout)
     # A genuine move without the one that it follows.
     mlflow.delete_model_version_tag("chat", "1", "posttrain.move.000001")
-    alarms = standing(here.layout, "chat").alarms
+    alarms = read_standing(here.layout, "chat").alarms
     assert any("follows a move that is not known here" in alarm for alarm in alarms)
     with pytest.raises(PlanError, match="the audit log knows none"):
         choose("mlflow:chat@champion", here.layout)
     # The one whose log has both puts it right.
-    assert restore(there.layout, "chat")
+    assert restore_registry(there.layout, "chat")
     assert choose("mlflow:chat@champion", here.layout).digest == digest(here, "two")
 
 
@@ -125,10 +125,10 @@ def test_two_moves_at_once_are_both_known_and_the_later_one_counts(checkouts):
     trust(here, there)
     trust(there, here)
     promote(here, "one")
-    rival = json.loads(client(here.layout).get_model_version("chat", "1").tags["posttrain.move.000001"])
+    rival = json.loads(open_client(here.layout).get_model_version("chat", "1").tags["posttrain.move.000001"])
     promote(here, "two")
     # What the other wrote at the same moment: a second move after the first, a little later.
-    version = client(there.layout).create_model_version(
+    version = open_client(there.layout).create_model_version(
         "chat", "dvc:///files/x", tags={"key": there.made["three"].key, "digest": digest(there, "three"),
                                         "output": "policy"})  # fmt: skip
     entry = audit_log.append(
@@ -137,8 +137,8 @@ def test_two_moves_at_once_are_both_known_and_the_later_one_counts(checkouts):
         after=rival["hash"], log=None,
     )  # fmt: skip
     tag = f"posttrain.move.{3:06d}"
-    client(there.layout).set_model_version_tag("chat", version.version, tag, audit_log.written(entry))
-    client(there.layout).set_registered_model_alias("chat", "champion", version.version)
-    found = standing(here.layout, "chat")
+    open_client(there.layout).set_model_version_tag("chat", version.version, tag, audit_log.encode_entry(entry))
+    open_client(there.layout).set_registered_model_alias("chat", "champion", version.version)
+    found = read_standing(here.layout, "chat")
     assert found.champion.digest == digest(here, "three")
     assert [m.number for m in found.moves] == [1, 2, 3]

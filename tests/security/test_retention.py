@@ -12,11 +12,11 @@ from flows.launch import plan_recipe, run_plan
 from flows.running.alive import alive
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.store import Store
-from lineage.audit.approvals import decide
+from lineage.audit.approvals import record_decision
 from lineage.audit.log import append, log_file
 from lineage.audit.moves import Move
 from lineage.layout import Layout
-from lineage.retention.keep import standing_order
+from lineage.retention.keep import order_by_standing
 
 LAB = """
 from pathlib import Path
@@ -143,7 +143,7 @@ def test_the_order_of_going_back_is_that_of_rollback():
         return Move(number, action, version, None, key, key, "model", "", "", {}, None, {})
 
     def order(*moves):
-        return [found.version for found in standing_order(list(moves))]
+        return [found.version for found in order_by_standing(list(moves))]
 
     assert order() == []
     assert order(move(1, 1)) == [1]
@@ -199,9 +199,9 @@ def test_a_run_that_waits_for_a_person_keeps_what_it_has_one_whose_gate_failed_d
     waits, stopped = run(checkout, "run-1", "approve", code=2), run(checkout, "run-2", "stop", code=2)
     gc("--last", "0", "--yes")
     assert here(checkout) == {waits["exam"]} != {stopped["exam"]}
-    decide(checkout, waits["exam"], 0, "approve", name="ada", reason="fine", step="exam")
+    record_decision(checkout, waits["exam"], 0, "approve", name="ada", reason="fine", step="exam")
     assert gc("--last", "0")["artifacts"] == []  # approved, and not resumed yet
-    decide(checkout, waits["exam"], 0, "reject", name="ada", reason="no", step="exam")
+    record_decision(checkout, waits["exam"], 0, "reject", name="ada", reason="no", step="exam")
     gc("--last", "0", "--yes")
     assert here(checkout) == set()
 

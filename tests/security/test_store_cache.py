@@ -10,8 +10,8 @@ import time
 import pytest
 
 from lineage.artifacts import digest_cache
-from lineage.artifacts.digest_cache import DigestCache, hash_file, scan
-from lineage.keys import signer
+from lineage.artifacts.digest_cache import DigestCache, hash_file, scan_folder
+from lineage.keys import load_signer
 from lineage.layout import Layout
 
 OLD = 10 * digest_cache.SETTLED
@@ -21,7 +21,7 @@ OLD = 10 * digest_cache.SETTLED
 def place(tmp_path, monkeypatch):
     """A folder of files whose changes count as old, and a cache with a key."""
     layout = Layout(tmp_path)
-    signer(layout)
+    load_signer(layout)
     folder = tmp_path / "data"
     (folder / "sub").mkdir(parents=True)
     for name, text in (("a.bin", b"a" * 100), ("sub/b.bin", b"b" * 100)):
@@ -46,7 +46,7 @@ def hashed(monkeypatch):
 
 def ask(place):
     folder, cache = place
-    return cache.digests(folder, scan(folder).files)
+    return cache.digests(folder, scan_folder(folder).files)
 
 
 def true(place):
@@ -87,7 +87,7 @@ def test_without_a_signing_key_nothing_is_remembered(place, hashed):
 def test_a_record_of_another_signing_key_is_not_believed(place, hashed):
     ask(place)
     shutil.rmtree(place[1].layout.state / "keys")
-    signer(place[1].layout)
+    load_signer(place[1].layout)
     assert ask(place) == true(place)
     assert len(hashed) == 4
 
@@ -126,10 +126,10 @@ def test_a_true_record_in_the_place_of_another_folders_is_not_believed(place):
     other = folder.with_name("other")
     other.mkdir()
     (other / "a.bin").write_bytes(b"q" * 100)
-    cache.digests(other, scan(other).files)
+    cache.digests(other, scan_folder(other).files)
     (theirs,) = [path for path in mine.parent.iterdir() if path != mine]
     theirs.write_bytes(mine.read_bytes())
-    assert cache.digests(other, scan(other).files) == {"a.bin": hashlib.sha256(b"q" * 100).hexdigest()}
+    assert cache.digests(other, scan_folder(other).files) == {"a.bin": hashlib.sha256(b"q" * 100).hexdigest()}
 
 
 def dates_mapped_writes(path):
@@ -163,7 +163,7 @@ def test_records_are_bounded(place, monkeypatch):
         one = folder / f"f{number}"
         one.mkdir()
         (one / "x").write_text(str(number))
-        cache.digests(one, scan(one).files)
+        cache.digests(one, scan_folder(one).files)
     assert len(list((cache.layout.state / "cache/digests").iterdir())) <= 8
 
 
@@ -171,8 +171,8 @@ def test_what_is_no_file_is_never_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/etc/hostname")
     (tmp_path / "folder").symlink_to("/etc")
-    assert scan(tmp_path).files == {}
-    assert scan(tmp_path).strange == ("folder", "link", "pipe")
+    assert scan_folder(tmp_path).files == {}
+    assert scan_folder(tmp_path).strange == ("folder", "link", "pipe")
     assert hash_file(tmp_path / "pipe") == hash_file(tmp_path / "link") == ("", None)
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from flows.launch import run_plan
 from flows.running.runlog import read_plan, runs
-from lineage.artifacts.published import arrival
+from lineage.artifacts.published import find_arrival
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.signature import write_signature
 from lineage.artifacts.store import read_manifest
-from lineage.audit.log import entries, hash_of, log_file
+from lineage.audit.log import hash_entry, log_file, read_entries
 from lineage.digests import content_digest, dvc_digest, folder_digests
-from lineage.keys import trusted
+from lineage.keys import load_trusted_keys
 from lineage.layout import Layout
 from lineage.registry.champions import check_artifact
 from lineage.verification.verify import verify
@@ -78,7 +78,7 @@ def test_a_damaged_output_is_no_hit_and_is_restored(lab, harm, tmp_path):
     assert f"restored from DVC's cache: {name}" in states["model"].reason
     assert path.read_bytes() == content
     assert not path.is_symlink()
-    noted = [entry["facts"] for entry in entries(lab.layout) if entry["action"] == "artifact restored"]
+    noted = [entry["facts"] for entry in read_entries(lab.layout) if entry["action"] == "artifact restored"]
     assert [facts["files"] for facts in noted] == [[name]]
 
 
@@ -104,7 +104,7 @@ def test_what_the_cache_has_not_is_made_again(lab, name, harm, tmp_path):
     harms(tmp_path / "outside")[harm](path)
     assert "a run makes it again" in lab.verdicts()["model"][1]
     check_brought_back(lab, again=True)
-    (noted,) = [entry["facts"] for entry in entries(lab.layout) if entry["action"] == "artifact damaged"]
+    (noted,) = [entry["facts"] for entry in read_entries(lab.layout) if entry["action"] == "artifact damaged"]
     assert any(damage.startswith(name) for damage in noted["damages"])
 
 
@@ -227,16 +227,16 @@ def test_a_line_that_was_put_into_the_log_is_not_believed(lab):
     forge(lab, folder)
     (folder / "signature.json").unlink()
     manifest = read_manifest(folder)
-    last = list(entries(lab.layout))[-1]
+    last = list(read_entries(lab.layout))[-1]
     facts = {"key": manifest.key, "digests": {"result": manifest.outputs["result"].digest}, "signed_by": None}
     line = last | {"action": "artifact published", "number": last["number"] + 1, "facts": facts}
-    line["hash"] = hash_of(line)
+    line["hash"] = hash_entry(line)
     stranger = line | {"signature": {"keyid": "0" * 64, "sig": "0" * 128}}
     pulled = line | {"action": "pull", "facts": {"artifacts": [manifest.key]}}
     with log_file(lab.layout).open("a") as log:
         for forged in (line, stranger, pulled):
             log.write(json.dumps(forged, sort_keys=True, separators=(",", ":")) + "\n")
-    assert arrival(lab.layout, manifest.key, trusted(lab.layout))["number"] < line["number"]
+    assert find_arrival(lab.layout, manifest.key, load_trusted_keys(lab.layout))["number"] < line["number"]
     assert lab.found("model") is None
     assert any("has a signature that does not fit" in problem for problem in verify(lab.layout).problems)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from lineage import keys
 from lineage.audit.log import append
-from lineage.keys import keys_folder, signer
+from lineage.keys import ensure_keys_folder, load_signer
 from lineage.layout import Layout
 
 RECIPE = """
@@ -101,7 +101,7 @@ def test_the_key_is_never_written_before_git_is_told_nor_readable_by_others(tmp_
     monkeypatch.setattr(keys.os, "write", watched)
     before = os.umask(0)
     try:
-        signer(Layout(tmp_path))
+        load_signer(Layout(tmp_path))
     finally:
         os.umask(before)
     assert seen == [(True, 0o600, 0o700)]
@@ -111,7 +111,7 @@ def test_the_key_is_never_written_before_git_is_told_nor_readable_by_others(tmp_
 def test_a_folder_of_keys_that_something_else_made_is_closed_to_others(tmp_path):
     (tmp_path / ".posttrain/keys/trusted").mkdir(parents=True, mode=0o755)
     (tmp_path / ".posttrain/keys").chmod(0o755)
-    assert stat.S_IMODE(keys_folder(Layout(tmp_path)).stat().st_mode) == 0o700
+    assert stat.S_IMODE(ensure_keys_folder(Layout(tmp_path)).stat().st_mode) == 0o700
 
 
 def test_an_older_checkout_gets_the_file_with_its_next_entry(tmp_path):

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.runs import rebuild_report
 from lineage.artifacts.store import Store
-from lineage.audit.approvals import decide, file_of
+from lineage.audit.approvals import decisions_file, record_decision
 from lineage.audit.log import append, log_file
-from lineage.catalogue.index import FILE, ask
+from lineage.catalogue.index import FILE, query_index
 from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
-from lineage.registry.champions import move
+from lineage.registry.champions import move_champion
 from lineage.verification.verify import verify
 
 RECIPE = """
@@ -69,8 +69,8 @@ def template(tmp_path_factory):
     assert done.exit_code == 0, done.output
     layout = Layout(root)
     made = {manifest.step: manifest for manifest in Store(layout).manifests()}
-    decide(layout, made["exam"].key, 0, "approve", name="ada", reason="good enough", step="exam")
-    move(layout, "adder", made["model"].key, evidence={"key": made["exam"].key}, expected=None)
+    record_decision(layout, made["exam"].key, 0, "approve", name="ada", reason="good enough", step="exam")
+    move_champion(layout, "adder", made["model"].key, evidence={"key": made["exam"].key}, expected=None)
     (layout.state / FILE).unlink()
     return root, made
 
@@ -83,7 +83,7 @@ def finished(template, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     layout = Layout(tmp_path)
-    ask(layout, read_new_tables)
+    query_index(layout, read_new_tables)
     assert verify(layout).problems == ()
     return layout, made
 
@@ -139,7 +139,7 @@ def test_a_run_whose_folder_is_gone_is_a_problem(finished):
 
 def test_a_decision_that_is_gone_is_a_problem_until_the_log_has_given_it_back(finished):
     layout, made = finished
-    path = file_of(layout, made["exam"].key)
+    path = decisions_file(layout, made["exam"].key)
     content = path.read_bytes()
     shutil.rmtree(path.parent)
     (problem,) = problems(layout)
@@ -337,9 +337,9 @@ def test_a_log_that_was_cut_off_stays_found_out_however_often_it_is_checked(fini
 def test_decisions_in_another_order_are_a_problem(finished):
     layout, made = finished
     key = made["exam"].key
-    decide(layout, key, 0, "reject", name="ada", reason="a second look", step="exam")
+    record_decision(layout, key, 0, "reject", name="ada", reason="a second look", step="exam")
     assert problems(layout) == []
-    path: Path = file_of(layout, key)
+    path: Path = decisions_file(layout, key)
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(second + first)
     assert problems(layout) == [f"{path}: its decisions are not in the order of the audit log"]

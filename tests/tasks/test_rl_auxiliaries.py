@@ -7,7 +7,7 @@ from learning.models.auxiliary_models import load_network
 from learning.models.policy import load_policy
 from learning.rewards.models import process
 from learning.texts.rows import write_rows
-from lineage.artifacts.contract import fingerprint
+from lineage.artifacts.contract import read_contract
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run
@@ -128,7 +128,7 @@ def test_a_value_model_learnt_alone_is_taken_up_by_ppo(at, inputs, tmp_path, tra
     before, after = load_policy(inputs["model"]), load_policy(first.folder / "outputs" / "model")
     pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    assert fingerprint(made) == fingerprint(inputs["model"])
+    assert read_contract(made) == read_contract(inputs["model"])
     explained = [p["explained_variance"] for p in training.curve(first)]
     inputs["critic.model"] = made
     second = at("after")
@@ -152,7 +152,7 @@ def test_a_process_reward_stage_is_read_by_the_next_one_and_scores_completions(a
     pieces = {"branches": [{"of": "credit", "advantage": ["rivals", "togo"]}]}
     run(stage(**pieces, auxiliaries={"credit": {**credit, "publish": True}}, max_steps=8), first)
     made = first.folder / "outputs" / "process_reward_model"
-    assert fingerprint(made) == fingerprint(inputs["model"])
+    assert read_contract(made) == read_contract(inputs["model"])
     loss = [p["credit/loss"] for p in training.curve(first)]
     assert loss[0] == pytest.approx(0.6931, abs=1e-3)  # it starts as its own reference: ln 2
     assert min(loss[4:]) < 0.6

@@ -6,7 +6,7 @@ import yaml
 from safetensors.torch import load_file
 
 from learning.texts.rows import write_rows
-from schemas.expansion.expand import preset_names
+from schemas.expansion.expand import find_presets
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run
@@ -25,7 +25,7 @@ def vowels(rows, completions):
 
 
 def stage(name, **more):
-    preset = yaml.safe_load(preset_names()[name].read_text())
+    preset = yaml.safe_load(find_presets()[name].read_text())
     base = {
         "kind": "rl",
         "model": "m",
@@ -76,7 +76,7 @@ def go(tiny_policy_folder, tmp_path):
     return go
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", find_presets())
 def test_preset_trains_and_resumes_to_the_same_bits(go, tiny_policy_folder, name):
     how = stage(name)
     whole = go(how, "whole")

@@ -5,7 +5,7 @@ import json
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.contract import find_disagreement, read_contract
 
 
 def trained(vocab_size):
@@ -29,10 +29,12 @@ def test_old_and_new_forms_of_merges_are_one_tokenizer(tmp_path):
     loaded.save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "tokenizer.json").read_text())
     assert isinstance(saved["model"]["merges"][0], list)
-    assert disagreement(fingerprint(tmp_path / "published"), fingerprint(tmp_path / "saved")) is None
+    assert find_disagreement(read_contract(tmp_path / "published"), read_contract(tmp_path / "saved")) is None
 
 
 def test_other_merges_are_another_tokenizer(tmp_path):
     trained(60).save_pretrained(tmp_path / "one")
     trained(30).save_pretrained(tmp_path / "other")
-    assert disagreement(fingerprint(tmp_path / "one"), fingerprint(tmp_path / "other")).startswith("tokenizers differ")
+    assert find_disagreement(read_contract(tmp_path / "one"), read_contract(tmp_path / "other")).startswith(
+        "tokenizers differ"
+    )

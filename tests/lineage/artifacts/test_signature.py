@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from lineage.artifacts.seal import write_seal
-from lineage.artifacts.signature import SIGNATURE, pre_authentication, signed_by, signed_statement
+from lineage.artifacts.signature import SIGNATURE, encode_pre_authentication, read_signer_name, read_statement
 from lineage.audit.log import append, head_file, log_file
-from lineage.keys import signer
+from lineage.keys import load_signer
 from lineage.layout import Layout
 from lineage.verification.verify import verify
 from schemas.errors import PlanError
@@ -32,16 +32,16 @@ def noted(run):
     for made in run.made.values():
         folder = run.store.folder(made)
         digests = {name: output.digest for name, output in made.outputs.items()}
-        append(run.layout, "artifact published", key=made.key, digests=digests, signed_by=signed_by(folder))
+        append(run.layout, "artifact published", key=made.key, digests=digests, signed_by=read_signer_name(folder))
     return run
 
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path):
     layout = Layout(tmp_path)
-    name = signer(layout).name
+    name = load_signer(layout).name
     path = layout.state / "keys/signing.pem"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert signer(layout).name == name
+    assert load_signer(layout).name == name
     assert {p.name for p in path.parent.iterdir()} == {"signing.pem", "signing.pub"}
 
 
@@ -53,7 +53,7 @@ def test_openssl_agrees_with_the_signature(small_run, tmp_path):
     envelope = json.loads((folder / SIGNATURE).read_bytes())
     body = base64.b64decode(envelope["payload"])
     said = b"DSSEv1 28 application/vnd.in-toto+json " + str(len(body)).encode() + b" " + body
-    assert said == pre_authentication(body)
+    assert said == encode_pre_authentication(body)
     (tmp_path / "said").write_bytes(said)
     (tmp_path / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
     public = small_run.layout.state / "keys/signing.pub"
@@ -67,7 +67,7 @@ def test_openssl_agrees_with_the_signature(small_run, tmp_path):
 def test_a_signature_names_manifest_and_seal_by_their_digests(small_run):
     made = small_run.made["tuned"]
     folder = small_run.store.folder(made)
-    said = signed_statement(folder)
+    said = read_statement(folder)
     digests = {s["name"]: s["digest"]["sha256"] for s in said["subject"]}
     for name in ("manifest.json", "seal.json"):
         found = subprocess.run(["sha256sum", folder / name], capture_output=True, text=True, check=True).stdout.split()
@@ -132,8 +132,8 @@ def test_an_artifact_of_others_counts_once_their_key_is_trusted(small_run, tmp_p
 def test_a_key_given_by_the_environment_signs_and_the_old_one_still_counts(small_run, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_SIGNING_KEY", str(private_key(tmp_path / "lab.pem")))
     newer = small_run.make("more", "sft", {"policy": {"w": b"3"}}, {"policy": "policy"})
-    signers = {signed_by(small_run.store.folder(m)) for m in small_run.made.values()}
-    assert signed_by(small_run.store.folder(newer)) == signer(small_run.layout).name
+    signers = {read_signer_name(small_run.store.folder(m)) for m in small_run.made.values()}
+    assert read_signer_name(small_run.store.folder(newer)) == load_signer(small_run.layout).name
     assert len(signers) == 2
     assert (verify(small_run.layout).problems, verify(small_run.layout).signed) == ((), 6)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lineage.artifacts.contract import disagreement, fingerprint
+from lineage.artifacts.contract import find_disagreement, read_contract
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.store import Store, read_manifest
 from lineage.digests import digest_of
@@ -150,9 +150,9 @@ def test_contract_tells_templates_apart_and_ignores_lengths(tmp_path):
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"x": 1}}, "added_tokens": added}))
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length, "eos_token": "<eos>"}))
         (folder / "chat_template.jinja").write_text(template)
-        made.append(fingerprint(folder))
+        made.append(read_contract(folder))
     assert [m.max_length for m in made] == [64, 128, 64]
-    assert disagreement(made[0], made[1]) is None
-    assert "chat template" in disagreement(made[0], made[2])
-    assert made[0].chat_template[:12] in disagreement(made[0], made[2])
-    assert fingerprint(tmp_path) is None
+    assert find_disagreement(made[0], made[1]) is None
+    assert "chat template" in find_disagreement(made[0], made[2])
+    assert made[0].chat_template[:12] in find_disagreement(made[0], made[2])
+    assert read_contract(tmp_path) is None

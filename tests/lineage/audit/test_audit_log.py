@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lineage.audit.log import append, entries, hash_of, head, head_file, log_file, who
-from lineage.keys import signer
+from lineage.audit.log import append, current_user, hash_entry, head_file, log_file, read_entries, read_latest_anchor
+from lineage.keys import load_signer
 from lineage.layout import Layout
-from lineage.verification.audit_check import check
+from lineage.verification.audit_check import check_audit
 
 HOUSE = Path(__file__).resolve().parents[3]
 WRITER = """
@@ -41,7 +41,7 @@ def log(tmp_path):
     layout = Layout(tmp_path)
     for number in range(1, 7):
         append(layout, "counted", at=number)
-    assert check(layout).problems == []
+    assert check_audit(layout).problems == []
     return layout
 
 
@@ -51,16 +51,16 @@ def lines(layout):
 
 def rewritten(layout, new):
     log_file(layout).write_bytes(b"".join(new))
-    return check(layout)
+    return check_audit(layout)
 
 
 def test_eight_processes_write_one_unbroken_chain(tmp_path):
     layout = Layout(tmp_path)
     writers = [writer(layout, str(n), 12) for n in range(8)]
     assert [w.communicate(timeout=120) and w.returncode for w in writers] == [0] * 8
-    found = check(layout)
+    found = check_audit(layout)
     assert (found.problems, found.notes, len(found.hashes)) == ([], [], 96)
-    said = [(e["facts"]["by"], e["facts"]["at"]) for e in entries(layout)]
+    said = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout)]
     assert sorted(said) == sorted((str(n), at) for n in range(8) for at in range(12))
     for name in map(str, range(8)):
         assert [at for by, at in said if by == name] == list(range(12))
@@ -73,16 +73,16 @@ def test_eight_processes_write_one_unbroken_chain(tmp_path):
 def test_an_entry_says_who_and_when_and_follows_the_one_before(log, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_USER", "ada")
     entry = append(log, "approved", why="because", ratio=float("nan"), file=Path("a/b"))
-    before = list(entries(log))[-2]
+    before = list(read_entries(log))[-2]
     assert (entry["who"], entry["number"], entry["previous"]) == ("ada", 7, before["hash"])
     assert entry["facts"] == {"why": "because", "ratio": "nan", "file": "a/b"}
     assert entry["at"].endswith("+00:00")
     six = {k: entry[k] for k in ("action", "at", "facts", "number", "previous", "who")}
     body = json.dumps(six, sort_keys=True, separators=(",", ":")).encode()
     assert entry["hash"] == hashlib.sha256(body).hexdigest()
-    assert head(log) == {"number": 7, "hash": entry["hash"]}
+    assert read_latest_anchor(log) == {"number": 7, "hash": entry["hash"]}
     monkeypatch.delenv("POSTTRAIN_USER")
-    assert who() != "ada"
+    assert current_user() != "ada"
 
 
 def test_a_flipped_byte_anywhere_is_named_with_its_line(log):
@@ -94,7 +94,7 @@ def test_a_flipped_byte_anywhere_is_named_with_its_line(log):
         log_file(log).write_bytes(changed)
         line = sum(end < position for end in ends) + 1
         near = [f"{log_file(log)}:{n}: " for n in (line, line + 1)]  # a line's own end also begins the next
-        problems = check(log).problems
+        problems = check_audit(log).problems
         assert problems, position
         ended = f"{log_file(log)}: ends at entry 5" if line == 6 else near[0]  # a last line may look cut off
         assert any(problem.startswith((near[0], ended)) for problem in problems), (position, problems)
@@ -120,14 +120,14 @@ def test_entries_in_another_order_are_named(log, first, second):
 def forged(entry, key=None, **changes):
     """An entry with another content whose hash is right; signed when there is a key."""
     made = {k: v for k, v in (entry | changes).items() if k != "hash"}
-    made["hash"] = hash_of(made)
+    made["hash"] = hash_entry(made)
     if key:
         made["signature"] = {"keyid": key.name, "sig": key.sign(made["hash"].encode()).hex()}
     return json.dumps(made, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def test_an_inserted_and_a_forged_entry_are_named(log):
-    original, all_entries = lines(log), list(entries(log))
+    original, all_entries = lines(log), list(read_entries(log))
     extra = forged(all_entries[3], number=4, previous=all_entries[2]["hash"], facts={"at": "never"})
     problems = rewritten(log, [*original[:3], extra, *original[3:]]).problems
     assert any(":4: entry 4 (counted) has a signature that does not fit" in p for p in problems), problems
@@ -141,8 +141,8 @@ def test_an_inserted_and_a_forged_entry_are_named(log):
 
 def test_who_has_the_key_and_rewrites_everything_is_found_out_by_what_others_saw(log):
     """Only the head that others keep speaks then: that of the log, of ended runs and of signed artifacts."""
-    key, previous, new = signer(log), "0" * 64, []
-    for entry in entries(log):
+    key, previous, new = load_signer(log), "0" * 64, []
+    for entry in read_entries(log):
         new.append(forged(entry, key, facts={"at": 0}, previous=previous))
         previous = json.loads(new[-1])["hash"]
     problems = rewritten(log, new).problems
@@ -156,13 +156,13 @@ def test_a_write_cut_off_at_any_byte_is_no_tampering_and_the_next_entry_says_so(
     for length in (*range(1, len(last) - 2, 11), len(last) - 2, len(last) - 1):
         log_file(log).write_bytes(content + last[:length])
         head_file(log).write_bytes(kept)
-        before = check(log)
+        before = check_audit(log)
         whole = length == len(last) - 1  # only the end of the line is missing: the entry is there
         assert (before.problems, len(before.notes), len(before.hashes)) == ([], not whole, 6 + whole), length
         append(log, "next")
-        after = check(log)
+        after = check_audit(log)
         assert (after.problems, len(after.notes)) == ([], not whole), length
-        actions = [entry["action"] for entry in entries(log)][6:]
+        actions = [entry["action"] for entry in read_entries(log)][6:]
         assert actions == (["lost", "next"] if whole else ["repaired", "next"]), length
 
 
@@ -183,19 +183,19 @@ def test_a_full_disk_cuts_a_write_off_for_real(log):
     )
     assert "an entry of the audit log was cut off" in done.stderr
     assert log_file(log).stat().st_size == room
-    assert (check(log).problems, len(check(log).notes)) == ([], 1)
+    assert (check_audit(log).problems, len(check_audit(log).notes)) == ([], 1)
     append(log, "next")
-    assert [e["action"] for e in entries(log)][6:] == ["repaired", "next"]
-    assert next(e for e in entries(log) if e["action"] == "repaired")["facts"]["bytes"] == 50
-    assert (check(log).problems, len(check(log).notes)) == ([], 1)
+    assert [e["action"] for e in read_entries(log)][6:] == ["repaired", "next"]
+    assert next(e for e in read_entries(log) if e["action"] == "repaired")["facts"]["bytes"] == 50
+    assert (check_audit(log).problems, len(check_audit(log).notes)) == ([], 1)
 
 
 def test_what_posttrain_did_not_write_stays_named_although_the_log_goes_on(log):
     with log_file(log).open("ab") as stream:
         stream.write(b"# nothing to see here\n")
-    assert check(log).problems == [f"{log_file(log)}:7: no entry"]
+    assert check_audit(log).problems == [f"{log_file(log)}:7: no entry"]
     append(log, "next")
-    assert check(log).problems == [f"{log_file(log)}:7: 22 bytes that posttrain did not write"]
+    assert check_audit(log).problems == [f"{log_file(log)}:7: 22 bytes that posttrain did not write"]
 
 
 def test_what_a_cut_off_write_left_cannot_be_changed_later(log):
@@ -203,7 +203,7 @@ def test_what_a_cut_off_write_left_cannot_be_changed_later(log):
     log_file(log).write_bytes(content + b'{"action":"app')
     append(log, "next")
     log_file(log).write_bytes(log_file(log).read_bytes().replace(b'{"action":"app\n', b'{"action":"apq\n'))
-    assert check(log).problems == [f"{log_file(log)}:7: the bytes that entry 7 says it found are not there"]
+    assert check_audit(log).problems == [f"{log_file(log)}:7: the bytes that entry 7 says it found are not there"]
 
 
 def test_a_killed_writer_leaves_a_log_that_goes_on(tmp_path):
@@ -215,13 +215,13 @@ def test_a_killed_writer_leaves_a_log_that_goes_on(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     append(layout, "next")
-    found = check(layout)
+    found = check_audit(layout)
     assert found.problems == []
-    said = [(e["facts"]["by"], e["facts"]["at"]) for e in entries(layout) if e["action"] == "counted"]
+    said = [(e["facts"]["by"], e["facts"]["at"]) for e in read_entries(layout) if e["action"] == "counted"]
     assert all((str(n), at) in said for n in range(6) for at in range(3 + n))
 
 
 def test_a_log_that_is_gone_is_missed(log):
     log_file(log).unlink()
-    assert check(log).problems == [f"{log_file(log)}: ends at entry 0, but {head_file(log)} saw entry 6"]
-    assert check(Layout(log.root / "elsewhere")).problems == []
+    assert check_audit(log).problems == [f"{log_file(log)}: ends at entry 0, but {head_file(log)} saw entry 6"]
+    assert check_audit(Layout(log.root / "elsewhere")).problems == []

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from lineage.audit.approvals import decide, file_of
+from lineage.audit.approvals import decisions_file, record_decision
 from lineage.audit.log import append, log_file
-from lineage.verification.audit_check import check
+from lineage.verification.audit_check import check_audit
 
 KEY = "ab" * 32
 
@@ -27,39 +27,39 @@ def claimed(small_run):
     made = small_run.made["tuned"]
     digests = {name: output.digest for name, output in made.outputs.items()}
     append(layout, "artifact published", key=made.key, kind=made.kind, digests=digests)
-    decide(layout, KEY, 0, "approve", name="ada", reason="small change", step="exam")
+    record_decision(layout, KEY, 0, "approve", name="ada", reason="small change", step="exam")
     events = {"bytes": len(seen["events.jsonl"]), "sha256": hashlib.sha256(seen["events.jsonl"]).hexdigest()}
     append(layout, "run ended", run="run-1", events=events)
     with (folder / "events.jsonl").open("a") as stream:
         stream.write('{"type": "run", "state": "ended", "exit_code": 0}\n')
-    assert (check(layout).problems, check(layout).notes) == ([], [])
+    assert (check_audit(layout).problems, check_audit(layout).notes) == ([], [])
     return small_run
 
 
 def test_another_plan_and_other_events_are_named(claimed):
     folder = claimed.layout.run("run-1")
     (folder / "plan.json").write_text('{"steps": []}')
-    assert check(claimed.layout).problems == [
+    assert check_audit(claimed.layout).problems == [
         f"{folder / 'plan.json'}: is not the plan that entry 1 of the audit log saw"
     ]
     (folder / "plan.json").write_text("{}")
     events = (folder / "events.jsonl").read_text()
     (folder / "events.jsonl").write_text(events.replace('"started"', '"stopped"'))
-    assert check(claimed.layout).problems == [
+    assert check_audit(claimed.layout).problems == [
         f"{folder / 'events.jsonl'}: is not the record of events that entry 4 of the audit log saw"
     ]
 
 
 def test_a_decision_that_nobody_made_one_that_was_changed_and_one_that_is_gone_are_named(claimed):
-    path = file_of(claimed.layout, KEY)
+    path = decisions_file(claimed.layout, KEY)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"name": "eve"}) + "\n")
-    assert check(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
+    assert check_audit(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
     forged = {"gate": 1, "decision": "approve", "name": "eve", "reason": "why not"}
     path.write_text(json.dumps(record) + "\n" + json.dumps(forged) + "\n")
-    assert check(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
+    assert check_audit(claimed.layout).problems == [f"{path}: approve by eve is not what the audit log says"]
     path.unlink()
-    found = check(claimed.layout)
+    found = check_audit(claimed.layout)
     gone = f"{path}: the decision of entry 3 (approve) is not there; write it again from the log: "
     assert (found.problems, found.notes) == ([f"{gone}posttrain lineage --verify --rebuild"], [])
 
@@ -68,19 +68,21 @@ def test_a_log_cut_off_before_a_decision_is_found_out_by_it(claimed):
     lines = log_file(claimed.layout).read_bytes().splitlines(keepends=True)
     log_file(claimed.layout).write_bytes(b"".join(lines[:2]))
     (claimed.layout.state / "audit.head.json").unlink()
-    path = file_of(claimed.layout, KEY)
-    assert f"{log_file(claimed.layout)}: ends at entry 2, but {path} saw entry 3" in check(claimed.layout).problems
+    path = decisions_file(claimed.layout, KEY)
+    assert (
+        f"{log_file(claimed.layout)}: ends at entry 2, but {path} saw entry 3" in check_audit(claimed.layout).problems
+    )
 
 
 def test_an_artifact_that_is_gone_is_told_unless_gc_removed_it(claimed):
     made = claimed.made["tuned"]
     shutil.rmtree(claimed.store.folder(made))
-    found = check(claimed.layout)
+    found = check_audit(claimed.layout)
     gone = "published by entry 2 of the audit log; gone, and no entry removed it"
     expected = f"{claimed.store.folder(made)}: {gone}"
     assert (found.problems, found.notes) == ([], [expected])
     append(claimed.layout, "gc", artifacts=[made.key])
-    assert check(claimed.layout).notes == []
+    assert check_audit(claimed.layout).notes == []
 
 
 def test_a_store_that_cannot_be_written_can_be_checked_and_that_is_said(claimed, capsys, monkeypatch):

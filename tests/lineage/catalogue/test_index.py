@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lineage.catalogue.index import FILE, ask
+from lineage.catalogue.index import FILE, query_index
 from lineage.catalogue.row_index import find_row, read_new_tables
-from lineage.records import read_record, read_records, slim
+from lineage.records import read_record, read_records, slim_record
 from lineage.tracing.ancestry import trace
 from lineage.tracing.target import UnknownTarget
 
@@ -92,9 +92,9 @@ def harm(maker, rng):
 
 def agrees(layout):
     everything = read_records(layout)
-    kept = ask(layout, lambda index: list(index.records()))
+    kept = query_index(layout, lambda index: list(index.records()))
     assert [r["key"] for r in kept] == [r["key"] for r in everything]
-    assert kept == [json.loads(json.dumps(slim(record))) for record in everything]
+    assert kept == [json.loads(json.dumps(slim_record(record))) for record in everything]
     for record in everything:
         found = trace(layout, record["key"])
         up, down = by_reading_everything(layout, record["key"])
@@ -105,7 +105,7 @@ def agrees(layout):
             made = [r["key"] for r in everything if output["digest"] in {o["digest"] for o in r["outputs"].values()}]
             assert trace(layout, output["digest"]).target.keys == tuple(made)
     for row in IDS:
-        places = ask(layout, lambda index, row=row: find_row(index, row))
+        places = query_index(layout, lambda index, row=row: find_row(index, row))
         found = set(places.holders), {(key, reason) for key, reason, _ in places.dropped}
         assert found == by_reading_every_table(layout, row)
 
@@ -145,7 +145,7 @@ def test_equal_tables_are_read_once(maker):
     rows = {"data": {"rows.parquet": [{"id": "a"}]}}
     for name in ("one", "two", "three"):
         maker.make(name, "synthesize", rows, {"data": "chat"})
-    assert ask(maker.layout, read_new_tables) == 1
+    assert query_index(maker.layout, read_new_tables) == 1
     assert len(trace(maker.layout, "a").target.keys) == 3
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lineage.catalogue.index import Index, ask
+from lineage.catalogue.index import Index, query_index
 from lineage.catalogue.row_index import read_new_tables
 from lineage.layout import Layout
 from lineage.tracing.ancestry import trace
@@ -26,7 +26,7 @@ def scale():
 def many(scale, tmp_path_factory):
     root = tmp_path_factory.mktemp("many")
     scale.make_runs(root, RUNS, GENERATIONS, rows=4)
-    assert ask(Layout(root), read_new_tables) == 3 * RUNS  # lessons, clean, and what clean dropped
+    assert query_index(Layout(root), read_new_tables) == 3 * RUNS  # lessons, clean, and what clean dropped
     return Layout(root)
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flows.compile import compile_recipe
-from lineage.exchange.dvc_files import pipeline_text, project_dvc, write_pipeline
+from lineage.exchange.dvc_files import project_dvc, render_pipeline, write_pipeline
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Until
@@ -53,7 +53,7 @@ def test_the_shipped_pipeline_is_what_the_shipped_recipe_says(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     layout = Layout(REPOSITORY)
     plan = compile_recipe(load_recipe(Path("recipes/quickstart.yaml")), layout)
-    text, stages = pipeline_text(layout, plan)
+    text, stages = render_pipeline(layout, plan)
     assert (REPOSITORY / "dvc.yaml").read_text() == text
     assert "stages.report.tasks" in stages["lessons_clean"]["params"][0]["recipes/quickstart.yaml"]
 

@@ -18,9 +18,9 @@ from prov.model import ProvActivity, ProvDerivation, ProvDocument, ProvEntity, P
 from referencing import Registry, Resource
 
 from lineage.audit.log import append
-from lineage.exports.model_bom import model_bom
-from lineage.exports.openlineage_events import as_json_lines, lineage_events, send
-from lineage.exports.prov_document import as_text, prov_document
+from lineage.exports.model_bom import make_model_bom
+from lineage.exports.openlineage_events import encode_json_lines, make_lineage_events, send_events
+from lineage.exports.prov_document import make_prov_document, serialize_document
 from lineage.tracing.target import UnknownTarget
 from schemas.errors import PlanError
 from schemas.plan import Input, Step
@@ -67,7 +67,7 @@ def examined(small_run):
 
 
 def said(layout, word):
-    return [json.loads(line) for line in as_json_lines(lineage_events(layout, word)).splitlines()]
+    return [json.loads(line) for line in encode_json_lines(make_lineage_events(layout, word)).splitlines()]
 
 
 def of(events, job, state):
@@ -196,8 +196,8 @@ def receiver():
 
 def test_a_server_receives_every_event_once(examined, receiver, monkeypatch):
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "planted-key")
-    events = lineage_events(examined.layout, "run-1")
-    assert send(events, receiver.url) == len(events) == 16
+    events = make_lineage_events(examined.layout, "run-1")
+    assert send_events(events, receiver.url) == len(events) == 16
     assert [body for _, _, body in receiver.seen] == [json.loads(Serde.to_json(e)) for e in events]
     assert {(path, who) for path, who, _ in receiver.seen} == {("/api/v1/lineage", "Bearer planted-key")}
 
@@ -228,19 +228,19 @@ def test_a_server_that_refuses_or_is_away_is_told_without_its_address(examined, 
     receiver.answer = 403
     url = receiver.url.replace("//", f"//{password}")
     with pytest.raises(PlanError, match="answered 403") as refused:
-        send(lineage_events(examined.layout, "tuned"), url)
+        send_events(make_lineage_events(examined.layout, "tuned"), url)
     assert "planted" not in str(refused.value)
     with pytest.raises(PlanError, match="cannot be reached") as away:
-        send(lineage_events(examined.layout, "tuned"), f"http://{password}127.0.0.1:9")
+        send_events(make_lineage_events(examined.layout, "tuned"), f"http://{password}127.0.0.1:9")
     assert "planted" not in str(away.value)
 
 
 @pytest.mark.parametrize("form", ["json", "provn"])
 def test_a_prov_document_is_read_back_equal(examined, form):
-    document = prov_document(examined.layout, "exam")
-    text = as_text(document, form)
+    document = make_prov_document(examined.layout, "exam")
+    text = serialize_document(document, form)
     assert ProvDocument.deserialize(content=text, format=form) == document
-    assert as_text(prov_document(examined.layout, "exam"), form) == text
+    assert serialize_document(make_prov_document(examined.layout, "exam"), form) == text
 
 
 def name(record, attribute):
@@ -248,7 +248,7 @@ def name(record, attribute):
 
 
 def test_prov_names_every_step_output_and_derivation(examined):
-    document = prov_document(examined.layout, "tuned")
+    document = make_prov_document(examined.layout, "tuned")
     made = {step: examined.made[step] for step in ("base", "lessons", "lessons_clean", "tuned")}
     assert {a.identifier.localpart for a in document.get_records(ProvActivity)} == {
         f"step/{m.key}" for m in made.values()
@@ -272,9 +272,9 @@ def test_prov_names_every_step_output_and_derivation(examined):
 
 
 def test_a_bill_of_materials_is_valid_and_the_library_reads_it(examined):
-    text = model_bom(examined.layout, "tuned")
+    text = make_model_bom(examined.layout, "tuned")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert model_bom(examined.layout, "tuned") == text
+    assert make_model_bom(examined.layout, "tuned") == text
     document = json.loads(text)
     again = Bom.from_json(document)
     assert again.metadata.component.name == "small.tuned.policy"
@@ -291,7 +291,7 @@ def test_a_bill_of_materials_is_valid_and_the_library_reads_it(examined):
 
 
 def test_a_model_card_holds_data_and_every_exam_with_its_intervals(examined):
-    document = json.loads(model_bom(examined.layout, "tuned"))
+    document = json.loads(make_model_bom(examined.layout, "tuned"))
     card = document["metadata"]["component"]["modelCard"]
     made = examined.made
     assert card["modelParameters"]["approach"] == {"type": "supervised"}
@@ -312,11 +312,11 @@ def test_a_model_card_holds_data_and_every_exam_with_its_intervals(examined):
 
 def test_what_is_not_one_model_is_refused_with_those_that_are(examined):
     with pytest.raises(PlanError, match=r"no model there; name a step that makes one"):
-        model_bom(examined.layout, "lessons")
+        make_model_bom(examined.layout, "lessons")
     with pytest.raises(PlanError, match=r"no model there; it was made from: base \(\w{12}\), tuned"):
-        model_bom(examined.layout, "exam")
+        make_model_bom(examined.layout, "exam")
     with pytest.raises(PlanError, match=r"3 models there; name one: base"):
-        model_bom(examined.layout, "run-1")
-    for export in (model_bom, prov_document, lineage_events):
+        make_model_bom(examined.layout, "run-1")
+    for export in (make_model_bom, make_prov_document, make_lineage_events):
         with pytest.raises(UnknownTarget, match="nothing here is called 'nowhere'"):
             export(examined.layout, "nowhere")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lineage.registry.champions import champion, history, move
-from lineage.registry.rollback import rollback
+from lineage.registry.champions import find_champion, move_champion, read_history
+from lineage.registry.rollback import roll_back
 from lineage.tracking.record import project_run
 from tests.waiting import wait_for
 
@@ -76,9 +76,9 @@ def test_the_page_of_a_registered_model_shows_its_champion(small_run, address, p
     layout, made = small_run.layout, small_run.made
     project_run(layout, "run-1", small_run.plan(), STATES)
     evidence = {"gate": "exam", "key": "ab" * 32, "run": "run-1", "recipe": "small", "gates": ["accuracy 0.9"]}
-    first = move(layout, "chat", made["tuned"].key, evidence=evidence, expected=None)
-    second = move(layout, "chat", made["raw"].key, evidence=evidence, expected=first)
-    assert champion(layout, "chat") == second
+    first = move_champion(layout, "chat", made["tuned"].key, evidence=evidence, expected=None)
+    second = move_champion(layout, "chat", made["raw"].key, evidence=evidence, expected=first)
+    assert find_champion(layout, "chat") == second
     assert not (layout.state / "mlflow.db").exists()  # all of it went to the server
 
     def champions_row():
@@ -90,7 +90,7 @@ def test_the_page_of_a_registered_model_shows_its_champion(small_run, address, p
 
     assert "Version 2" in champions_row()
     page.screenshot(path=str(tmp_path / "second.png"), full_page=True)
-    rollback(layout, "chat")
+    roll_back(layout, "chat")
     page.reload()
     assert "Version 1" in champions_row()
     page.screenshot(path=str(tmp_path / "first.png"), full_page=True)
@@ -98,4 +98,4 @@ def test_the_page_of_a_registered_model_shows_its_champion(small_run, address, p
     for word in ("champion again since", "posttrain.move.000001", made["tuned"].key):
         page.get_by_text(word).first.wait_for(timeout=120_000)
     page.screenshot(path=str(tmp_path / "version.png"), full_page=True)
-    assert [m.action for m in history(layout, "chat")] == ["promote", "promote", "rollback"]
+    assert [m.action for m in read_history(layout, "chat")] == ["promote", "promote", "rollback"]

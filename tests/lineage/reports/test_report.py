@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from lineage.layout import Layout
-from lineage.reports.curves import curves
-from lineage.reports.graph import draw
+from lineage.reports.curves import read_curves
+from lineage.reports.graph import draw_steps
 from lineage.reports.report import write_report
 from schemas.manifest import InputRecord, Manifest, Output
 from schemas.plan import Input, Plan, Step
@@ -202,7 +202,7 @@ def test_nothing_is_loaded_and_nothing_breaks_out(page):
 def test_the_graph_goes_from_left_to_right():
     steps = (step("a", "x"), step("b", "x"), step("c", "x", "a", "b"), step("d", "x", "c", "a"))
     plan = Plan(recipe="r", file="r", steps=steps, resolved={})
-    picture = draw(plan, {"a": "done"})
+    picture = draw_steps(plan, {"a": "done"})
     at = {node.name: node for node in picture.nodes}
     assert at["a"].x == at["b"].x < at["c"].x < at["d"].x
     assert at["a"].y != at["b"].y
@@ -215,9 +215,9 @@ def test_the_graph_goes_from_left_to_right():
 def test_long_curves_are_averaged_and_keep_their_ends(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"step": i, "loss": i % 2}) + "\n" for i in range(1000)))
-    (curve,) = curves(file)
+    (curve,) = read_curves(file)
     assert (curve.first, curve.last, curve.steps) == (0, 1, 1000)
     assert curve.path.count("L") == 199  # groups of five
     assert curve.low == pytest.approx(0.4)
     assert curve.high == pytest.approx(0.6)
-    assert curves(tmp_path / "none") == []
+    assert read_curves(tmp_path / "none") == []

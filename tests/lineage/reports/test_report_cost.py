@@ -2,7 +2,7 @@
 
 import pytest
 
-from lineage.reports.cost import costs
+from lineage.reports.cost import compute_costs
 from lineage.reports.report import write_report
 from lineage.reports.spending import Cost, Spending, read_spending, write_spending
 from schemas.budget import Budget, Prices
@@ -19,7 +19,7 @@ def told(small_run, run="run-2", budget=None):
 
 
 def test_estimated_spent_and_saved(small_run):
-    found = costs(*told(small_run))
+    found = compute_costs(*told(small_run))
     lines = {line.step: line for line in found.lines}
     assert (lines["tuned"].estimated, lines["tuned"].spent) == (Cost(3.0, 3.0, 3.0, 200), Cost(4.0, 8.0, 4.0, 300))
     assert (lines["raw"].estimated, lines["raw"].spent) == (None, Cost(1.0, 1.0))
@@ -31,7 +31,7 @@ def test_estimated_spent_and_saved(small_run):
 
 def test_money_by_prices(small_run):
     prices = Prices(core_hour=3600, gpu_hour=36000)
-    found = costs(*told(small_run, budget=Budget(prices=prices)))
+    found = compute_costs(*told(small_run, budget=Budget(prices=prices)))
     assert found.money == pytest.approx({"estimated": 3.0 + 30.0, "spent": 12.0 + 40.0, "saved": 1.5})
 
 

@@ -7,16 +7,16 @@ import pytest
 from dvc.repo import Repo
 
 from lineage.layout import Layout
-from lineage.sources.watched import content, glance
+from lineage.sources.watched import digest_source, stat_source
 
 
 def both(source, layout):
-    return glance(source, layout, [layout.root]), content(source, layout, [layout.root])
+    return stat_source(source, layout, [layout.root]), digest_source(source, layout, [layout.root])
 
 
 def test_a_file_and_a_folder_are_their_bytes(tmp_path):
     layout = Layout(tmp_path)
-    assert content("path:x", layout, [tmp_path]) is None
+    assert digest_source("path:x", layout, [tmp_path]) is None
     (tmp_path / "x").write_text("1")
     before = both("path:x", layout)
     os.utime(tmp_path / "x", (1, 1))
@@ -53,16 +53,16 @@ def test_what_dvc_tracks_changes_with_its_record_and_not_with_the_copy_checked_o
         assert second[0] != first["dvc:data/x.csv"][0]
         assert second[1] == "6512bd43d9caa6e02c990b0a82652dca"
         assert both("dvc:data/deep", layout)[1] == first["dvc:data/deep"][1]
-        assert content("dvc:data/none", layout, [tmp_path]) is None
+        assert digest_source("dvc:data/none", layout, [tmp_path]) is None
 
 
 @pytest.fixture
 def mlflow(tmp_path, monkeypatch):
-    from lineage.registry.client import client
+    from lineage.registry.client import open_client
 
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         monkeypatch.delenv(name, raising=False)
-    return client(Layout(tmp_path)), Layout(tmp_path)
+    return open_client(Layout(tmp_path)), Layout(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -72,7 +72,7 @@ def test_a_dataset_is_its_latest_digest_and_an_alias_its_version(tmp_path, mlflo
     client, layout = mlflow
     experiment = client.create_experiment("e", (tmp_path / "a").as_uri())
     source, alias = "mlflow-dataset:lessons", "mlflow:tutor@canary"
-    assert (content(source, layout, []), content(alias, layout, [])) == (None, None)
+    assert (digest_source(source, layout, []), digest_source(alias, layout, [])) == (None, None)
     seen = []
     for digest in ("d1", "d2"):
         run = client.create_run(experiment)
@@ -84,8 +84,8 @@ def test_a_dataset_is_its_latest_digest_and_an_alias_its_version(tmp_path, mlflo
     client.create_registered_model("tutor")
     for key in ("1" * 64, "2" * 64):
         version = client.create_model_version("tutor", "dvc:///files/x", tags={"key": key})
-        assert content(alias, layout, []) == (None if int(version.version) == 1 else "version 1 1111111111111111")
+        assert digest_source(alias, layout, []) == (None if int(version.version) == 1 else "version 1 1111111111111111")
         client.set_registered_model_alias("tutor", "canary", version.version)
-        assert content(alias, layout, []) == f"version {version.version} {key[:16]}"
+        assert digest_source(alias, layout, []) == f"version {version.version} {key[:16]}"
     client.set_registered_model_alias("tutor", "champion", "1")
-    assert content("mlflow:tutor@champion", layout, []) is None  # an alias set by hand makes no champion
+    assert digest_source("mlflow:tutor@champion", layout, []) is None  # an alias set by hand makes no champion

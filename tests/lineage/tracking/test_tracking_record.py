@@ -4,7 +4,7 @@ import sqlite3
 import pytest
 from mlflow import MlflowClient
 
-from lineage.tracking.content import final_metrics, model_name
+from lineage.tracking.content import make_final_metrics, make_model_name
 from lineage.tracking.record import project_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own dependencies
@@ -101,12 +101,12 @@ def test_the_numbers_of_a_variant_have_names_that_mlflow_takes():
         "seconds": 1.5,
         "metrics": {"reward/answers.exact": 0.5, "x": "text"},
     }
-    (metric,) = final_metrics(record, "rl@algorithm=grpo,seed=1")
+    (metric,) = make_final_metrics(record, "rl@algorithm=grpo,seed=1")
     assert (metric.key, metric.value) == ("rl_algorithm_grpo_seed_1/reward_answers.exact", 0.5)
 
 
 def test_the_model_of_a_variant_has_a_name_that_mlflow_takes(tmp_path):
-    name = model_name("rl@clip=high,epsilon=0.2")
+    name = make_model_name("rl@clip=high,epsilon=0.2")
     assert name == "rl_clip_high_epsilon_0_2"
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.create_experiment("variants")

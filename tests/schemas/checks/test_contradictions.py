@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from schemas.errors import RecipeError
-from schemas.expansion.expand import preset_names
+from schemas.expansion.expand import find_presets
 from schemas.recipe.load import load_recipe
 
 HEAD = """name: tried
@@ -321,7 +321,7 @@ def test_what_fits_is_allowed_without_a_word(load, what):
     assert load(**ALLOWED[what]).warnings == ()
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", find_presets())
 def test_no_preset_contradicts_itself(load, name):
     more = {"references": {"teacher": {"model": "base"}}} if name == "teacher" else {}
     assert load(algorithm=name, **more).warnings == ()

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from dateutil.rrule import rrulestr
 
-from schemas.checks.recurrence import SHIFT, START, rrule_problem
+from schemas.checks.recurrence import SHIFT, START, find_rrule_problem
 
 NEVER = "BYMONTH=2;BYMONTHDAY=30"
 
@@ -28,7 +28,7 @@ NEVER = "BYMONTH=2;BYMONTHDAY=30"
     ],
 )
 def test_rules_that_come_due_are_accepted(rule):
-    assert rrule_problem(rule) is None
+    assert find_rrule_problem(rule) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_rules_that_come_due_are_accepted(rule):
     ],
 )
 def test_others_are_refused_with_the_reason(rule, said):
-    assert said in rrule_problem(rule)
+    assert said in find_rrule_problem(rule)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from schemas.pages.editor_schema import editor_schema
+from schemas.pages.editor_schema import make_editor_schema
 from schemas.source.parser import read_source
 
 HERE = Path(__file__).parent.parent.parent
@@ -50,7 +50,7 @@ OF_FORM = [
 
 @pytest.fixture(scope="module")
 def validator():
-    schema = editor_schema()
+    schema = make_editor_schema()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -66,7 +66,7 @@ def test_recipes_of_wrong_form_are_invalid(validator, name):
 
 
 def test_options_of_functions_are_described():
-    schema = editor_schema()["$defs"]
+    schema = make_editor_schema()["$defs"]
     by_name = {
         f["properties"]["use"]["const"]: f
         for f in schema["SurrogateUse"]["anyOf"]
@@ -79,4 +79,4 @@ def test_options_of_functions_are_described():
 
 
 def test_the_schema_is_the_same_every_time():
-    assert editor_schema() == editor_schema()
+    assert make_editor_schema() == make_editor_schema()

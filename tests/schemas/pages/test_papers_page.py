@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.pages.papers_page import papers_page, title_of, without
+from schemas.pages.papers_page import make_papers_page, read_title, strip_title
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +24,7 @@ def house(tmp_path):
 
 
 def test_only_what_has_recipe_and_test_is_listed_and_nothing_is_imported(house):
-    rows = [line for line in papers_page(house).splitlines() if line.startswith("|")][2:]
+    rows = [line for line in make_papers_page(house).splitlines() if line.startswith("|")][2:]
     assert rows == [
         "| One: a \\| Title (Doe 2025) | [one-two](../recipes/papers/one-two.yaml) | "
         "[Proven to the last digit.](../tests/papers/test_paper_one_two.py) | All else. |"
@@ -32,20 +32,20 @@ def test_only_what_has_recipe_and_test_is_listed_and_nothing_is_imported(house):
 
 
 def test_the_title_is_taken_off_what_is_proven():
-    assert without("Part I: Tricks? A Dive (X)", "Part I: Tricks?: means: this") == "Means: this"
-    assert without("Part I: Tricks? A Dive (X)", "Tricks: none") == "Tricks: none"
-    assert without("Title", "proven at once") == "Proven at once"
+    assert strip_title("Part I: Tricks? A Dive (X)", "Part I: Tricks?: means: this") == "Means: this"
+    assert strip_title("Part I: Tricks? A Dive (X)", "Tricks: none") == "Tricks: none"
+    assert strip_title("Title", "proven at once") == "Proven at once"
 
 
 def test_a_recipe_without_a_header_and_a_test_without_a_docstring_are_refused(house):
     recipe = house / "recipes/papers/one-two.yaml"
     recipe.write_text("name: x\n# Late\n")
     with pytest.raises(ValueError, match=r"one-two.yaml: the header must begin"):
-        title_of(recipe)
+        read_title(recipe)
     recipe.write_text("# Title\n")
     (house / "tests/papers/test_paper_one_two.py").write_text("x = 1\n")
     with pytest.raises(ValueError, match="the docstring must say"):
-        papers_page(house)
+        make_papers_page(house)
 
 
 def test_the_page_is_up_to_date():

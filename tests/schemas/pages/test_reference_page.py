@@ -1,9 +1,9 @@
-from schemas.pages.reference_page import reference_page
+from schemas.pages.reference_page import make_reference_page
 from schemas.stages.union import KINDS
 
 
 def test_every_key_of_every_kind_is_on_the_page_with_its_meaning():
-    page = reference_page()
+    page = make_reference_page()
     for kind, model in KINDS.items():
         assert f"## kind: {kind}\n" in page
         for name, spec in model.model_fields.items():
@@ -12,7 +12,7 @@ def test_every_key_of_every_kind_is_on_the_page_with_its_meaning():
 
 
 def test_functions_are_listed_with_options_and_defaults():
-    page = reference_page()
+    page = make_reference_page()
     assert "- `clipped` Clipped surrogate" in page
     assert "\n  - `epsilon`: number or schedule, default `0.2`" in page
     assert "\n  - `k`: whole number ≥ 1, required" in page
@@ -21,4 +21,4 @@ def test_functions_are_listed_with_options_and_defaults():
 
 
 def test_the_page_is_the_same_every_time():
-    assert reference_page() == reference_page()
+    assert make_reference_page() == make_reference_page()

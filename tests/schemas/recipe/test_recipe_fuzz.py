@@ -46,7 +46,7 @@ WORDS = [
     "repeat",
     "answers.exact",
     "os:system",
-    "schemas.source.tree:merge",
+    "schemas.source.tree:merge_nodes",
     "..",
     "a.b.c",
     "tuned@lr=0.001",

@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import RecipeError, printable
 from schemas.recipe.load import load_recipe
 from schemas.source.extend import read_recipe
-from schemas.source.limits import MAX_PROBLEMS, Allowance, size_of
+from schemas.source.limits import MAX_PROBLEMS, Allowance, measure_size
 from schemas.source.tree import Mark, Node
 from schemas.source.variables import Scope, substitute
 from schemas.suggestions import suggest
@@ -41,7 +41,7 @@ def test_counting_a_tree_of_shared_parts_stops_at_the_limit():
     node = Node(1, HERE)
     for _ in range(60):
         node = Node([node, node], HERE)
-    assert 1000 < size_of(node, 1000, 10).nodes < 1200
+    assert 1000 < measure_size(node, 1000, 10).nodes < 1200
 
 
 def test_a_loop_is_counted_before_it_is_unrolled(tmp_path):

@@ -1,4 +1,4 @@
-"""Artifacts that were pinned, by key, in `.posttrain/keepsakes.json`."""
+"""Pinned artifacts, by key, in `.posttrain/keepsakes.json`."""
 
 import json
 from datetime import UTC, datetime
@@ -6,21 +6,21 @@ from datetime import UTC, datetime
 from filelock import FileLock
 
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, read_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 
 FILE = "keepsakes"
 
 
-def keepsakes(layout: Layout) -> dict[str, dict[str, str]]:
-    """Key to what was pinned: the `word` it was called by, and `since` when (UTC, ISO 8601).
+def read_pins(layout: Layout) -> dict[str, dict[str, str]]:
+    """Return by key the `word` that an artifact was pinned by, and `since` when (UTC, ISO 8601).
 
     Raises PlanError when the file is none of pins any more: what it kept cannot be known.
     """
     file = layout.state / f"{FILE}.json"
     try:
-        kept = read_json(read_regular(file))
+        kept = parse_json(read_regular(file))
         return {str(key): {"word": str(said["word"]), "since": str(said["since"])} for key, said in kept.items()}
     except Unreadable as error:
         if str(error) == "missing":
@@ -30,20 +30,20 @@ def keepsakes(layout: Layout) -> dict[str, dict[str, str]]:
         raise PlanError(f"{file}: holds no pins any more; delete it, and pin again what is to stay") from error
 
 
-def pin(layout: Layout, keys: tuple[str, ...], word: str) -> None:
-    """Keep these artifacts, and with them all that they were made from."""
+def pin_artifacts(layout: Layout, keys: tuple[str, ...], word: str) -> None:
+    """Pin these artifacts, which keeps all that they were made from."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    _change(layout, {key: {"word": word, "since": now} for key in keys}, ())
+    _update(layout, {key: {"word": word, "since": now} for key in keys}, ())
 
 
-def unpin(layout: Layout, keys: tuple[str, ...]) -> None:
-    """Keep them no longer than others."""
-    _change(layout, {}, keys)
+def unpin_artifacts(layout: Layout, keys: tuple[str, ...]) -> None:
+    """Unpin these artifacts."""
+    _update(layout, {}, keys)
 
 
-def _change(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
+def _update(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
     layout.make_state()
     file = layout.state / f"{FILE}.json"
     with FileLock(layout.state / f"{FILE}.lock"):
-        kept = {key: said for key, said in (keepsakes(layout) | more).items() if key not in less}
+        kept = {key: said for key, said in (read_pins(layout) | more).items() if key not in less}
         write_text_atomically(file, json.dumps(kept, indent=1) + "\n")
