@@ -63,9 +63,9 @@ def prepare_database(address: str) -> None:
     with contextlib.closing(connection), connection, connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(7705)")  # two at once would both find a schema missing
         cursor.execute("select schema_name from information_schema.schemata")
-        there = {name for (name,) in cursor.fetchall()}
+        existing = {name for (name,) in cursor.fetchall()}
         for name in SCHEMAS:
-            if name not in there:
+            if name not in existing:
                 cursor.execute(f"create schema {name}")
 
 
@@ -78,9 +78,9 @@ def _connect(address: str) -> Any:
         return psycopg2.connect(address, connect_timeout=10)
     except psycopg2.Error as error:
         password = urlsplit(address).password
-        said = str(error).strip().replace(password, "***") if password else str(error).strip()
+        message = str(error).strip().replace(password, "***") if password else str(error).strip()
         advice = f"the password comes from PGPASSWORD, ~/.pgpass or {VARIABLE}"
-        raise PlanError(f"{hide_password(address)} cannot be used: {said}\n    {advice}") from error
+        raise PlanError(f"{hide_password(address)} cannot be used: {message}\n    {advice}") from error
 
 
 def _add_query(address: str, scheme: str, more: dict[str, str]) -> str:

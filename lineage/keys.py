@@ -71,10 +71,10 @@ def derive_key(layout: Layout, purpose: str) -> bytes | None:
 def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
     """Return the trusted public keys by name: the own ones and those in `keys/trusted`. Raise PlanError."""
     folder = layout.state / "keys"
-    found = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
+    keys = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
     if (given := load_named_signer()) is not None:
-        found.append(given.private.public_key())
-    return {key_name(key): key for key in found}
+        keys.append(given.private.public_key())
+    return {key_name(key): key for key in keys}
 
 
 def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:

@@ -37,11 +37,11 @@ class Layout:
         """Return the checkout around `start` (default: here), by pyproject.toml or .posttrain; or POSTTRAIN_ROOT."""
         if forced := os.environ.get("POSTTRAIN_ROOT"):
             return cls(Path(forced).resolve())
-        here = (start or Path.cwd()).resolve()
-        for folder in (here, *here.parents):
+        current = (start or Path.cwd()).resolve()
+        for folder in (current, *current.parents):
             if (folder / ".posttrain").is_dir() or (folder / "pyproject.toml").is_file():
                 return cls(folder)
-        return cls(here)
+        return cls(current)
 
     @property
     def state(self) -> Path:

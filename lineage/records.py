@@ -37,8 +37,8 @@ def read_records(layout: Layout) -> list[Record]:
     """
     artifacts = layout.state / "artifacts"
     folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
-    found = [record for record in map(read_record, folders) if record is not None]
-    return sorted(found, key=lambda record: (record["started"], record["key"]))
+    records = [record for record in map(read_record, folders) if record is not None]
+    return sorted(records, key=lambda record: (record["started"], record["key"]))
 
 
 def slim_record(record: Record) -> Record:

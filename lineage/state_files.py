@@ -94,10 +94,10 @@ def sha256_of(content: bytes) -> str:
 
 def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
-        found = parse_json(line)
+        value = parse_json(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _refuse_constant(constant: str) -> Any:

@@ -55,8 +55,8 @@ def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
     except (ValueError, TypeError, SyntaxError):
         if not isinstance(expression, ast.Name):
             raise Unknown(ast.unparse(expression)) from None
-    found, where = _find_definition(expression.id, module, hops)
-    return literal(found, where, hops + 1)
+    expression_there, defined_in = _find_definition(expression.id, module, hops)
+    return literal(expression_there, defined_in, hops + 1)
 
 
 def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
@@ -73,8 +73,8 @@ def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
         raise Unknown(ast.unparse(node))
     if word in _WORDS:
         return _WORDS[word]
-    found, where = _find_definition(word, module, hops)
-    return _resolve_type(found, where, hops + 1)
+    definition, defined_in = _find_definition(word, module, hops)
+    return _resolve_type(definition, defined_in, hops + 1)
 
 
 def _resolve_subscript(node: ast.Subscript, module: Module, hops: int) -> Any:

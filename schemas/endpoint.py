@@ -113,9 +113,9 @@ def strip_operation(settings: dict[str, Any]) -> dict[str, Any]:
 def find_endpoints(settings: Any) -> list[dict[str, Any]]:
     """Return every endpoint among the settings of a stage, as plain values."""
     if isinstance(settings, dict):
-        own = [settings] if settings.keys() == FIELDS else []
-        return own + [found for value in settings.values() for found in find_endpoints(value)]
-    return [found for value in settings for found in find_endpoints(value)] if isinstance(settings, list) else []
+        itself = [settings] if settings.keys() == FIELDS else []
+        return itself + [endpoint for value in settings.values() for endpoint in find_endpoints(value)]
+    return [endpoint for value in settings for endpoint in find_endpoints(value)] if isinstance(settings, list) else []
 
 
 def _strip_operation(value: Any) -> Any:

@@ -74,15 +74,15 @@ def examine_files(folder: Path, digests: Mapping[str, str], strange: tuple[str, 
 def _compare_outputs(
     known: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
 ) -> Iterator[Damage]:
-    here = {name for name in digests if name.startswith(OUTPUTS)}
-    for name in sorted(here - known.keys()):
+    present = {name for name in digests if name.startswith(OUTPUTS)}
+    for name in sorted(present - known.keys()):
         yield Damage(name, UNKNOWN)
     for name in sorted(known):
-        found, wanted = digests.get(name), known[name].sha256
-        if found is None and name not in strange:
+        digest, wanted = digests.get(name), known[name].sha256
+        if digest is None and name not in strange:
             yield Damage(name, "missing")
-        elif found is not None and found != wanted:
-            yield Damage(name, f"sha256 is {found[:16]}, was {wanted[:16]}" if found else "cannot be read")
+        elif digest is not None and digest != wanted:
+            yield Damage(name, f"sha256 is {digest[:16]}, was {wanted[:16]}" if digest else "cannot be read")
 
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:

@@ -35,9 +35,9 @@ def find_disagreement(one: Contract, other: Contract) -> str | None:
     """Return which fingerprint of two contracts differs, or None if the models fit; lengths may differ."""
     names = {"tokenizer": "tokenizers", "chat_template": "chat templates", "special_tokens": "special tokens"}
     for field, words in names.items():
-        mine, theirs = getattr(one, field), getattr(other, field)
-        if mine != theirs:
-            return f"{words} differ ({mine[:12]} and {theirs[:12]})"
+        left, right = getattr(one, field), getattr(other, field)
+        if left != right:
+            return f"{words} differ ({left[:12]} and {right[:12]})"
     return None
 
 
@@ -55,10 +55,10 @@ def _canonical(value: Any) -> Any:
         return [_canonical(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _canonical(item) for key, item in value.items() if item is not None and item is not False}
-    if isinstance(merges := found.get("merges"), list):
-        found["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
-    return found
+    canonical = {key: _canonical(item) for key, item in value.items() if item is not None and item is not False}
+    if isinstance(merges := canonical.get("merges"), list):
+        canonical["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+    return canonical
 
 
 def _hash_json(value: Any) -> str:

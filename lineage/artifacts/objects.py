@@ -48,8 +48,8 @@ class Objects:
         path = self.path(name)
         if not path.is_file():
             return "is missing"
-        found = digest_file(path, name).md5
-        return None if found == name.removesuffix(".dir") else f"has md5 {found}"
+        md5 = digest_file(path, name).md5
+        return None if md5 == name.removesuffix(".dir") else f"has md5 {md5}"
 
 
 def copy_file(source: Path, target: Path) -> None:

@@ -48,20 +48,20 @@ def _run_git(root: Path, *words: str) -> str | None:
 @lru_cache
 def read_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @lru_cache
 def describe_machine() -> dict[str, str | int]:
     """Return the kind of this machine, without its name: results can differ in the last bits between kinds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found: dict[str, str | int] = {
+    description: dict[str, str | int] = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _read_labelled_value(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown",
         "cores": os.cpu_count() or 0,
@@ -70,7 +70,7 @@ def describe_machine() -> dict[str, str | int]:
     cards = [
         _read_labelled_value(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]
-    return found | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
+    return description | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
 
 
 def _read_labelled_value(file: Path, label: str) -> str:
@@ -84,7 +84,7 @@ def find_needed_packages() -> dict[str, str]:
     """Return name to version of the installed dependencies of this distribution, direct and indirect."""
     waiting = [Requirement(text) for text in _read_declared()]
     seen: set[tuple[str, str]] = set()
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     while waiting:
         wanted = waiting.pop()
         name = canonicalize_name(wanted.name)
@@ -92,12 +92,12 @@ def find_needed_packages() -> dict[str, str]:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found[name] = distribution.version
+        versions[name] = distribution.version
         for extra in ("", *wanted.extras):
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 waiting += _select_requirements(distribution.requires or [], extra)
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def _read_declared() -> list[str]:

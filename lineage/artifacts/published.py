@@ -57,20 +57,20 @@ def find_arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
     with _lock:
         places = list(_read_new_lines(path).places.get(key, ()))
     raw = tuple((name, public.public_bytes_raw()) for name, public in sorted(keys.items())) if places else ()
-    found = (_parse_signed(_read_line(path, *place), raw) for place in reversed(places))
-    return next((entry for entry in found if entry is not None), None)
+    candidates = (_parse_signed(_read_line(path, *place), raw) for place in reversed(places))
+    return next((entry for entry in candidates if entry is not None), None)
 
 
 def _read_new_lines(path: Path) -> Lines:
     """Return the places of lines in a log, with those that were added since the last call."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return Lines()
     lines = _known.setdefault(path, Lines())
-    if lines.inode != found.st_ino or found.st_size < lines.end:
-        lines = _known[path] = Lines(found.st_ino)
-    if found.st_size > lines.end:
+    if lines.inode != status.st_ino or status.st_size < lines.end:
+        lines = _known[path] = Lines(status.st_ino)
+    if status.st_size > lines.end:
         with path.open("rb") as stream:
             stream.seek(lines.end)
             for line in stream:

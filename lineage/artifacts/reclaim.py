@@ -110,14 +110,14 @@ def count_freed_bytes(paths: Iterable[Path]) -> int:
     """
     links: dict[tuple[int, int], int] = {}
     total = 0
-    for found in _stat_all(paths):
-        if not os.path.stat.S_ISREG(found.st_mode):
-            total += found.st_blocks * BLOCK
+    for status in _stat_all(paths):
+        if not os.path.stat.S_ISREG(status.st_mode):
+            total += status.st_blocks * BLOCK
             continue
-        node = (found.st_dev, found.st_ino)
+        node = (status.st_dev, status.st_ino)
         links[node] = links.get(node, 0) + 1
-        if links[node] == found.st_nlink:
-            total += found.st_blocks * BLOCK
+        if links[node] == status.st_nlink:
+            total += status.st_blocks * BLOCK
     return total
 
 

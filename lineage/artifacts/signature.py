@@ -85,19 +85,19 @@ def compare_with_signature(
 
     `digests` are the sha256 of the signed files by name.
     """
-    found = _read_envelope(folder)
-    if found is None:
+    parts = _read_envelope(folder)
+    if parts is None:
         return [(SIGNATURE, "is not a signature any more")]
-    envelope, statement, body = found
+    envelope, statement, body = parts
     signature = envelope["signatures"][0]
     key = keys.get(signature["keyid"])
     if key is not None and not is_valid(key, base64.b64decode(signature["sig"]), encode_pre_authentication(body)):
         return [(SIGNATURE, "the signature does not fit what it signs")]
     try:
-        said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
+        signed = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
     except (KeyError, TypeError):
         return [(SIGNATURE, "is not a signature any more")]
-    return [(name, "is not what was signed") for name in SIGNED if said.get(name) != digests.get(name)]
+    return [(name, "is not what was signed") for name in SIGNED if signed.get(name) != digests.get(name)]
 
 
 def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:

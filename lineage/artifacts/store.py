@@ -42,8 +42,8 @@ class Store:
 
     def find(self, kind: str, key: str) -> Manifest | None:
         """Return the manifest of a published step whose files are all as they were published, else None."""
-        found = self.examine(kind, key)
-        return found.manifest if found.is_whole else None
+        condition = self.examine(kind, key)
+        return condition.manifest if condition.is_whole else None
 
     def examine(self, kind: str, key: str) -> Condition:
         """Compare the files, seal and signature of a key's artifact, and its audit entry; return its condition.
@@ -54,51 +54,51 @@ class Store:
         if not folder.is_dir():
             return Condition(None, ())
         try:
-            seen = scan_folder(folder)
-            digests, keys = self.digests.digests(folder, seen.files), load_trusted_keys(self.layout)
-            found = self._checked(folder, digests, seen.strange, keys)
+            scanned = scan_folder(folder)
+            digests, keys = self.digests.digests(folder, scanned.files), load_trusted_keys(self.layout)
+            condition = self._checked(folder, digests, scanned.strange, keys)
         except OSError as error:
             return _describe_unreadable(error)
-        if found.manifest is None:
-            return found
-        wrong = list(found.damages)
-        if found.manifest.key != key:
-            wrong.append(Damage(MANIFEST, "is of another key"))
-        wrong += compare_with_log(self.layout, found.manifest, folder, keys)
-        return replace(found, damages=tuple(wrong))
+        if condition.manifest is None:
+            return condition
+        damages = list(condition.damages)
+        if condition.manifest.key != key:
+            damages.append(Damage(MANIFEST, "is of another key"))
+        damages += compare_with_log(self.layout, condition.manifest, folder, keys)
+        return replace(condition, damages=tuple(damages))
 
     def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
         """Compare manifest, seal and signature; files with digests that were complete before are not compared again."""
-        same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
-        if same in _whole:
-            return Condition(_whole[same], ())
-        found = examine_files(folder, digests, strange)
+        cache_key = (str(folder), tuple(digests.items()), strange, frozenset(keys))
+        if cache_key in _whole:
+            return Condition(_whole[cache_key], ())
+        condition = examine_files(folder, digests, strange)
         if SIGNATURE in digests or SIGNATURE in strange:
-            wrong = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
-            found = replace(found, damages=found.damages + wrong)
-        if found.manifest is not None and found.is_whole:
+            damages = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
+            condition = replace(condition, damages=condition.damages + damages)
+        if condition.manifest is not None and condition.is_whole:
             if len(_whole) >= MOST_WHOLE:
                 _whole.clear()
-            _whole[same] = found.manifest
-        return found
+            _whole[cache_key] = condition.manifest
+        return condition
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
         try:
-            seen = scan_folder(folder)
-            return examine_files(folder, hashed(seen), seen.strange)
+            scanned = scan_folder(folder)
+            return examine_files(folder, hashed(scanned), scanned.strange)
         except OSError as error:
             return _describe_unreadable(error)
 
     def with_key(self, key: str) -> Manifest | None:
         """Return the manifest of a key of any kind, or None if it is missing or damaged."""
         folders = self.layout.state.glob(f"artifacts/*-{key[:16]}") if key else ()
-        found = (read_manifest(folder) for folder in sorted(folders))
-        return next((m for m in found if m and m.key == key), None)
+        manifests = (read_manifest(folder) for folder in sorted(folders))
+        return next((m for m in manifests if m and m.key == key), None)
 
     def manifests(self) -> Iterator[Manifest]:
         """Yield all manifests but damaged ones, oldest first."""
-        found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
-        yield from sorted((m for m in found if m), key=lambda m: (m.started, m.key))
+        manifests = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
+        yield from sorted((m for m in manifests if m), key=lambda m: (m.started, m.key))
 
     def folder(self, manifest: Manifest) -> Path:
         """Return folder of an artifact."""
@@ -150,21 +150,25 @@ class Store:
     def verify(self, manifest: Manifest) -> list[str]:
         """Hash every file of an artifact and its cached objects again; return one line per difference."""
         folder = self.folder(manifest)
-        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
-        wrong = [f"{folder / damage.path}: {damage.what}" for damage in found.damages]
-        if found.manifest is not None and found.manifest != manifest:
-            wrong.append(f"{folder / MANIFEST}: was replaced meanwhile")
+        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        problems = [f"{folder / damage.path}: {damage.what}" for damage in condition.damages]
+        if condition.manifest is not None and condition.manifest != manifest:
+            problems.append(f"{folder / MANIFEST}: was replaced meanwhile")
         for output in manifest.outputs.values():
             for object_name in (*(f.md5 for f in output.files), output.dvc):
                 if what := self.objects.differs(object_name):
-                    wrong.append(f"{self.objects.path(object_name)}: {what}")
-        return wrong
+                    problems.append(f"{self.objects.path(object_name)}: {what}")
+        return problems
 
-    def is_restorable(self, found: Condition) -> bool:
+    def is_restorable(self, condition: Condition) -> bool:
         """Return whether DVC's cache holds everything that is damaged; it holds outputs and nothing else."""
-        if found.manifest is None or not found.damages or not all(damage.is_output for damage in found.damages):
+        if (
+            condition.manifest is None
+            or not condition.damages
+            or not all(damage.is_output for damage in condition.damages)
+        ):
             return False
-        return not any(self.objects.differs(file.md5) for _, file in self._damaged(found, found.manifest))
+        return not any(self.objects.differs(file.md5) for _, file in self._damaged(condition, condition.manifest))
 
     def restore(self, manifest: Manifest) -> list[str]:
         """Restore damaged or missing files of the outputs from DVC's cache; return their paths.
@@ -172,12 +176,12 @@ class Store:
         What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
         """
         folder, restored = self.folder(manifest), []
-        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
-        wanted = list(self._damaged(found, manifest))
+        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wanted = list(self._damaged(condition, manifest))
         for path, file in wanted:
             if what := self.objects.differs(file.md5):
                 raise StepError(f"cannot restore {path}: the object in DVC's cache {what}")
-        for damage in found.damages:
+        for damage in condition.damages:
             if damage.is_output and damage.what in NOT_OURS:
                 (folder / damage.path).unlink(missing_ok=True)
         for path, file in wanted:
@@ -190,9 +194,9 @@ class Store:
             restored.append(str(path))
         return restored
 
-    def _damaged(self, found: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
+    def _damaged(self, condition: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
         """Yield the files of the outputs that must be written again: named ones, and those below what is no folder."""
-        named = {damage.path for damage in found.damages}
+        named = {damage.path for damage in condition.damages}
         for name, output in manifest.outputs.items():
             for file in output.files:
                 path = f"{OUTPUTS}{name}/{file.path}"

@@ -26,8 +26,8 @@ def record_decision(
 
     `facts` are the step, the run, what the gate said and where the decision was made.
     """
-    told = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
-    entry = audit_log.append(layout, decision, key=key, **told)
+    facts_of_decision = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
+    entry = audit_log.append(layout, decision, key=key, **facts_of_decision)
     record = parse_decision(entry)
     path = decisions_file(layout, key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,9 +42,9 @@ def record_decision(
 
 def parse_decision(entry: audit_log.Entry) -> Record:
     """Return the record of a decision from its entry in the audit log."""
-    told = {name: value for name, value in entry["facts"].items() if name != "key"}
+    facts = {name: value for name, value in entry["facts"].items() if name != "key"}
     at = datetime.fromisoformat(entry["at"]).isoformat(timespec="seconds")
-    return told | {"at": at, "audit": audit_log.anchor_of(entry)}
+    return facts | {"at": at, "audit": audit_log.anchor_of(entry)}
 
 
 def encode_decision(record: Record) -> bytes:

@@ -74,10 +74,10 @@ def find_signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> s
 
 def _stat_file(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @lru_cache(maxsize=4)
@@ -89,7 +89,7 @@ def _read_verified(
     hashes: list[str] = []
     last: Entry | None = None
     problem: str | None = None
-    seen = _read_head_anchor(head)  # before the log: other processes may add entries in between
+    head_anchor = _read_head_anchor(head)  # before the log: other processes may add entries in between
     for number, line in enumerate(log.read_bytes().split(b"\n") if log.is_file() else (), 1):
         entry = parse_entry(line)
         if entry is None:  # a write that was cut off, or bytes of others: the chain says whether an entry is missing
@@ -101,9 +101,9 @@ def _read_verified(
         hashes.append(entry["hash"])
         if entry["action"] in KEPT:
             kept.append(entry)
-    if last is not None and problem is None and (said := find_signature_problem(last, keys)):
-        problem = f"{log}: the last entry, {last['number']} ({last['action']}), {said}"
-    problem = problem or _compare_with_head(log, head, seen, hashes)
+    if last is not None and problem is None and (reason := find_signature_problem(last, keys)):
+        problem = f"{log}: the last entry, {last['number']} ({last['action']}), {reason}"
+    problem = problem or _compare_with_head(log, head, head_anchor, hashes)
     return Chain(tuple(kept), hashes[0] if hashes else None, frozenset(hashes), problem)
 
 

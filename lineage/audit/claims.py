@@ -59,7 +59,7 @@ class AuditCheck:
             self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
 
 
-def check_decisions(layout: Layout, found: AuditCheck) -> Iterator[str]:
+def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
     """Yield decisions on the disk that differ from the log, and decisions of the log that are missing."""
     decided: list[tuple[Path, dict[str, Any]]] = []
     for path in sorted(layout.state.glob("approvals/*")):
@@ -68,15 +68,15 @@ def check_decisions(layout: Layout, found: AuditCheck) -> Iterator[str]:
         yield from _check_lines(path)
         decided += [(path, line) for line in read_json_lines(path)]
     for path, line in decided:
-        entry = found.decisions.get(_entry_number(line))
+        entry = audit.decisions.get(_entry_number(line))
         if entry is None or _decision_identity(entry["facts"], entry["action"]) != _decision_identity(
             {**line, "key": path.stem}
         ):
             yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
     yield from _check_order(decided)
-    there = {_entry_number(line) for _, line in decided}
-    for number, entry in found.decisions.items():  # also after a kill between the entry and the record
-        if number not in there:
+    recorded = {_entry_number(line) for _, line in decided}
+    for number, entry in audit.decisions.items():  # also after a kill between the entry and the record
+        if number not in recorded:
             file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
             yield (
                 f"{file}: the decision of entry {number} ({entry['action']}) is not there; "
@@ -94,11 +94,11 @@ def _check_order(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
             yield f"{path}: its decisions are not in the order of the audit log"
 
 
-def find_unexplained_losses(layout: Layout, found: AuditCheck) -> Iterator[str]:
+def find_unexplained_losses(layout: Layout, audit: AuditCheck) -> Iterator[str]:
     """Yield artifacts that the log knows, that are gone, and that no entry removed."""
-    for key, entry in found.published.items():
+    for key, entry in audit.published.items():
         folder = layout.artifact(str(entry["facts"].get("kind")), key)
-        if found.removed.get(key, 0) < entry["number"] and not is_folder(folder):
+        if audit.removed.get(key, 0) < entry["number"] and not is_folder(folder):
             yield f"{folder}: published by entry {entry['number']} of the audit log; gone, and no entry removed it"
 
 

@@ -52,8 +52,8 @@ class Move:
 
     def plain(self) -> dict[str, Any]:
         """Return the move as JSON, with the signature's key and the entry's hash in place of the entry."""
-        said = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
-        return {name: value for name, value in said.items() if name != "entry"}
+        values = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
+        return {name: value for name, value in values.items() if name != "entry"}
 
 
 def read_moves(layout: Layout) -> dict[str, list[Move]]:
@@ -66,14 +66,18 @@ def read_moves(layout: Layout) -> dict[str, list[Move]]:
 
 def collect_moves(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[Move]]:
     """Return the moves in a log by registered model, in order."""
-    found: dict[str, list[Move]] = {}
+    moves_by_model: dict[str, list[Move]] = {}
     for entry in chain.entries:
         if entry["action"] in MOVES and (move := parse_move(entry)):
-            found.setdefault(registered_model_name(entry), []).append(move)
-        elif entry["action"] == OTHERS and (held := _parse_foreign_entry(entry, keys)) and (move := parse_move(held)):
-            moves = found.setdefault(registered_model_name(held), [])
+            moves_by_model.setdefault(registered_model_name(entry), []).append(move)
+        elif (
+            entry["action"] == OTHERS
+            and (foreign := _parse_foreign_entry(entry, keys))
+            and (move := parse_move(foreign))
+        ):
+            moves = moves_by_model.setdefault(registered_model_name(foreign), [])
             moves.insert(insertion_index(moves, move), move)
-    return found
+    return moves_by_model
 
 
 def insertion_index(moves: list[Move], move: Move) -> int:
@@ -115,12 +119,12 @@ def registered_model_name(entry: Entry) -> str:
 
 def log_name(entry: Entry) -> str | None:
     """Return the log that a move was written to, by the hash of its first entry, or None if the entry omits it."""
-    said = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
-    return str(said) if said else entry["hash"] if entry["number"] == 1 else None
+    name = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
+    return str(name) if name else entry["hash"] if entry["number"] == 1 else None
 
 
 def _parse_foreign_entry(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
     """Return the entry of another log inside an entry, if its key is trusted."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-    held = parse_entry(str(facts.get("entry")).encode())
-    return held if held is not None and find_signature_problem(held, keys) is None else None
+    foreign = parse_entry(str(facts.get("entry")).encode())
+    return foreign if foreign is not None and find_signature_problem(foreign, keys) is None else None

@@ -81,8 +81,8 @@ class Index:
 
     def record(self, key: str) -> Record | None:
         """Return the indexed part of a key's manifest, or None if there is no such artifact."""
-        found = self.rows("select record, name from artifacts where key = ? order by started desc, name desc", key)
-        return self._read(*found[0]) if found else None
+        rows = self.rows("select record, name from artifacts where key = ? order by started desc, name desc", key)
+        return self._read(*rows[0]) if rows else None
 
     def records(self) -> Iterator[Record]:
         """Yield all records, oldest first."""
@@ -146,18 +146,18 @@ def open_index(layout: Layout, place: str) -> Iterator[Index]:
 
 def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
     """Add new and changed manifests, and delete those that are gone."""
-    made = connection.execute("pragma user_version").fetchone()[0] == VERSION
-    known = dict(connection.execute("select name, stamp from artifacts")) if made else {}
-    here = _read_stamps(layout.state / "artifacts")
-    if made and known == here:
+    is_current = connection.execute("pragma user_version").fetchone()[0] == VERSION
+    known = dict(connection.execute("select name, stamp from artifacts")) if is_current else {}
+    stamps = _read_stamps(layout.state / "artifacts")
+    if is_current and known == stamps:
         return
     with transaction(connection):
         if connection.execute("pragma user_version").fetchone()[0] != VERSION:
             _create_tables(connection)
         known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have been quicker
-        stale = [name for name, stamp in known.items() if here.get(name) != stamp]
+        stale = [name for name, stamp in known.items() if stamps.get(name) != stamp]
         connection.executemany("delete from artifacts where name = ?", [(name,) for name in stale])
-        for name, stamp in here.items():
+        for name, stamp in stamps.items():
             if known.get(name) != stamp:
                 _add_artifact(connection, name, stamp, read_record(layout.state / "artifacts" / name))
         if stale:
@@ -187,7 +187,7 @@ def _create_tables(connection: sqlite3.Connection) -> None:
 
 def _read_stamps(artifacts: Path) -> dict[str, str]:
     """Return by the name of an artifact's folder what changes whenever its manifest does."""
-    found = {}
+    stamps = {}
     folders = os.scandir(artifacts) if artifacts.is_dir() else ()
     for entry in folders:
         try:
@@ -196,8 +196,8 @@ def _read_stamps(artifacts: Path) -> dict[str, str]:
             continue
         if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
             continue
-        found[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
-    return found
+        stamps[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
+    return stamps
 
 
 def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:

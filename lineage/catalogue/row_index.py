@@ -29,8 +29,8 @@ def find_row(index: Index, row: str) -> Places:
     """Return all places of a row id, oldest first; read the tables that were not read before."""
     read_new_tables(index)
     wanted = _hash_id(row)
-    found = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
-    contents = [(sha256,) for sha256, hashes in found if _holds_hash(hashes, wanted)]
+    candidates = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
+    contents = [(sha256,) for sha256, hashes in candidates if _holds_hash(hashes, wanted)]
     index.rows("create temporary table if not exists wanted(sha256 text primary key)")
     index.rows("delete from wanted")
     index.connection.executemany("insert into wanted values(?)", contents)

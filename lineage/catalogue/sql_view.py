@@ -76,10 +76,10 @@ def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: 
         connection.register(name, MANIFEST_TABLES[name](records))
     if "events" in wanted:
         connection.register("events", events_table(layout))
-    shown = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
-    for name, found in shown.items():
-        _make_view(connection, name, found)
-    _lock_down(connection, [path for found in shown.values() for path, *_ in found])
+    views = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
+    for name, files in views.items():
+        _make_view(connection, name, files)
+    _lock_down(connection, [path for files in views.values() for path, *_ in files])
 
 
 def _find_parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str, str]]:
@@ -93,14 +93,14 @@ def _find_parquet_files(records: list[Record], file: str) -> list[tuple[str, str
     ]
 
 
-def _make_view(connection: duckdb.DuckDBPyConnection, name: str, found: list[tuple[str, str, str, str]]) -> None:
+def _make_view(connection: duckdb.DuckDBPyConnection, name: str, files: list[tuple[str, str, str, str]]) -> None:
     """Create a view over the files, each row with its key, step and output; without files, an empty view."""
-    if not found:
+    if not files:
         connection.execute(f"create view {name} as select '' as key, '' as step, '' as output where false")
         return
-    columns = map(list, zip(*found, strict=True))
+    columns = map(list, zip(*files, strict=True))
     connection.register(f"{name}_origin", pa.table(dict(zip(ORIGIN, columns, strict=True))))
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path, *_ in found)
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path, *_ in files)
     source = f"read_parquet([{listed}], union_by_name=true, filename=true)"
     own = {column for column, *_ in connection.execute(f"describe select * from {source}").fetchall()}
     renames = ", ".join(f"{column} as at_{column}" for column in ("key", "step", "output") if column in own)

@@ -57,16 +57,16 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     if not is_shown_by_dvc(layout, plan):
         return
     folder = runs_folder(layout, plan.recipe)
-    found = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
-    records = {name: record for name, record in found.items() if record is not None}
+    planned = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
+    records = {name: record for name, record in planned.items() if record is not None}
     for name, record in records.items():
         materialise(folder, name, record)
-    write_curves(folder, records, set(found))
+    write_curves(folder, records, set(planned))
     stages = write_pipeline(layout, plan)
     if "DVC_STAGE" in os.environ:
         return
     recipe = Recipe(layout, plan)
-    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in found}
+    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in planned}
     for step in plan.steps:
         if step.name in records and all(source in records for i in step.inputs for source in i.steps):
             locked[step.name] = recipe.lock(step, stages[step.name], records)
@@ -156,8 +156,8 @@ class Recipe:
     def _files(self, step: Step) -> list[str]:
         """Return further files that the recipe depends on: those it extends, and the preset of the step's algorithm."""
         extended = self.source.get("extends") or []
-        beside = [extended] if isinstance(extended, str) else extended
-        files = [os.path.normpath(Path(self.file).parent / name) for name in beside]
+        parents = [extended] if isinstance(extended, str) else extended
+        files = [os.path.normpath(Path(self.file).parent / name) for name in parents]
         algorithm = self._stage(step).get("algorithm")
         preset = f"recipes/algorithms/{algorithm}.yaml"
         return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
@@ -184,14 +184,14 @@ class Recipe:
         return self.source.get("stages", {}).get(step.stage) or {}
 
     def _locked(self, path: str, known: dict[str, Entry]) -> Entry:
-        here = self.root / path
+        target = self.root / path
         if path in known:
             return {"path": path, **known[path]}
-        if here.is_dir():
-            files = folder_digests(here)
+        if target.is_dir():
+            files = folder_digests(target)
             size = sum(f.size for f in files)
             return {"path": path, "hash": "md5", "md5": dvc_digest(files), "size": size, "nfiles": len(files)}
-        file = digest_file(here, path)
+        file = digest_file(target, path)
         return {"path": path, "hash": "md5", "md5": file.md5, "size": file.size}
 
 
@@ -202,14 +202,14 @@ def _lock_output(made: Entry) -> Entry:
 
 def _find_variables(variables: dict[str, Any], text: str) -> list[str]:
     """Return `vars.x` for every variable that a text names, also through other variables."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     waiting = re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", text)
     while waiting:
         name = waiting.pop(0)
-        if name in variables and f"vars.{name}" not in found:
-            found[f"vars.{name}"] = None
+        if name in variables and f"vars.{name}" not in names:
+            names[f"vars.{name}"] = None
             waiting += re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", json.dumps(variables[name]))
-    return list(found)
+    return list(names)
 
 
 def _value_at(tree: Any, path: str) -> Any:

@@ -80,5 +80,5 @@ def _have_same_files(source: Path, target: Path) -> bool:
 
 
 def _stat_files(folder: Path) -> dict[str, tuple[int, int]]:
-    found = ((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
-    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}
+    statuses = ((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in statuses}

@@ -55,7 +55,7 @@ class Remote:
         base = self.path(*parts)
         if not self.fs.exists(base):
             return []
-        return sorted("/".join(self.fs.relparts(found, base)) for found in self.fs.find(base))
+        return sorted("/".join(self.fs.relparts(path, base)) for path in self.fs.find(base))
 
     def send(self, objects: set[str]) -> int:
         """Send objects of DVC's cache that are not there; return how many. Raise StepError if one cannot be sent.

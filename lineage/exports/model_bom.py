@@ -22,10 +22,10 @@ from schemas.references import MODEL_TYPES
 
 def make_model_bom(layout: Layout, word: str) -> str:
     """Return the bill of materials as CycloneDX 1.6 JSON. Raise UnknownTarget, and PlanError unless it is one."""
-    found = collect_scope(layout, word)
-    model = _find_model(found)
-    by_key = {record["key"]: record for record in found.records}
-    components = {(r["key"], name): _make_component(r, name) for r in found.records for name in r["outputs"]}
+    scope = collect_scope(layout, word)
+    model = _find_model(scope)
+    by_key = {record["key"]: record for record in scope.records}
+    components = {(r["key"], name): _make_component(r, name) for r in scope.records for name in r["outputs"]}
     main = components[model["key"], _model_outputs(model)[0]]
     bom = Bom(serial_number=UUID(stable_id("bom", model["key"])))
     bom.metadata.timestamp = end_time(model)
@@ -33,7 +33,7 @@ def make_model_bom(layout: Layout, word: str) -> str:
     bom.metadata.tools.components.add(
         Component(name="posttrain", version=model.get("commit"), type=ComponentType.APPLICATION)
     )
-    sources = {i["digest"]: _make_source(i) for r in found.records for i in r["inputs"] if i.get("source")}
+    sources = {i["digest"]: _make_source(i) for r in scope.records for i in r["inputs"] if i.get("source")}
     packages = [_make_package(name, version) for name, version in sorted(model["versions"].items())]
     for component in (*components.values(), *sources.values(), *packages):
         if component is not main:
@@ -44,18 +44,18 @@ def make_model_bom(layout: Layout, word: str) -> str:
         bom.register_dependency(component, [*needs, *(packages if component is main else [])])
     for component in (*sources.values(), *packages):
         bom.register_dependency(component)
-    cards = _make_cards(layout, found, by_key)
+    cards = _make_cards(layout, scope, by_key)
     return _add_cards(JsonV1Dot6(bom).output_as_string(), cards)
 
 
-def _find_model(found: Scope) -> Record:
-    made = [record for record in found.chosen if _model_outputs(record)]
+def _find_model(scope: Scope) -> Record:
+    made = [record for record in scope.chosen if _model_outputs(record)]
     if len(made) == 1:
         return made[0]
-    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or found.records if _model_outputs(r))
+    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or scope.records if _model_outputs(r))
     count = f"{len(made)} models" if made else "no model"
     advice = f"name one: {names}" if made else f"it was made from: {names}" if names else "name a step that makes one"
-    raise PlanError(f"bill of materials of {found.target.word!r} ({found.target.what}): {count} there; {advice}")
+    raise PlanError(f"bill of materials of {scope.target.word!r} ({scope.target.what}): {count} there; {advice}")
 
 
 def _model_outputs(record: Record) -> list[str]:
@@ -118,15 +118,15 @@ def _make_package(name: str, version: str) -> Component:
     return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=url.to_string(), purl=url)
 
 
-def _make_cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
+def _make_cards(layout: Layout, scope: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
     """Return by bom-ref what the library's classes lack: the model card of a model, the contents of data."""
     cards: dict[str, dict[str, Any]] = {}
-    for record in found.records:
-        exams = _find_evaluations(layout, record) if _model_outputs(record) else []
+    for record in scope.records:
+        evaluations = _find_evaluations(layout, record) if _model_outputs(record) else []
         for name, output in record["outputs"].items():
             reference = f"{record['key']}/{name}"
             if output["type"] in MODEL_TYPES:
-                cards[reference] = {"modelCard": make_model_card(record, name, by_key, exams)}
+                cards[reference] = {"modelCard": make_model_card(record, name, by_key, evaluations)}
             else:
                 cards[reference] = {"data": [make_data_entry(record, name)]}
     return cards
@@ -135,9 +135,9 @@ def _make_cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict
 def _find_evaluations(layout: Layout, record: Record) -> list[Record]:
     """Return the evaluations that read this artifact, oldest first."""
     readers = [node.record for node in trace(layout, record["key"]).down if _is_evaluation(node.record)]
-    whole = [read_record(Path(reader["folder"])) for reader in readers]
-    found = [r for r in whole if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
-    return sorted(found, key=lambda r: (r["started"], r["key"]))
+    records = [read_record(Path(reader["folder"])) for reader in readers]
+    evaluations = [r for r in records if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
+    return sorted(evaluations, key=lambda r: (r["started"], r["key"]))
 
 
 def _is_evaluation(record: Record) -> bool:

@@ -14,7 +14,9 @@ from schemas.stages.union import traits_of
 ALL = "all"
 
 
-def make_model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
+def make_model_card(
+    record: Record, output: str, by_key: dict[str, Record], evaluations: list[Record]
+) -> dict[str, Any]:
     """Return the card of a model among the outputs of a step."""
     parameters: dict[str, Any] = {
         "task": "text-generation",
@@ -28,7 +30,7 @@ def make_model_card(record: Record, output: str, by_key: dict[str, Record], exam
     if config.get("architectures"):
         parameters["modelArchitecture"] = str(config["architectures"][0])
     card: dict[str, Any] = {"modelParameters": parameters}
-    if metrics := [metric for exam in exams for metric in _make_metrics(record, exam)]:
+    if metrics := [metric for evaluation in evaluations for metric in _make_metrics(record, evaluation)]:
         card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
     settings = record["identity"].get("settings", {})
     if settings:
@@ -39,11 +41,11 @@ def make_model_card(record: Record, output: str, by_key: dict[str, Record], exam
 
 def make_data_entry(record: Record, output: str) -> dict[str, Any]:
     """Return rows and bytes of an output that is no model."""
-    said = record["outputs"][output]
-    properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in said["files"]))}]
-    here = [path for path in find_tables(record, output) if path.is_file()]
-    if len(here) == 1:
-        properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(here[0]).num_rows)})
+    described = record["outputs"][output]
+    properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in described["files"]))}]
+    files = [path for path in find_tables(record, output) if path.is_file()]
+    if len(files) == 1:
+        properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(files[0]).num_rows)})
     for reason, number in sorted((record["details"].get("dropped") or {}).items()):
         properties.append({"name": f"posttrain:dropped:{reason}", "value": str(number)})
     return {
@@ -55,39 +57,42 @@ def make_data_entry(record: Record, output: str) -> dict[str, Any]:
 
 def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
     """Return references of the data that went into a model, through all models before it, each once."""
-    found, waiting, seen = [], [record], set()
+    references, waiting, seen = [], [record], set()
     while waiting:
         for given in waiting.pop()["inputs"]:
             if given["type"] not in MODEL_TYPES:
-                found.append(
+                references.append(
                     f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
                 )
             if given.get("key") in by_key and given["key"] not in seen:
                 seen.add(given["key"])
                 waiting.append(by_key[given["key"]])
-    return sorted(set(found))
+    return sorted(set(references))
 
 
 def _read_config(record: Record, output: str) -> dict[str, Any]:
     path = Path(record["folder"], "outputs", output, "config.json")
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def _make_metrics(record: Record, exam: Record) -> list[dict[str, Any]]:
+def _make_metrics(record: Record, evaluation: Record) -> list[dict[str, Any]]:
     """Return the lines of an evaluation's table that are about this model."""
-    ports = [i["port"] for i in exam["inputs"] if i.get("key") == record["key"]]
+    ports = [i["port"] for i in evaluation["inputs"] if i.get("key") == record["key"]]
     names = {port.rpartition(".")[2] for port in ports}
-    found = []
-    for line in exam["details"].get("table", []):
+    metrics = []
+    for line in evaluation["details"].get("table", []):
         if line["model"] not in names:
             continue
-        metric = {"type": f"{line['metric']} ({exam['recipe']}.{exam['step']})", "value": repr(line["value"])}
+        metric = {
+            "type": f"{line['metric']} ({evaluation['recipe']}.{evaluation['step']})",
+            "value": repr(line["value"]),
+        }
         if line["family"] != ALL:
             metric["slice"] = line["family"]
         bounds = {"lowerBound": repr(line["low"]), "upperBound": repr(line["high"])}
-        found.append(metric | {"confidenceInterval": bounds})
-    return found
+        metrics.append(metric | {"confidenceInterval": bounds})
+    return metrics

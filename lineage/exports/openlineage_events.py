@@ -48,11 +48,11 @@ def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None
     Raises UnknownTarget.
     """
     set_producer(PRODUCER)
-    found = collect_scope(layout, word)
-    by_key = {record["key"]: record for record in found.records}
+    scope = collect_scope(layout, word)
+    by_key = {record["key"]: record for record in scope.records}
     if made_by:
-        found = found.made_by(made_by)
-    events = [*_make_run_events(found), *_make_step_events(found, by_key), *_make_unfinished_events(found, by_key)]
+        scope = scope.made_by(made_by)
+    events = [*_make_run_events(scope), *_make_step_events(scope, by_key), *_make_unfinished_events(scope, by_key)]
     order = list(RunState)
     return sorted(events, key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType), e.job.name))
 
@@ -84,11 +84,13 @@ def send_events(events: list[RunEvent], url: str) -> int:
     return len(events)
 
 
-def _make_run_events(found: Scope) -> Iterator[RunEvent]:
-    for run, events in found.events.items():
-        told = [event for event in events if event["type"] == "run"]
-        recipes = [r["recipe"] for r in found.records if r["run"] == run] or [e.get("recipe", "") for e in told]
-        for event in [e for e in told if e["state"] == "started"][:1] + [e for e in told if e["state"] == "ended"][-1:]:
+def _make_run_events(scope: Scope) -> Iterator[RunEvent]:
+    for run, events in scope.events.items():
+        run_events = [event for event in events if event["type"] == "run"]
+        recipes = [r["recipe"] for r in scope.records if r["run"] == run] or [e.get("recipe", "") for e in run_events]
+        for event in [e for e in run_events if e["state"] == "started"][:1] + [
+            e for e in run_events if e["state"] == "ended"
+        ][-1:]:
             state = RunState.START if event["state"] == "started" else _end_state(event["exit_code"])
             yield RunEvent(
                 eventTime=format_time(event["time"]),
@@ -103,8 +105,8 @@ def _end_state(exit_code: int) -> RunState:
     return {0: RunState.COMPLETE, 130: RunState.ABORT}.get(exit_code, RunState.FAIL)
 
 
-def _make_step_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
-    for record in found.records:
+def _make_step_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+    for record in scope.records:
         run = Run(stable_id("step", record["run"], record["key"]), _make_run_facets(record))
         job = Job(NAMESPACE, f"{record['recipe']}.{record['step']}", _make_job_facets(record))
         inputs = [_make_input(given, by_key) for given in record["inputs"]]
@@ -122,13 +124,13 @@ def _make_step_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEv
         )
 
 
-def _make_unfinished_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+def _make_unfinished_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
     """Yield a start and an end of each step that made nothing, with its planned inputs."""
-    events = found.events.get(found.target.word, [])
+    events = scope.events.get(scope.target.word, [])
     recipe = next((e["recipe"] for e in events if e["type"] == "run" and "recipe" in e), "")
-    for event in found.unfinished():
+    for event in scope.unfinished():
         began = [e["time"] for e in events if e.get("step") == event["step"] and e.get("state") == "running"]
-        parent = {"parent": _make_parent(found.target.word, recipe)}
+        parent = {"parent": _make_parent(scope.target.word, recipe)}
         reason = {"errorMessage": error_message_run.ErrorMessageRunFacet(event.get("reason", ""), "python")}
         end = RunState.ABORT if event["state"] == "cancelled" else RunState.FAIL
         for seconds, state, facets in (
@@ -139,17 +141,17 @@ def _make_unfinished_events(found: Scope, by_key: dict[str, Record]) -> Iterator
                 eventTime=format_time(seconds),
                 eventType=state,
                 producer=PRODUCER,
-                run=Run(stable_id("unfinished", found.target.word, event["step"]), facets),
+                run=Run(stable_id("unfinished", scope.target.word, event["step"]), facets),
                 job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _make_job_type("TASK")}),
-                inputs=_make_planned_inputs(found, event["step"], by_key),
+                inputs=_make_planned_inputs(scope, event["step"], by_key),
             )
 
 
-def _make_planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
+def _make_planned_inputs(scope: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
     """Return the planned inputs of a step, as far as they were made."""
-    keys = {name: planned["key"] for name, planned in found.planned.items()}
+    keys = {name: planned["key"] for name, planned in scope.planned.items()}
     inputs = []
-    for given in found.planned.get(step, {}).get("inputs", []):
+    for given in scope.planned.get(step, {}).get("inputs", []):
         made = next((by_key[keys[name]] for name in given["steps"] if keys.get(name) in by_key), None)
         if given["source"]:
             inputs.append(_make_input(given, by_key))
@@ -202,9 +204,9 @@ def _make_output(record: Record, name: str) -> OutputDataset:
     output = record["outputs"][name]
     facets: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(output["digest"])}
     rows = None
-    here = [path for path in find_tables(record, name) if path.is_file()]
-    if len(here) == 1:
-        table = pq.ParquetFile(here[0])
+    files = [path for path in find_tables(record, name) if path.is_file()]
+    if len(files) == 1:
+        table = pq.ParquetFile(files[0])
         rows = table.metadata.num_rows
         facets["schema"] = schema_dataset.SchemaDatasetFacet([_make_field(field) for field in table.schema_arrow])
         facets["dataQualityMetrics"] = _measure_quality(table)

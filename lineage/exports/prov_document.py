@@ -22,14 +22,14 @@ def make_prov_document(layout: Layout, word: str) -> ProvDocument:
 
     Who started a run is known from the audit log; a run of before there was one has no person.
     """
-    found = collect_scope(layout, word)
+    scope = collect_scope(layout, word)
     document = ProvDocument()
     document.add_namespace(NAMESPACE)
     document.agent(SOFTWARE, {PROV_TYPE: PROV["SoftwareAgent"]})
     people = {e["facts"]["run"]: e["who"] for e in read_entries(layout) if e["action"] == "run started"}
-    for run in sorted({record["run"] for record in found.records}):
+    for run in sorted({record["run"] for record in scope.records}):
         _add_run(document, run, people.get(run))
-    for record in found.records:
+    for record in scope.records:
         _add_step(document, record)
     return document
 

@@ -47,17 +47,17 @@ class Scope:
 
 def collect_scope(layout: Layout, word: str) -> Scope:
     """Return a target and everything that it was made from; raise UnknownTarget."""
-    found = trace(layout, word)
-    read = (read_record(node.record["folder"]) for node in found.up)
+    lineage = trace(layout, word)
+    read = (read_record(node.record["folder"]) for node in lineage.up)
     records = sorted((r for r in read if r is not None), key=lambda r: (r["started"], r["key"]))
     runs = dict.fromkeys(record["run"] for record in records)
     planned: dict[str, dict[str, Any]] = {}
-    if found.target.what == "run":
+    if lineage.target.what == "run":
         runs[word] = None
         plan = layout.run(word) / "plan.json"
         planned = {step["name"]: step for step in json.loads(plan.read_bytes())["steps"]} if plan.is_file() else {}
     events = {run: read_lines(layout.run(run) / "events.jsonl") for run in sorted(runs)}
-    return Scope(found.target, records, events, planned)
+    return Scope(lineage.target, records, events, planned)
 
 
 def stable_id(*words: str) -> str:

@@ -105,7 +105,7 @@ def read_standings(layout: Layout) -> list[Standing]:
 
 def list_champions(layout: Layout) -> list[Champion]:
     """Return all champions, by name. Raise PlanError as `read_standing` does."""
-    return [found.champion for found in read_standings(layout) if found.champion]
+    return [standing.champion for standing in read_standings(layout) if standing.champion]
 
 
 def read_history(layout: Layout, name: str) -> list[Move]:
@@ -121,10 +121,10 @@ def check_registry(layout: Layout) -> list[str]:
     if read_chain(layout).problem:
         return []
     try:
-        found = read_standings(layout)
+        standings = read_standings(layout)
     except PlanError as error:
         return [str(error)]
-    return [alarm for each in found for alarm in each.alarms]
+    return [alarm for each in standings for alarm in each.alarms]
 
 
 def move_champion(
@@ -146,36 +146,38 @@ def move_champion(
     """
     manifest, output = _verify_model(layout, key, output, digest)
     with lock_champions(layout) as mlflow:
-        here = _compare_standing(layout, mlflow, name)
-        now = here.champion
-        if here.is_unfinished:
-            write_moves(mlflow, here.registered, here.moves, manifest if now and now.key == key else None)
-            here = _compare_standing(layout, mlflow, name)
-        if here.alarms and action == "promote":
-            raise PlanError(describe_disagreement(here))
+        standing = _compare_standing(layout, mlflow, name)
+        current = standing.champion
+        if standing.is_unfinished:
+            write_moves(
+                mlflow, standing.registered, standing.moves, manifest if current and current.key == key else None
+            )
+            standing = _compare_standing(layout, mlflow, name)
+        if standing.alarms and action == "promote":
+            raise PlanError(describe_disagreement(standing))
         digest = manifest.outputs[output].digest
-        if now and (now.key, now.digest, now.output) == (key, digest, output) and action == "promote":
-            return now
-        if (now.by.entry["hash"] if now else None) != (expected.by.entry["hash"] if expected else None):
-            raise Moved(_describe_conflict(name, expected, now))
-        for other in here.others:
+        if current and (current.key, current.digest, current.output) == (key, digest, output) and action == "promote":
+            return current
+        if (current.by.entry["hash"] if current else None) != (expected.by.entry["hash"] if expected else None):
+            raise Moved(_describe_conflict(name, expected, current))
+        for other in standing.others:
             audit_log.append(layout, OTHERS, model=name, entry=audit_log.encode_entry(other.entry))
-        version = write_version(mlflow, here.registered, here.moves, manifest, output)
-        repaired = {"alarms": here.alarms} if here.alarms else {}
+        version = write_version(mlflow, standing.registered, standing.moves, manifest, output)
+        repaired = {"alarms": standing.alarms} if standing.alarms else {}
         # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
         # is finished by the next move.
         audit_log.append(
             layout,
             action,
             model=name,
-            number=here.moves[-1].number + 1 if here.moves else 1,
+            number=standing.moves[-1].number + 1 if standing.moves else 1,
             version=version,
-            before=now.version if now else None,
+            before=current.version if current else None,
             key=key,
             digest=digest,
             output=output,
             evidence=evidence | repaired,
-            after=here.moves[-1].entry["hash"] if here.moves else None,
+            after=standing.moves[-1].entry["hash"] if standing.moves else None,
             log=read_unbroken_chain(layout).name,
         )
         moves = read_moves(layout)[name]
@@ -191,22 +193,22 @@ def lock_champions(layout: Layout) -> "Iterator[MlflowClient]":
         yield mlflow
 
 
-def describe_disagreement(here: Standing) -> str:
+def describe_disagreement(standing: Standing) -> str:
     """Return how MLflow and the log differ, and what to do."""
-    more = f" and {len(here.alarms) - 1} more" if len(here.alarms) > 1 else ""
+    more = f" and {len(standing.alarms) - 1} more" if len(standing.alarms) > 1 else ""
     return (
-        f"MLflow's registry is not what the audit log made it: {here.alarms[0]}{more}. See: posttrain champions "
-        f"{here.name}; write MLflow again from the log: posttrain champions {here.name} --restore"
+        f"MLflow's registry is not what the audit log made it: {standing.alarms[0]}{more}. See: posttrain champions "
+        f"{standing.name}; write MLflow again from the log: posttrain champions {standing.name} --restore"
     )
 
 
 def _compare_standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
     chain, keys = read_unbroken_chain(layout), load_trusted_keys(layout)
-    said, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
+    registered, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
     store = Store(layout)
-    found = compare_registered(said, known, chain, keys, lambda move: store.with_key(move.key))
-    now = _make_champion(layout, name, found.moves[-1]) if found.moves else None
-    return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
+    compared = compare_registered(registered, known, chain, keys, lambda move: store.with_key(move.key))
+    current = _make_champion(layout, name, compared.moves[-1]) if compared.moves else None
+    return Standing(name, current, compared.moves, compared.alarms, compared.is_unfinished, compared.others, registered)
 
 
 def _read_standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
@@ -248,8 +250,10 @@ def _verify_model(layout: Layout, key: str, output: str | None, digest: str | No
     if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODEL_TYPES:
         raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODEL_TYPES)}")
     if digest is not None and manifest.outputs[output].digest != digest:
-        found = manifest.outputs[output].digest[:16]
-        raise PlanError(f"{manifest.step} ({key[:16]}) has digest {found}, and not {digest[:16]}, which was promoted")
+        digest_here = manifest.outputs[output].digest[:16]
+        raise PlanError(
+            f"{manifest.step} ({key[:16]}) has digest {digest_here}, and not {digest[:16]}, which was promoted"
+        )
     check_artifact(layout, manifest)
     return manifest, output
 
@@ -273,5 +277,5 @@ def connect_registry(layout: Layout) -> "Iterator[MlflowClient]":
 
         if not isinstance(error, MlflowException) and type(error).__module__.partition(".")[0] != "sqlalchemy":
             raise
-        said = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
-        raise PlanError(f"MLflow's registry at {hide_credentials(registry_uri(layout))}: {said}") from error
+        message = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
+        raise PlanError(f"MLflow's registry at {hide_credentials(registry_uri(layout))}: {message}") from error

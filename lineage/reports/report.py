@@ -80,7 +80,7 @@ class Section:
 
 def collect_sections(made: dict[str, Manifest]) -> list[Section]:
     """Return a section for every kind that has one and of which some step has something to show."""
-    found: list[Section] = []
+    sections: list[Section] = []
     for kind, stage in KINDS.items():
         section = stage.report_section
         if section is None:
@@ -88,8 +88,8 @@ def collect_sections(made: dict[str, Manifest]) -> list[Section]:
         details = {name: manifest.details for name, manifest in made.items() if manifest.kind == kind}
         shown = {name: values for name, values in details.items() if _is_shown(section, values)}
         if shown:
-            found.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
-    return found
+            sections.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
+    return sections
 
 
 def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
@@ -122,9 +122,9 @@ def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> 
     """Yield one row per gate of the finished steps."""
     for name, manifest in made.items():
         policies = plan.step(name).settings.get("gate") or []
-        for index, told in enumerate(manifest.details.get("gates", [])):
-            policy = policies[index] if index < len(policies) else told
-            good, outcome, decided = bool(told.get("passed")), "passed", None
+        for index, gate in enumerate(manifest.details.get("gates", [])):
+            policy = policies[index] if index < len(policies) else gate
+            good, outcome, decided = bool(gate.get("passed")), "passed", None
             if not good:
                 on_fail = policy.get("on_fail", "stop")
                 outcome = FOLLOWS.get(on_fail) or f"failed, branched to {', '.join(policy['branch'])}"
@@ -132,6 +132,6 @@ def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> 
             if decided is not None:
                 good = decided["decision"] == "approve"
                 outcome = "failed, approved" if good else "failed, rejected"
-            texts = [str(told.get("text", "")), *([describe_decision(decided)] if decided else [])]
+            texts = [str(gate.get("text", "")), *([describe_decision(decided)] if decided else [])]
             is_open = outcome == FOLLOWS["approve"]
             yield {"step": name, "good": None if is_open else good, "outcome": outcome, "texts": texts}

@@ -37,8 +37,8 @@ def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
     aliases: list[tuple[str, str, str]] = []
     if not is_registry_empty(layout):
         try:
-            for found in read_standings(layout):  # with the moves that other checkouts signed
-                moves[found.name] = found.moves or moves.get(found.name, [])
+            for standing in read_standings(layout):  # with the moves that other checkouts signed
+                moves[standing.name] = standing.moves or moves.get(standing.name, [])
             aliases = list(_read_aliases(open_client(layout)))
         except Exception as error:  # drivers of databases and servers raise what they like
             raise PlanError(
@@ -100,7 +100,7 @@ def _read_aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
 
 def find_pinned(layout: Layout) -> Reasons:
     """Return the pinned artifacts."""
-    return {key: f"pinned as {said['word']}" for key, said in read_pins(layout).items()}
+    return {key: f"pinned as {pin['word']}" for key, pin in read_pins(layout).items()}
 
 
 def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
@@ -116,19 +116,19 @@ def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
 def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
     """Return the reasons with those of everything that the artifacts were made from."""
     known = {record["key"]: record for record in records}
-    found: Reasons = {}
+    all_reasons: Reasons = {}
     waiting = [(key, why) for key, why in reversed(reasons.items())]
     while waiting:
         key, why = waiting.pop()
-        if key in found:
+        if key in all_reasons:
             continue
-        found[key] = why
+        all_reasons[key] = why
         if key in known:
             above = [given["key"] for given in known[key]["inputs"] if given.get("key")]
             origin = why if why.startswith("made into ") else f"made into what is kept: {why}"
             waiting += [(other, origin) for other in above if other not in reasons]
             waiting += [(other, reasons[other]) for other in above if other in reasons]
-    return found
+    return all_reasons
 
 
 def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:

@@ -20,8 +20,8 @@ def read_pins(layout: Layout) -> dict[str, dict[str, str]]:
     """
     file = layout.state / f"{FILE}.json"
     try:
-        kept = parse_json(read_regular(file))
-        return {str(key): {"word": str(said["word"]), "since": str(said["since"])} for key, said in kept.items()}
+        pins = parse_json(read_regular(file))
+        return {str(key): {"word": str(pin["word"]), "since": str(pin["since"])} for key, pin in pins.items()}
     except Unreadable as error:
         if str(error) == "missing":
             return {}
@@ -41,9 +41,9 @@ def unpin_artifacts(layout: Layout, keys: tuple[str, ...]) -> None:
     _update(layout, {}, keys)
 
 
-def _update(layout: Layout, more: dict[str, dict[str, str]], less: tuple[str, ...]) -> None:
+def _update(layout: Layout, added: dict[str, dict[str, str]], removed: tuple[str, ...]) -> None:
     layout.make_state()
     file = layout.state / f"{FILE}.json"
     with FileLock(layout.state / f"{FILE}.lock"):
-        kept = {key: said for key, said in (read_pins(layout) | more).items() if key not in less}
-        write_text_atomically(file, json.dumps(kept, indent=1) + "\n")
+        pins = {key: pin for key, pin in (read_pins(layout) | added).items() if key not in removed}
+        write_text_atomically(file, json.dumps(pins, indent=1) + "\n")

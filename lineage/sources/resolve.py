@@ -48,13 +48,13 @@ def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Sour
 
 def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     for base in folders:
-        found = base / Path(rest).expanduser()
-        if found.is_dir():
-            return Source(found.resolve(), digest_folder(found.resolve(), layout))
-        if found.exists():
+        folder = base / Path(rest).expanduser()
+        if folder.is_dir():
+            return Source(folder.resolve(), digest_folder(folder.resolve(), layout))
+        if folder.exists():
             raise PlanError(f"path:{rest} is a file; name the folder that holds it")
-    looked = ", ".join(str(base) for base in folders)
-    raise PlanError(f"path:{rest}: no such folder; relative paths start at {looked}")
+    searched = ", ".join(str(base) for base in folders)
+    raise PlanError(f"path:{rest}: no such folder; relative paths start at {searched}")
 
 
 def digest_folder(folder: Path, layout: Layout) -> str:
@@ -134,15 +134,15 @@ def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     name, _, version = rest.partition("@")
     promoted = read_moves(layout).get(name, [])
     if version in ("", ALIAS) or not promoted:
-        here = read_standing(layout, name)
-        promoted = here.moves
+        standing = read_standing(layout, name)
+        promoted = standing.moves
         if version in ("", ALIAS):
-            if here.champion is None:
-                why = here.alarms[0] if here.alarms else "there is no champion yet; see: posttrain champions"
+            if standing.champion is None:
+                why = standing.alarms[0] if standing.alarms else "there is no champion yet; see: posttrain champions"
                 raise PlanError(f"mlflow:{rest}: no such model version: {why}")
-            return _describe_moved(name, here.moves[-1], tuple(here.alarms))
-    was = next((move for move in reversed(promoted) if str(move.version) == version), None)
-    return _describe_moved(name, was) if was else _read_registered_version(name, version, rest, layout)
+            return _describe_moved(name, standing.moves[-1], tuple(standing.alarms))
+    earlier = next((move for move in reversed(promoted) if str(move.version) == version), None)
+    return _describe_moved(name, earlier) if earlier else _read_registered_version(name, version, rest, layout)
 
 
 def _describe_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
@@ -160,39 +160,41 @@ def _read_registered_version(name: str, version: str, rest: str, layout: Layout)
 
     try:
         find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
-        found = find(name, version)
+        version_entity = find(name, version)
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
-    said = [str(found.tags.get(tag, "")) for tag in ("key", "digest", "output")]
-    return Registered(name, int(found.version), *said, source=str(found.source))
+    tags = [str(version_entity.tags.get(tag, "")) for tag in ("key", "digest", "output")]
+    return Registered(name, int(version_entity.version), *tags, source=str(version_entity.source))
 
 
 def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     """Return the artifact that a registered version, by alias or number, refers to."""
-    found = resolve_registered_model(rest, layout)
-    if found.alarms:
-        more = f" and {len(found.alarms) - 1} more" if len(found.alarms) > 1 else ""
+    registered = resolve_registered_model(rest, layout)
+    if registered.alarms:
+        more = f" and {len(registered.alarms) - 1} more" if len(registered.alarms) > 1 else ""
         raise PlanError(
-            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {found.alarms[0]}{more}. See: "
-            f"posttrain champions {found.name}; put it right: posttrain champions {found.name} --restore"
+            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {registered.alarms[0]}{more}. See: "
+            f"posttrain champions {registered.name}; put it right: posttrain champions {registered.name} --restore"
         )
     store = Store(layout)
-    manifest = store.with_key(found.key)
+    manifest = store.with_key(registered.key)
     if manifest is None:
-        raise PlanError(f"mlflow:{rest}: its artifact {found.key[:16] or '?'} is not in this checkout; run `dvc pull`")
-    output = manifest.outputs.get(found.output)
-    is_of_source = output is not None and found.source in (None, dvc_uri(output.dvc))
-    if output is None or output.digest != found.digest or not is_of_source:
         raise PlanError(
-            f"mlflow:{rest} stands for {found.digest[:16]!r}, output {found.output!r} of {manifest.step} "
-            f"({found.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
+            f"mlflow:{rest}: its artifact {registered.key[:16] or '?'} is not in this checkout; run `dvc pull`"
+        )
+    output = manifest.outputs.get(registered.output)
+    is_of_source = output is not None and registered.source in (None, dvc_uri(output.dvc))
+    if output is None or output.digest != registered.digest or not is_of_source:
+        raise PlanError(
+            f"mlflow:{rest} stands for {registered.digest[:16]!r}, output {registered.output!r} of {manifest.step} "
+            f"({registered.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
         )
     if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
         raise PlanError(
-            f"mlflow:{rest}: its artifact {found.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
+            f"mlflow:{rest}: its artifact {registered.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
         )
-    folder = store.output_folder(manifest.kind, manifest.key, found.output)
-    return Source(folder, output.digest, manifest.step, found.key, found.output)
+    folder = store.output_folder(manifest.kind, manifest.key, registered.output)
+    return Source(folder, output.digest, manifest.step, registered.key, registered.output)
 
 
 CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
@@ -205,18 +207,18 @@ def pin_source(reference: str, digest: str, layout: Layout, folders: tuple[Path,
     Raises PlanError when a registered model is gone.
     """
     scheme, _, rest = reference.partition(":")
-    found = {CALLED[scheme]: digest}
+    identity = {CALLED[scheme]: digest}
     if scheme == "path" and (tracked := _read_dvc_md5(rest, folders)):
-        found["dvc"] = tracked
+        identity["dvc"] = tracked
     if scheme == "mlflow":
-        found["version"] = str(resolve_registered_model(rest, layout).version)
-    return found
+        identity["version"] = str(resolve_registered_model(rest, layout).version)
+    return identity
 
 
 def _read_dvc_md5(rest: str, folders: tuple[Path, ...]) -> str | None:
     """Return the md5 in the `.dvc` file beside a folder, if there is one."""
-    found = (base / Path(rest).expanduser() for base in folders)
-    place = next((path.resolve() for path in found if path.exists()), None)
+    candidates = (base / Path(rest).expanduser() for base in folders)
+    place = next((path.resolve() for path in candidates if path.exists()), None)
     file = place.with_name(f"{place.name}.dvc") if place else None
     if file is None or not file.is_file():
         return None

@@ -60,13 +60,13 @@ def _list_files(place: Path) -> Iterator[Path]:
 
 def _stat_file(path: Path) -> list[str | int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return [str(path)]
     if path.is_dir():  # its time changes with whatever comes and goes in it, also for a moment
         return [str(path)]
     # Both times: copies may keep the one, and nothing can set the other.
-    return [str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    return [str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _find_tracked(path: str, folders: Iterable[Path]) -> Path | None:
@@ -96,10 +96,10 @@ def _read_dvc_digest(place: Path, layout: Layout) -> str | None:
     root = _find_dvc_root(place)
     config = {"core": {"site_cache_dir": str(layout.make_state() / "dvc")}}
     try:
-        found = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
+        entry = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
     except FileNotFoundError:
         return None
-    return found.get("dvc_info", {}).get("md5")
+    return entry.get("dvc_info", {}).get("md5")
 
 
 def _read_dataset_digest(name: str, layout: Layout) -> str | None:
@@ -107,8 +107,8 @@ def _read_dataset_digest(name: str, layout: Layout) -> str | None:
     mlflow = open_client(layout)
     experiments = [e.experiment_id for e in mlflow.search_experiments()]
     quoted = name.replace("'", "")
-    found = mlflow.search_runs(experiments, f"datasets.name = '{quoted}'", max_results=1, order_by=["start_time DESC"])
-    digests = [i.dataset.digest for run in found for i in run.inputs.dataset_inputs if i.dataset.name == name]
+    runs = mlflow.search_runs(experiments, f"datasets.name = '{quoted}'", max_results=1, order_by=["start_time DESC"])
+    digests = [i.dataset.digest for run in runs for i in run.inputs.dataset_inputs if i.dataset.name == name]
     return digests[0] if digests else None
 
 
@@ -116,13 +116,13 @@ def _read_version(rest: str, layout: Layout) -> str | None:
     """Return number and key of the version that an alias names; of the champion by the audit log."""
     name, _, alias = rest.partition("@")
     if alias == ALIAS:
-        now = find_champion(layout, name)
-        return f"version {now.version} {now.key[:16]}" if now else None
+        current = find_champion(layout, name)
+        return f"version {current.version} {current.key[:16]}" if current else None
     mlflow = open_client(layout)
     from mlflow.exceptions import MlflowException
 
     try:
-        found = mlflow.get_model_version_by_alias(name, alias)
+        model_version = mlflow.get_model_version_by_alias(name, alias)
     except MlflowException:
         return None
-    return f"version {found.version} {found.tags.get('key', '')[:16]}".strip()
+    return f"version {model_version.version} {model_version.tags.get('key', '')[:16]}".strip()

@@ -16,7 +16,7 @@ def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, 
     """Return by step the manifest of its latest artifact in a recipe, without damaged and `--fresh` ones."""
     wanted = list(steps)
 
-    def found(index: Index) -> dict[str, Manifest]:
+    def find_manifests(index: Index) -> dict[str, Manifest]:
         manifests = {}
         for step in wanted:
             sql = (
@@ -29,7 +29,7 @@ def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, 
                     break
         return manifests
 
-    return query_index(layout, found)
+    return query_index(layout, find_manifests)
 
 
 def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:

@@ -54,7 +54,7 @@ def is_model(record: Record) -> bool:
 def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
     """Return by key of each model among `after` how the row came into it; `holders` hold the row."""
     records = {node.record["key"]: node.record for node in after}
-    known, found = frozenset(holders), dict[str, Relation]()
+    known, found_relations = frozenset(holders), dict[str, Relation]()
     edges = {key: {i["key"] for i in record["inputs"] if i.get("key") in records} for key, record in records.items()}
     try:
         order = list(TopologicalSorter(edges).static_order())
@@ -62,18 +62,18 @@ def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> d
         order = []
     for key in order:
         if key not in known:
-            found[key] = _find_closest(row, records[key], known, found, records)
-    return {key: found.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
+            found_relations[key] = _find_closest(row, records[key], known, found_relations, records)
+    return {key: found_relations.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
 
 
 def _find_closest(
-    row: str, record: Record, holders: frozenset[str], found: dict[str, Relation], records: dict[str, Record]
+    row: str, record: Record, holders: frozenset[str], relations: dict[str, Relation], records: dict[str, Record]
 ) -> Relation:
     """Return the closest of a step's own relation and those that its inputs have."""
     ports = [i["port"] for i in record["inputs"] if i.get("key") in holders]
     direct = [_relate_drawn(row, record, ports)] if ports and is_model(record) else []
     inherited = [
-        _inherit(found[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in found
+        _inherit(relations[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in relations
     ]
     return max([*direct, *inherited, Relation("reachable")], key=lambda relation: RANK.index(relation.how))
 
@@ -118,7 +118,7 @@ def _count_trajectories(record: Record, row: str) -> tuple[int, int] | str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found, tables = (0, 0), 0
+    counts, tables = (0, 0), 0
     for name, output in record["outputs"].items():
         for file in output["files"]:
             if output["type"] != "trajectories" or table_name(file["path"]) != TRAJECTORIES:
@@ -131,8 +131,8 @@ def _count_trajectories(record: Record, row: str) -> tuple[int, int] | str:
                 advantages = table["advantage"].to_pylist()
             except (OSError, KeyError, pa.ArrowException):
                 return "its trajectories cannot be read"
-            found, tables = (found[0] + len(advantages), found[1] + sum(map(bool, advantages))), tables + 1
+            counts, tables = (counts[0] + len(advantages), counts[1] + sum(map(bool, advantages))), tables + 1
     if not tables:
         return "which rows were drawn was not recorded"
     partial = record["identity"]["settings"].get("log_trajectories", 1.0) < 1
-    return "only a part of its trajectories was kept" if partial and not found[0] else found
+    return "only a part of its trajectories was kept" if partial and not counts[0] else counts

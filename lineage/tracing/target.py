@@ -86,11 +86,11 @@ def _match_registered(index: Index, word: str) -> Target | None:
     if not word.startswith("mlflow:"):
         return None
     try:
-        found = resolve_registered_model(word.removeprefix("mlflow:"), index.layout)
+        registered = resolve_registered_model(word.removeprefix("mlflow:"), index.layout)
     except PlanError:
         return None
-    keys = index.keys("key = ?", found.key)
-    return Target(word, f"version {found.version} of {found.name}", keys) if keys else None
+    keys = index.keys("key = ?", registered.key)
+    return Target(word, f"version {registered.version} of {registered.name}", keys) if keys else None
 
 
 def _match_source(index: Index, word: str) -> Target | None:

@@ -19,14 +19,14 @@ DIGEST = 36
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, list):
             value = {str(i): item for i, item in enumerate(value)}
-        found |= (
+        flat |= (
             flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
         )
-    return found
+    return flat
 
 
 def make_name(name: str) -> str:

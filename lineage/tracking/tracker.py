@@ -35,16 +35,16 @@ class Tracker:
         layout.make_state()
         self.client = MlflowClient(uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
         self.recipe = recipe
-        found = self.client.get_experiment_by_name(recipe)
+        experiment = self.client.get_experiment_by_name(recipe)
         location = (
             (layout.state / "mlflow-artifacts" / make_name(recipe)).as_uri() if uri == layout.mlflow_uri else None
         )
-        self.experiment = found.experiment_id if found else self.client.create_experiment(recipe, location)
+        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(recipe, location)
 
     def parent(self, run: str, plan: Plan) -> str:
         """Return the MLflow run that stands for a run, created if there is none."""
-        if found := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
-            return found[0].info.run_id
+        if runs := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
+            return runs[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}
         made = self.client.create_run(self.experiment, tags=tags, run_name=run).info.run_id
         self._log(
@@ -69,11 +69,11 @@ class Tracker:
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
         """Create the MLflow run of a step, unless a complete one exists."""
-        mine = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
-        for found in self._runs(mine):
-            if found.data.tags.get("posttrain.logged") == f"{state} {step.key}":
+        condition = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
+        for existing in self._runs(condition):
+            if existing.data.tags.get("posttrain.logged") == f"{state} {step.key}":
                 return
-            self.client.delete_run(found.info.run_id)
+            self.client.delete_run(existing.info.run_id)
         tags = {
             "mlflow.parentRunId": parent,
             "posttrain.run": run,

@@ -24,8 +24,8 @@ def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
             problems.append(str(error))
     if (given := load_named_signer()) is not None:
         keys.append(given.private.public_key())
-    found = {key_name(key): key for key in keys}
-    return found, problems + check_private_key(layout, found)
+    by_name = {key_name(key): key for key in keys}
+    return by_name, problems + check_private_key(layout, by_name)
 
 
 def check_private_key(layout: Layout, keys: dict[str, Ed25519PublicKey]) -> list[str]:

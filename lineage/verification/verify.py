@@ -94,19 +94,23 @@ def _check_artifact(
 ) -> None:
     """Check one artifact."""
     manifest = read_manifest(folder)
-    wrong = _check_content(Store(layout), folder, manifest)
+    problems = _check_content(Store(layout), folder, manifest)
     count.files += sum(len(output.files) for output in manifest.outputs.values()) if manifest else 0
     if os.path.lexists(folder / SIGNATURE):
-        false = check_signature(folder, keys)
-        count.signed += not false and not wrong
-        wrong += [line for line in false if line.partition(": ")[0] not in {w.partition(": ")[0] for w in wrong}]
+        signature_problems = check_signature(folder, keys)
+        count.signed += not signature_problems and not problems
+        problems += [
+            line
+            for line in signature_problems
+            if line.partition(": ")[0] not in {w.partition(": ")[0] for w in problems}
+        ]
     elif all_signed or (manifest and _was_signed(log, manifest)):
-        wrong.append(f"{folder / SIGNATURE}: missing")
+        problems.append(f"{folder / SIGNATURE}: missing")
     else:
         count.notes.append(f"{folder}: not signed, so anyone who can write here could have made it")
     if manifest:
-        wrong += _compare_with_log(log, folder, manifest)
-    count.problems += wrong
+        problems += _compare_with_log(log, folder, manifest)
+    count.problems += problems
 
 
 def _check_content(store: Store, folder: Path, manifest: Manifest | None) -> list[str]:
@@ -135,36 +139,36 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def check_champions(layout: Layout, found: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
+def check_champions(layout: Layout, audit: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
     """Return a line for each missing artifact that a champion, now or before, needs.
 
     Of earlier champions those count that no entry of the log removed; of the current ones all. What the log says is
     believed entry by entry, also where others of its entries do not hold.
     """
-    moves = collect_moves(Chain(tuple(found.moves), None, frozenset(), None), keys)
-    return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, found, name, moves[name]))]
+    moves = collect_moves(Chain(tuple(audit.moves), None, frozenset(), None), keys)
+    return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, audit, name, moves[name]))]
 
 
-def _find_missing(layout: Layout, found: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
+def _find_missing(layout: Layout, audit: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
     now = moves[-1].artifact
     for move in reversed(moves):
         is_now = move.artifact == now
         who = f"the champion of {name}, version {move.version}" if is_now else f"version {move.version} of {name}"
-        yield from _check_presence(layout, found, move.key, who if is_now else f"{who}, champion before", is_now)
+        yield from _check_presence(layout, audit, move.key, who if is_now else f"{who}, champion before", is_now)
         if (evidence := move.evidence.get("key")) is not None:
-            yield from _check_presence(layout, found, str(evidence), f"the evaluation that proved {who}", is_now)
+            yield from _check_presence(layout, audit, str(evidence), f"the evaluation that proved {who}", is_now)
 
 
-def _check_presence(layout: Layout, found: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
+def _check_presence(layout: Layout, audit: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
     folders = layout.state.glob(f"artifacts/*-{key[:16]}") if key.isalnum() else ()
-    if not any(map(is_folder, folders)) and (is_needed or key not in found.removed):
+    if not any(map(is_folder, folders)) and (is_needed or key not in audit.removed):
         yield f"{layout.state / 'artifacts'}: {what} ({key[:16]}), is missing; fetch it, or make it again"
 
 
-def restore_decisions(layout: Layout, found: AuditCheck) -> list[str]:
+def restore_decisions(layout: Layout, audit: AuditCheck) -> list[str]:
     """Write every file of decisions that differs from the log again; return their paths."""
     wanted: dict[str, list[Entry]] = {}
-    for _, entry in sorted(found.decisions.items()):
+    for _, entry in sorted(audit.decisions.items()):
         wanted.setdefault(str(entry["facts"].get("key")), []).append(entry)
     restored = []
     for key, entries in wanted.items():

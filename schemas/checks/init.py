@@ -61,13 +61,13 @@ WEIGHTS = 10**13
 def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
     """Yield every value of the configuration that no model can have."""
     for key, value in stage.config.items():
-        wrong = _find_problem(key, value)
-        if wrong:
-            yield info.problem(f"config.{key}", *wrong)
+        problem = _find_problem(key, value)
+        if problem:
+            yield info.problem(f"config.{key}", *problem)
     hidden, width = stage.config.get("hidden_size"), stage.config.get("intermediate_size")
     if isinstance(hidden, int) and isinstance(width, int) and hidden * width > WEIGHTS:
-        said = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
-        yield info.problem("config.hidden_size", said, "lower one of them")
+        message = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
+        yield info.problem("config.hidden_size", message, "lower one of them")
 
 
 def _find_problem(key: str, value: Any) -> tuple[str, str] | None:

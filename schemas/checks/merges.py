@@ -23,16 +23,16 @@ def merge_methods() -> list[str]:
 def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
     """Yield everything about a merge that its method's signature can tell."""
     if bool(stage.models) == bool(stage.slices):
-        said = "give exactly one of `models` and `slices`"
-        yield make_problem(info.node.where, info.path, said, "`models` merges whole models, `slices` runs of layers")
+        message = "give exactly one of `models` and `slices`"
+        yield make_problem(info.node.where, info.path, message, "`models` merges whole models, `slices` runs of layers")
     if stage.merge_method not in merge_methods():
         advice = suggest(stage.merge_method, merge_methods(), "methods")
         yield info.problem("merge_method", f"no method `{stage.merge_method}`", advice)
         return
     method = signature(MergeMethodUse, stage.merge_method)
     if "base" in method.supplied and stage.base_model is None:
-        said = f"`{stage.merge_method}` works on differences and needs `base_model`"
-        yield info.problem("merge_method", said, "name the model that the others were trained from")
+        message = f"`{stage.merge_method}` works on differences and needs `base_model`"
+        yield info.problem("merge_method", message, "name the model that the others were trained from")
     yield from _check_parameters(info, stage, method)
 
 

@@ -46,5 +46,5 @@ def find_refusals(steps: dict[str, StepInfo]) -> tuple[list[Problem], list[Probl
 def _check_dropout(info: StepInfo, stage: Init) -> Iterator[Problem]:
     for key, value in stage.config.items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, int | float) and value > 0:
-            said = "dropout in a policy: what is trained would not be what sampled"
-            yield info.problem(f"config.{key}", said, f"write `{key}: 0.0`, as this recipe has an rl stage")
+            message = "dropout in a policy: what is trained would not be what sampled"
+            yield info.problem(f"config.{key}", message, f"write `{key}: 0.0`, as this recipe has an rl stage")

@@ -78,8 +78,10 @@ def _check_options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
         if isinstance(value, bool) or not isinstance(value, int) or not _has_no_range(option.type):
             continue
         if not 0 <= value < COUNTS_BELOW:
-            said = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
-            yield info.problem(join_path(slot.path, name), said, f"leave `{name}` out, or write a number in that range")
+            message = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
+            yield info.problem(
+                join_path(slot.path, name), message, f"leave `{name}` out, or write a number in that range"
+            )
 
 
 def _has_no_range(kind: Any) -> bool:

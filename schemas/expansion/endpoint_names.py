@@ -54,13 +54,15 @@ def _name_endpoint(word: str, node: Node, path: str) -> Node:
 def _check_endpoint(node: Node, path: str) -> Node:
     key = node.get("api_key")
     if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
-        said = "a key that is written out would be stored with every plan"
-        raise make_error(key.mark, join_path(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
+        message = "a key that is written out would be stored with every plan"
+        raise make_error(
+            key.mark, join_path(path, "api_key"), message, "put it into a variable and write `${env:NAME}`"
+        )
     for word in ("name", "model", "version"):
         child = node.get(word)
         if child is not None and _REFERENCE.search(str(child.plain())):
-            said = f"another value of the variable would be another {word}, and nobody would notice"
+            message = f"another value of the variable would be another {word}, and nobody would notice"
             raise make_error(
-                child.mark, join_path(path, word), said, "write it out, or use `${vars.x}` and `--set vars.x=...`"
+                child.mark, join_path(path, word), message, "write it out, or use `${vars.x}` and `--set vars.x=...`"
             )
     return node

@@ -71,8 +71,8 @@ def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]
         chosen = {axis: value for axis, (_, value) in zip(axes, cell, strict=True)}
         word = name + "@" + ",".join(f"{a}={_make_label(v, i)}" for a, (i, v) in zip(axes, cell, strict=True))
         if len(word) > MAX_KEY:
-            said = f"the name of a variant is longer than {MAX_KEY} characters"
-            raise make_error(matrix.where, join_path(path, "matrix"), said, "use fewer axes, or shorter names")
+            message = f"the name of a variant is longer than {MAX_KEY} characters"
+            raise make_error(matrix.where, join_path(path, "matrix"), message, "use fewer axes, or shorter names")
         if word in entries:
             raise make_error(
                 matrix.where, join_path(path, "matrix"), f"two variants are both called `{word}`", "drop one value"

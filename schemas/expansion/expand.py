@@ -40,18 +40,18 @@ def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
     names: dict[str, Target] = {}
     count = 0
     for name, node in stages.value.items():
-        made = _expand_part(name, node, scope, count, stages)
-        names.update(made.outer() if isinstance(made, Loop) else list_targets(name, made))
-        parts.append((name, made))
-        count += made.steps if isinstance(made, Loop) else len(made)
+        expanded = _expand_part(name, node, scope, count, stages)
+        names.update(expanded.outer() if isinstance(expanded, Loop) else list_targets(name, expanded))
+        parts.append((name, expanded))
+        count += expanded.steps if isinstance(expanded, Loop) else len(expanded)
         refuse_many(count, stages, "stages")
-    whole = _Completion(names, defaults, {})
+    completion = _Completion(names, defaults, {})
     units: list[Unit] = []
-    for name, made in parts:
-        if isinstance(made, Loop):
-            units += _unroll(made, whole)
+    for name, expanded in parts:
+        if isinstance(expanded, Loop):
+            units += _unroll(expanded, completion)
         else:
-            units += [Unit(e.word, name, e.path, whole.of(e, names), names) for e in made]
+            units += [Unit(e.word, name, e.path, completion.of(e, names), names) for e in expanded]
     return units
 
 
@@ -65,10 +65,10 @@ def _expand_part(name: str, node: Node, scope: Scope, before: int, stages: Node)
     return expand_matrix(name, node, path, scope)
 
 
-def _unroll(loop: Loop, whole: "_Completion") -> list[Unit]:
+def _unroll(loop: Loop, completion: "_Completion") -> list[Unit]:
     units = []
     for number, stages in enumerate(loop.rounds, start=1):
-        inner = {**whole.names, **dict(loop.inner(number))}
+        inner = {**completion.names, **dict(loop.inner(number))}
         unless: tuple[Until, ...] = ()
         if (end := loop.until) is not None:
             earlier = [loop.prefix(i) + end.word for i in range(1, number)]
@@ -76,7 +76,7 @@ def _unroll(loop: Loop, whole: "_Completion") -> list[Unit]:
         for stage, entries in stages.items():
             for e in entries:
                 name = loop.prefix(number) + e.word
-                units.append(Unit(name, f"{loop.name}.{stage}", e.path, whole.of(e, inner), inner, unless))
+                units.append(Unit(name, f"{loop.name}.{stage}", e.path, completion.of(e, inner), inner, unless))
     return units
 
 
@@ -175,12 +175,12 @@ def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) ->
     target = words.names.get(text) if isinstance(text, str) else None
     if reference is None or target is None or not target.is_fan:
         return [(key, child)]
-    made = []
+    entries = []
     for step in target.steps:
         named = reference.with_value(words.of(step))
-        whole = named if child is reference else child.with_value({**child.value, "model": named})
-        made.append((f"{key}@{step.partition('@')[2]}", whole))
-    return made
+        entry = named if child is reference else child.with_value({**child.value, "model": named})
+        entries.append((f"{key}@{step.partition('@')[2]}", entry))
+    return entries
 
 
 def check_defaults(defaults: Node | None) -> None:

@@ -29,12 +29,17 @@ _IMPORT_PATH = {
 def make_editor_schema() -> Json:
     """Return the schema as plain values; equal code gives equal text."""
     slots = _list_slots(Use)
-    found = {slot: list(signatures(slot)) for slot in slots}
-    models = [*KINDS.values(), Head, *slots, *(options_model(s) for pairs in found.values() for _, s in pairs)]
+    signatures_by_slot = {slot: list(signatures(slot)) for slot in slots}
+    models = [
+        *KINDS.values(),
+        Head,
+        *slots,
+        *(options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
+    ]
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
     defs: Json = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}
-    for slot, pairs in found.items():
+    for slot, pairs in signatures_by_slot.items():
         own = {k: v for k, v in defs[names[slot]].get("properties", {}).items() if k != "use"}
         required = [k for k in defs[names[slot]].get("required", []) if k != "use"]
         options = [(name, s, defs[names[options_model(s)]]) for name, s in pairs]
@@ -45,7 +50,7 @@ def make_editor_schema() -> Json:
         demands = {k: part.pop(k) for k in ("required", "anyOf") if k in part}
         defs[f"part_{kind}"] = part
         defs[f"stage_{kind}"] = {"allOf": [{"$ref": f"#/$defs/part_{kind}"}], **demands}
-    unused = {names[options_model(s)] for pairs in found.values() for _, s in pairs}
+    unused = {names[options_model(s)] for pairs in signatures_by_slot.values() for _, s in pairs}
     defs = {k: v for k, v in defs.items() if k not in unused} | _make_shared()
     return {**_make_top(head), "$defs": dict(sorted(defs.items()))}
 
@@ -63,13 +68,13 @@ def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own:
     forms: list[Json] = [{"enum": bare}] if bare else []
     if not required:
         forms.append(_IMPORT_PATH)
-    for name, found, body in options:
-        keys = {"use": {"const": name, "description": found.summary}, **body.get("properties", {}), **own}
+    for name, signature, body in options:
+        keys = {"use": {"const": name, "description": signature.summary}, **body.get("properties", {}), **own}
         needs = ["use", *body.get("required", []), *required]
         forms.append(
             {
                 "type": "object",
-                "description": found.summary,
+                "description": signature.summary,
                 "properties": keys,
                 "required": needs,
                 "additionalProperties": False,
@@ -83,22 +88,22 @@ def _make_stage(kind: str, body: Json) -> Json:
     """Return a kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
-    whole = {**body, "properties": properties, "required": ["kind", *required]}
+    schema = {**body, "properties": properties, "required": ["kind", *required]}
     for key in sorted(KINDS[kind].single_keys):
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
     if "algorithm" in properties:
         slots = list_preset_slots()
         properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(find_presets())}, _TEXT]}
-        whole["required"] = ["kind", *(key for key in required if key not in slots)]
-        whole["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
+        schema["required"] = ["kind", *(key for key in required if key not in slots)]
+        schema["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
         # On top of a preset a slot of one function may hold only the options that differ.
         part = {"type": "object", "not": {"required": ["use"]}}
         single = [slot for slot in slots if _is_use(KINDS[kind].model_fields[slot].annotation)]
         properties |= {slot: {**properties[slot], "anyOf": [*properties[slot]["anyOf"], part]} for slot in single}
     if "merge_method" in properties:
         properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": merge_methods()}, _TEXT]}
-    return whole
+    return schema
 
 
 def _is_use(annotation: object) -> bool:

@@ -42,11 +42,11 @@ def read_title(recipe: Path) -> str:
     """Return the first paragraph of the header that is meant for readers; raise ValueError if there is none."""
     lines: list[str] = []
     for line in recipe.read_text(encoding="utf-8").splitlines():
-        said = line.removeprefix("#").strip()
-        if not line.startswith("#") or (lines and not said):
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or (lines and not text):
             break
-        if said and not said.startswith("yaml-language-server:"):
-            lines.append(said)
+        if text and not text.startswith("yaml-language-server:"):
+            lines.append(text)
     if not lines:
         raise ValueError(f"{recipe}: the header must begin with the paper's title")
     return flatten(" ".join(lines))
@@ -54,10 +54,10 @@ def read_title(recipe: Path) -> str:
 
 def read_proof(test: Path) -> tuple[str, str]:
     """Return what a test's docstring says is proven, and what is not shown; raise ValueError without a docstring."""
-    said = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
-    if not said:
+    docstring = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
+    if not docstring:
         raise ValueError(f"{test}: the docstring must say what is proven")
-    paragraphs = [flatten(paragraph) for paragraph in said.split("\n\n")]
+    paragraphs = [flatten(paragraph) for paragraph in docstring.split("\n\n")]
     missing = [p.removeprefix("Not shown:").strip() for p in paragraphs[1:] if p.startswith("Not shown:")]
     return paragraphs[0], (capitalise(missing[0]) if missing else "—")
 

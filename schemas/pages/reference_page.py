@@ -166,12 +166,14 @@ def _make_table(model: type[BaseModel], skip: set[str]) -> str:
 
 def _describe_slot(slot: type[Use]) -> str:
     text = [f"### {_make_title(slot)}\n", _read_doc(slot), ""]
-    found = [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
+    signatures_here = (
+        [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
+    )
     own = [n for n in slot.model_fields if n != "use"]
     if own:
         text += [f"Beside the options: {', '.join(f'`{n}`' for n in own)}.", ""]
-    for name, one in found:
-        text.append(f"- `{name}` {_flatten(one.summary)}{_describe_options(one)}")
+    for name, signature_here in signatures_here:
+        text.append(f"- `{name}` {_flatten(signature_here.summary)}{_describe_options(signature_here)}")
     return "\n".join(text) + "\n"
 
 
@@ -215,8 +217,8 @@ def _describe_literal(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_describe_literal(v) for v in value) or "`[]`"
     words = {None: "null", True: "true", False: "false"}
-    said = words[value] if value is None or isinstance(value, bool) else f"{value!r}" if value == "" else f"{value}"
-    return f"`{_flatten(said)}`"
+    text = words[value] if value is None or isinstance(value, bool) else f"{value!r}" if value == "" else f"{value}"
+    return f"`{_flatten(text)}`"
 
 
 def _describe_type(annotation: Any) -> str:
@@ -258,5 +260,5 @@ def _describe_union(args: tuple[Any, ...]) -> str:
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     parts = [m for spec in metadata if isinstance(spec, FieldInfo) for m in spec.metadata]
-    said = [f"{sign} {getattr(m, name):g}" for m in parts for name, sign in signs.items() if hasattr(m, name)]
-    return f" {', '.join(said)}" if said else ""
+    bounds = [f"{sign} {getattr(m, name):g}" for m in parts for name, sign in signs.items() if hasattr(m, name)]
+    return f" {', '.join(bounds)}" if bounds else ""

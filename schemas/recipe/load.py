@@ -195,17 +195,17 @@ def _make_scope(root: Node) -> Scope:
 
 
 def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
-    said = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
-    node = root.with_value(said)
+    children = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
+    node = root.with_value(children)
     try:
         head = Head.model_validate(node.plain())
     except ValidationError as error:
-        return None, convert_errors(error, node.with_value(said), "", Head)
-    wrong = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
+        return None, convert_errors(error, node.with_value(children), "", Head)
+    head_problems = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
     if head.schedule is not None:
-        wrong += check_schedule(node.value["schedule"], head.schedule, head.profiles)
-    if wrong:
-        return None, wrong
+        head_problems += check_schedule(node.value["schedule"], head.schedule, head.profiles)
+    if head_problems:
+        return None, head_problems
     return head if head.name else head.model_copy(update={"name": _name_from_file(path)}), []
 
 
@@ -221,8 +221,8 @@ def _validate_steps(units: list[Unit], folders: tuple[Path, ...], problems: list
             first: Mark = infos[unit.name].node.where
             advice = f"the other stands on line {first.line}; rename one"
             where = unit.node.where
-            said = f"two steps are called `{unit.name}`"
-            problems.append(Problem(where.file, where.line, where.column, unit.path, said, advice))
+            message = f"two steps are called `{unit.name}`"
+            problems.append(Problem(where.file, where.line, where.column, unit.path, message, advice))
         elif (info := validate_step(unit, folders, problems)) is not None:
             infos[unit.name] = info
         if len(problems) > MAX_PROBLEMS:

@@ -25,16 +25,16 @@ def read_bytes(path: Path, name: str) -> bytes:
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            said = "this is a folder" if stat.S_ISDIR(status.st_mode) else "this is not a regular file"
-            raise make_error(start, "", said, "name the recipe's YAML file")
+            message = "this is a folder" if stat.S_ISDIR(status.st_mode) else "this is not a regular file"
+            raise make_error(start, "", message, "name the recipe's YAML file")
         data = _read_up_to(handle, MAX_BYTES + 1)
     except OSError as error:
         raise _make_unreadable_error(start, error) from None
     finally:
         os.close(handle)
     if len(data) > MAX_BYTES:
-        said = f"{max(len(data), status.st_size) / 1e6:.1f} MB is too large for a recipe (1 MB)"
-        raise make_error(start, "", said, "keep data in files of its own")
+        message = f"{max(len(data), status.st_size) / 1e6:.1f} MB is too large for a recipe (1 MB)"
+        raise make_error(start, "", message, "keep data in files of its own")
     return data
 
 
@@ -64,5 +64,5 @@ def find_mark(text: str, index: int, start: Mark) -> Mark:
 
 
 def _make_unreadable_error(start: Mark, error: Exception) -> RecipeError:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return make_error(start, "", f"cannot be read: {said}", "check the path and its permissions")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return make_error(start, "", f"cannot be read: {reason}", "check the path and its permissions")

@@ -59,17 +59,17 @@ def parse_value(text: str, start: Mark) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Mark(start.file, mark.line + 1, mark.column + 1) if mark else start
-        said = error.problem or "not YAML"
-        raise make_error(place, "", f"not YAML: {said}", _advise(said)) from None
+        reason = error.problem or "not YAML"
+        raise make_error(place, "", f"not YAML: {reason}", _advise(reason)) from None
     except yaml.YAMLError as error:
         raise make_error(start, "", f"not YAML: {error}", "check the text around here") from None
     return builder.root or Node(None, start)
 
 
-def _advise(said: str) -> str:
-    if "tab" in said or "cannot start any token" in said:
+def _advise(reason: str) -> str:
+    if "tab" in reason or "cannot start any token" in reason:
         return "indent with spaces, and quote values that start with @, ` or %"
-    if "mapping values" in said:
+    if "mapping values" in reason:
         return "a value that holds `: ` needs quotes; or check the indentation"
     return "check indentation, quotes and brackets here and on the line before"
 
@@ -165,8 +165,8 @@ class _Builder:
                 node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data"
             )
         if frame.characters > MAX_CHARACTERS:
-            said = f"more than {MAX_CHARACTERS} characters"
-            raise make_error(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
+            message = f"more than {MAX_CHARACTERS} characters"
+            raise make_error(node.mark, frame.path, message, "an alias repeats a long text, or this is data")
         if isinstance(frame.items, list):
             frame.items.append(node)
         elif frame.key == "<<":

@@ -19,13 +19,13 @@ _LOOKED_AT = 8 * MAX_PROBLEMS
 
 
 def convert_errors(
-    error: ValidationError, node: Node, path: str, kind: type[BaseModel], beside: Iterable[str] = ()
+    error: ValidationError, node: Node, path: str, kind: type[BaseModel], more_keys: Iterable[str] = ()
 ) -> list[Problem]:
     """Return one problem per error in `node`, validated as `kind`; `more_keys` are further keys that it may have.
 
     Beyond a number of them the others are only counted.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     unions: dict[str, list[tuple[ErrorDetails, tuple[str, ...]]]] = {}
     roots: dict[str, Node] = {}
     for details in error.errors(include_url=False, include_input=False)[:_LOOKED_AT]:
@@ -35,23 +35,23 @@ def convert_errors(
             unions.setdefault(where, []).append((details, rest))
             roots[where] = at
         else:
-            known = _list_keys(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
-            found.append(_convert_error(details, at, join_path(path, *keys), rest, known))
+            known = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
+            problems.append(_convert_error(details, at, join_path(path, *keys), rest, known))
     for where, branches in unions.items():
-        found += _convert_union(branches, roots[where], where)
+        problems += _convert_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
-        found = [*found[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
-    return found
+        problems = [*problems[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
+    return problems
 
 
 def limit_problems(problems: list[Problem]) -> list[Problem]:
     """Return each problem once; if there are many, the first ones and how many more there are."""
-    found = list(dict.fromkeys(problems))
-    if len(found) <= MAX_PROBLEMS + 1:
-        return found
-    last, more = found[MAX_PROBLEMS - 1], len(found) - MAX_PROBLEMS
-    said = f"and at least {more} more errors; correct these first"
-    return [*found[:MAX_PROBLEMS], Problem(last.file, last.line, last.column, "", said)]
+    distinct = list(dict.fromkeys(problems))
+    if len(distinct) <= MAX_PROBLEMS + 1:
+        return distinct
+    last, more = distinct[MAX_PROBLEMS - 1], len(distinct) - MAX_PROBLEMS
+    message = f"and at least {more} more errors; correct these first"
+    return [*distinct[:MAX_PROBLEMS], Problem(last.file, last.line, last.column, "", message)]
 
 
 def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[str, ...]]:
@@ -160,7 +160,7 @@ def _describe_form(details: ErrorDetails) -> str:
 
 
 def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], known: list[str]) -> Problem:
-    kind, said = details["type"], details["msg"]
+    kind, message = details["type"], details["msg"]
     if kind == _MISSING:
         return make_problem(
             at.where, path, f"`{rest[0] if rest else '?'}` is missing", f"add `{rest[0] if rest else ''}:` here"
@@ -173,7 +173,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "too_short":
         return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")
     if kind == "value_error":
-        return make_problem(at.where, path, said.removeprefix("Value error, "))
+        return make_problem(at.where, path, message.removeprefix("Value error, "))
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
@@ -184,9 +184,9 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         return make_problem(
             at.mark, path, f"a map of keys is wanted{_describe_type(at)}", "write `key: value` below it"
         )
-    said = said.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
-    said = said.replace(", unable to parse string as a number", "")
-    return make_problem(at.mark, path, f"{said[0].lower()}{said[1:]}{_describe_type(at)}", _advise(kind, at))
+    message = message.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
+    message = message.replace(", unable to parse string as a number", "")
+    return make_problem(at.mark, path, f"{message[0].lower()}{message[1:]}{_describe_type(at)}", _advise(kind, at))
 
 
 def _advise(kind: str, at: Node) -> str:

@@ -34,18 +34,18 @@ def _add_baselines(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], 
         if gate.against is None or gate.against in own or gate.against == "champion":
             continue
         try:
-            found = _find_baseline(info, f"gate.{index}.against", gate, infos)
+            baseline = _find_baseline(info, f"gate.{index}.against", gate, infos)
         except RecipeError as error:
             problems += error.problems
             continue
-        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(found)), None)
+        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(baseline)), None)
         word = same.path.partition(".")[2] or "model" if same else _free_name(gate.against, gate, against)
         if same is None:
-            against[word] = PolicyRef(found.text)
-            ports.append(Port(**{**found.__dict__, "path": f"against.{word}", "accepts": PolicyRef.accepts}))
+            against[word] = PolicyRef(baseline.text)
+            ports.append(Port(**{**baseline.__dict__, "path": f"against.{word}", "accepts": PolicyRef.accepts}))
         gates[index] = gate.model_copy(update={"against": word})
-    whole = stage.model_copy(update={"gate": gates, "against": against})
-    return replace_parts(info, stage=whole, ports=tuple(ports))
+    completed = stage.model_copy(update={"gate": gates, "against": against})
+    return replace_parts(info, stage=completed, ports=tuple(ports))
 
 
 def _is_model(port: Port) -> bool:
@@ -69,9 +69,9 @@ def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, Step
         if ":" not in word and "|" not in word and split_reference(word, info.names) is None:
             known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
             raise make_error(mark, path, f"no model `{word}`", suggest(word, known, "models"))
-        found = resolve_reference(word, info.names, mark, path)
-        kind = "policy" if found.source else ""
-        return Port(where, word, PolicyRef.accepts, found.steps, found.output, found.source, kind, mark)
+        resolved = resolve_reference(word, info.names, mark, path)
+        kind = "policy" if resolved.source else ""
+        return Port(where, word, PolicyRef.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
     gated = _find_gated(info, gate)
     if gated is None:
         raise make_error(mark, path, f"no model `{gate.model}` whose {word} could be found", "name one of `models`")
@@ -125,8 +125,11 @@ def _mark_branches(done: dict[str, StepInfo], name: str, index: int, gate: Gate,
             problems.append(make_problem(mark, path, f"no stage `{word}`", advice))
         for step in steps:
             if step == name:
-                said, advice = "a gate cannot branch to its own evaluation", "name the stages that repair what failed"
-                problems.append(make_problem(mark, path, said, advice))
+                message, advice = (
+                    "a gate cannot branch to its own evaluation",
+                    "name the stages that repair what failed",
+                )
+                problems.append(make_problem(mark, path, message, advice))
             elif step in done:
                 other = done[step]
                 done[step] = replace_parts(other, branch_of=(*other.branch_of, BranchOf(step=name, gate=index)))

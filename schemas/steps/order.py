@@ -59,11 +59,11 @@ def _make_cycle_problem(infos: dict[str, StepInfo], waiting: list[str], done: se
     port = next((p for p in info.ports if circle[1] in p.steps), None)
     mark = port.mark if port else info.node.where
     if len(circle) == 2:
-        said = f"`{info.origin}` needs itself"
+        message = f"`{info.origin}` needs itself"
     else:
-        said = f"a cycle: {' -> '.join(circle)} (each needs the next)"
+        message = f"a cycle: {' -> '.join(circle)} (each needs the next)"
     where = join_path(info.path, port.path) if port else join_path(info.path, "after")
-    return make_problem(mark, where, said, "one of these references must go; a loop is written with `repeat`")
+    return make_problem(mark, where, message, "one of these references must go; a loop is written with `repeat`")
 
 
 def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list[Problem]) -> Port:
@@ -76,8 +76,10 @@ def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems:
     source = done[port.steps[0]]
     if (odd := _find_odd_candidate(port, done)) is not None:
         differ = f"{_describe_outputs(source)} and {_describe_outputs(odd)}"
-        said = f"`{port.text}` is a choice between outputs that differ: {differ}"
-        problems.append(make_problem(port.mark, path, said, "candidates must make the same thing under the same name"))
+        message = f"`{port.text}` is a choice between outputs that differ: {differ}"
+        problems.append(
+            make_problem(port.mark, path, message, "candidates must make the same thing under the same name")
+        )
         return port
     outputs = dict(source.outputs)
     if port.output is not None and port.output not in outputs:
@@ -87,8 +89,8 @@ def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems:
     kind = outputs[port.output] if port.output else next(iter(outputs.values()))
     if kind not in port.accepts:
         wanted = " or ".join(port.accepts)
-        said = f"wants {wanted}, but `{port.text}` is {kind}"
-        problems.append(make_problem(port.mark, path, said, _suggest_fitting(port, source, done)))
+        message = f"wants {wanted}, but `{port.text}` is {kind}"
+        problems.append(make_problem(port.mark, path, message, _suggest_fitting(port, source, done)))
     return Port(**{**port.__dict__, "type": kind})
 
 

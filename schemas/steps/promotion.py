@@ -51,12 +51,12 @@ def _resolve_steps(
     infos = list(steps.values())
     names = next((info.names for info in infos if "." not in info.origin), infos[0].names)
     mark, path = (node.get(key) or node).mark, f"promote.{key}"
-    found = resolve_reference(text, names, mark, path)
-    if found.source:
+    resolved = resolve_reference(text, names, mark, path)
+    if resolved.source:
         raise make_error(
             mark, path, f"`{text}` comes from outside", "only what a stage of this recipe makes is promoted"
         )
-    return found.steps, found.output
+    return resolved.steps, resolved.output
 
 
 def _check_model(promote: Promote, node: Node, outputs: Mapping[str, str], output: str) -> Iterator[Problem]:
@@ -64,8 +64,8 @@ def _check_model(promote: Promote, node: Node, outputs: Mapping[str, str], outpu
         advice = suggest(output, outputs, "outputs")
         yield _make_problem(node, "model", f"`{promote.model}`: this stage has no output `{output}`", advice)
     elif outputs[output] not in POLICY_TYPES:
-        said = f"wants {' or '.join(POLICY_TYPES)}, but `{promote.model}` is {outputs[output]}"
-        yield _make_problem(node, "model", said, "name the stage that makes the model")
+        message = f"wants {' or '.join(POLICY_TYPES)}, but `{promote.model}` is {outputs[output]}"
+        yield _make_problem(node, "model", message, "name the stage that makes the model")
 
 
 def _check_gate(
@@ -90,19 +90,19 @@ def _check_judged(
 ) -> Iterator[Problem]:
     info = steps[gates[0]]
     names = [_model_name(port) for port in _list_model_ports(info)]
-    mine = [
+    own_names = [
         _model_name(p)
         for p in _list_model_ports(info)
         if set(p.steps) & set(model[0]) and _output_name(p, steps) == model[1]
     ]
-    if not mine:
+    if not own_names:
         advice = f"it evaluates: {', '.join(p.text for p in _list_model_ports(info))}"
         yield _make_problem(node, "model", f"`{promote.gate}` does not evaluate `{promote.model}`", advice)
         return
     judged = [gate.model or names[-1] for gate in info.stage.gate if isinstance(info.stage, Evaluate)]
-    if not set(mine) & set(judged):
-        said = f"no gate of `{promote.gate}` is on `{mine[0]}`; they are on {', '.join(dict.fromkeys(judged))}"
-        yield _make_problem(node, "gate", said, f"write `model: {mine[0]}` in a gate there")
+    if not set(own_names) & set(judged):
+        message = f"no gate of `{promote.gate}` is on `{own_names[0]}`; they are on {', '.join(dict.fromkeys(judged))}"
+        yield _make_problem(node, "gate", message, f"write `model: {own_names[0]}` in a gate there")
 
 
 def _list_model_ports(info: StepInfo) -> list[Port]:

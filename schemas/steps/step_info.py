@@ -121,22 +121,24 @@ def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Prob
     """Return the port of one reference; None, with a problem added, when it means nothing."""
     mark = follow_path(info.node, where).mark
     try:
-        found = resolve_reference(str(reference), info.names, mark, join_path(info.path, where))
+        resolved = resolve_reference(str(reference), info.names, mark, join_path(info.path, where))
     except RecipeError as error:
         problems += error.problems
         return None
-    kind = reference.outside or reference.accepts[0] if found.source else ""
-    return Port(where, str(reference), reference.accepts, found.steps, found.output, found.source, kind, mark)
+    kind = reference.outside or reference.accepts[0] if resolved.source else ""
+    return Port(where, str(reference), reference.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
 
 
-def _add_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
+def _add_preset_advice(problems: list[Problem], node: Node) -> list[Problem]:
     """Return an rl stage without an algorithm lacks several slots: say once how to fill them all."""
     kind = node.get("kind")
     if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
-        return found
+        return problems
     slots = tuple(f"`{slot}`" for slot in list_preset_slots())
     advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(find_presets())})"
-    return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
+    return [
+        replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in problems
+    ]
 
 
 def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
@@ -146,9 +148,9 @@ def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
         problems.append(make_problem(unit.node.where, unit.path, "`kind` is missing", advice))
         return None
     if not isinstance(node.value, str) or node.value not in KINDS:
-        said = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
+        message = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
         problems.append(
-            make_problem(node.mark, join_path(unit.path, "kind"), said, suggest(str(node.value), KINDS, "kinds"))
+            make_problem(node.mark, join_path(unit.path, "kind"), message, suggest(str(node.value), KINDS, "kinds"))
         )
         return None
     return KINDS[node.value]
@@ -159,9 +161,9 @@ def _resolve_after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
     for index, word in enumerate(info.stage.after):
         if len(problems) > MAX_PROBLEMS:
             break
-        found = resolve_steps(info, word)
-        steps += found
-        if not found:
+        resolved = resolve_steps(info, word)
+        steps += resolved
+        if not resolved:
             node = follow_path(info.node, f"after.{index}")
             words = dict.fromkeys([w for w in info.names if not w.startswith("previous.")])
             advice = suggest(word, words, "stages")
