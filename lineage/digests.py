@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from schemas.manifest import FileDigest
 
 CHUNK = 1 << 20
-LONGEST = 1 << 28
-"""Bytes of a record (manifest, seal, signature) beyond which it is taken for none."""
 
 
 def digest_file(path: Path, relative: str) -> FileDigest:
@@ -55,12 +52,3 @@ def digest_of(value: object) -> str:
     """Return the sha256 of a JSON value, independent of the order of its keys."""
     body = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(body.encode()).hexdigest()
-
-
-def read_small(path: Path) -> bytes | None:
-    """Return the bytes of a regular file of a size that a record may have; None when it is none."""
-    try:
-        found = path.lstat()
-        return path.read_bytes() if stat.S_ISREG(found.st_mode) and found.st_size <= LONGEST else None
-    except OSError:
-        return None

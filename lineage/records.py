@@ -4,12 +4,63 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from lineage.layout import Layout
+from schemas.base import JsonObject
+from schemas.references import ArtifactType
 
-Record = dict[str, Any]
-"""A manifest as JSON, with `folder` added: where its artifact lies."""
+
+class FileRecord(TypedDict):
+    """A file of an output, as in `schemas.manifest.FileDigest`."""
+
+    path: str
+    size: int
+    md5: str
+    sha256: str
+
+
+class OutputRecord(TypedDict):
+    """A named output, as in `schemas.manifest.Output`."""
+
+    type: ArtifactType
+    digest: str
+    dvc: str
+    files: list[FileRecord]
+
+
+class GivenRecord(TypedDict):
+    """What a port received, as in `schemas.manifest.InputRecord`."""
+
+    port: str
+    step: str | None
+    key: str | None
+    output: str | None
+    source: str | None
+    digest: str
+    type: ArtifactType
+
+
+class Record(TypedDict):
+    """A manifest as JSON, with the folder of its artifact."""
+
+    key: str
+    kind: str
+    identity: JsonObject
+    step: str
+    recipe: str
+    run: str
+    seed: int
+    inputs: list[GivenRecord]
+    outputs: dict[str, OutputRecord]
+    metrics: dict[str, float | int | bool | str | None]
+    details: JsonObject
+    commit: str | None
+    dirty: bool
+    versions: dict[str, str]
+    started: str
+    seconds: float
+    folder: str
 
 
 def read_record(folder: Path | str) -> Record | None:
@@ -45,10 +96,10 @@ def slim_record(record: Record) -> Record:
     """Return what queries over many artifacts need: of the identity the settings, of the details drops and gates."""
     details = {name: record["details"][name] for name in ("dropped", "gates") if name in record["details"]}
     identity = {"settings": record["identity"].get("settings", {})}
-    return {**record, "identity": identity, "details": details}
+    return cast(Record, {**record, "identity": identity, "details": details})
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[JsonObject]:
     """Return the records of a file of JSON lines; empty if absent, without a last line that a kill truncated."""
     if not path.is_file():
         return []

@@ -3,11 +3,11 @@
 What a gate asks enters the key of its step; what happens then (`POLICY`) does not: changing it evaluates nothing again.
 """
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 
 POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
 """Keys of a gate that enter no key: what happens after the evaluation, and what a lock holds it to."""
@@ -95,7 +95,7 @@ class Gate(Schema):
         return {} if self.max_regression is None else {self.metric: self.max_regression}
 
 
-def strip_policy(settings: dict[str, Any]) -> dict[str, Any]:
+def strip_policy(settings: JsonObject) -> JsonObject:
     """Return the settings of a stage without what its gates do when they fail: the part in the key."""
     gates = settings.get("gate")
     if not isinstance(gates, list):

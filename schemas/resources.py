@@ -96,7 +96,5 @@ class Resources(Schema):
 
 def parse_memory(memory: str | None) -> int:
     """Return the bytes of `2GiB` and the like; 0 for none."""
-    if memory is None:
-        return 0
-    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", memory).groups()
-    return int(float(number) * UNITS[unit])
+    match = re.fullmatch(r"([\d.]+)\s*(\w+)", memory or "")
+    return int(float(match[1]) * UNITS[match[2]]) if match else 0

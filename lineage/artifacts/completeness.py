@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lineage.artifacts.seal import SEAL, compare_with_seal
-from lineage.digests import content_digest, digest_of, dvc_digest, read_small
+from lineage.digests import content_digest, digest_of, dvc_digest
+from lineage.state_files import read_record_file
 from schemas.manifest import FileDigest, Manifest
 
 MANIFEST = "manifest.json"
@@ -87,7 +88,7 @@ def _compare_outputs(
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
-    content, seal = read_small(folder / MANIFEST), read_small(folder / SEAL)
+    content, seal = read_record_file(folder / MANIFEST), read_record_file(folder / SEAL)
     if content is None or seal is None:
         return None
     try:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.manifest import Contract
 
 UNBOUNDED = 2**31
@@ -41,7 +42,7 @@ def find_disagreement(one: Contract, other: Contract) -> str | None:
     return None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> JsonObject:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 

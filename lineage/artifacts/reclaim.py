@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def count_freed_bytes(paths: Iterable[Path]) -> int:
     links: dict[tuple[int, int], int] = {}
     total = 0
     for status in _stat_all(paths):
-        if not os.path.stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             total += status.st_blocks * BLOCK
             continue
         node = (status.st_dev, status.st_ino)

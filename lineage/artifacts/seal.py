@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from lineage.digests import digest_file, read_small
+from lineage.digests import digest_file
+from lineage.state_files import read_record_file
 
 SEAL = "seal.json"
 BESIDE = frozenset({SEAL, "signature.json"})
@@ -29,7 +30,7 @@ def check_seal(folder: Path) -> list[str]:
 
 def compare_with_seal(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return what differs from the seal as (path in the folder, what); `digests` are those of its files by path."""
-    content = read_small(folder / SEAL)
+    content = read_record_file(folder / SEAL)
     if content is None:
         return [(SEAL, "missing")]
     try:

@@ -10,13 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from lineage.audit.log import read_latest_anchor
-from lineage.digests import read_small
+from lineage.audit.log import Anchor, EntrySignature, read_latest_anchor
 from lineage.keys import Ed25519PublicKey, is_valid, load_signer
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, parse_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_record_file, read_regular
 from schemas.manifest import Manifest
 
 SIGNATURE = "signature.json"
@@ -24,6 +23,41 @@ SIGNED = ("manifest.json", "seal.json")
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:posttrain:artifact:v1"
+
+
+class Subject(TypedDict):
+    """A file that a statement is about."""
+
+    name: str
+    digest: dict[str, str]
+
+
+class Predicate(TypedDict):
+    """What a statement says of an artifact."""
+
+    key: str
+    kind: str
+    step: str
+    recipe: str
+    run: str
+    outputs: dict[str, str]
+    audit: Anchor | None
+
+
+class Statement(TypedDict):
+    """An in-toto statement; `_type` is left out here, as it is a constant."""
+
+    subject: list[Subject]
+    predicateType: str
+    predicate: Predicate
+
+
+class Envelope(TypedDict):
+    """A DSSE envelope with one signature."""
+
+    payload: str
+    payloadType: str
+    signatures: list[EntrySignature]
 
 
 def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
@@ -44,8 +78,8 @@ def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
         },
     }
     body = json.dumps(statement, sort_keys=True).encode()
-    signatures = [{"keyid": key.name, "sig": _encode_base64(key.sign(encode_pre_authentication(body)))}]
-    envelope = {"payload": _encode_base64(body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    signature = EntrySignature(keyid=key.name, sig=_encode_base64(key.sign(encode_pre_authentication(body))))
+    envelope = Envelope(payload=_encode_base64(body), payloadType=PAYLOAD_TYPE, signatures=[signature])
     path = folder / SIGNATURE
     path.write_bytes(_encode_envelope(envelope))
     return path
@@ -57,7 +91,7 @@ def encode_pre_authentication(body: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
 
 
-def read_statement(folder: Path) -> dict[str, Any] | None:
+def read_statement(folder: Path) -> Statement | None:
     """Return the signed statement, unverified, or None if there is no readable signature."""
     envelope = _read_envelope(folder)
     return envelope[1] if envelope else None
@@ -100,14 +134,14 @@ def compare_with_signature(
     return [(name, "is not what was signed") for name in SIGNED if signed.get(name) != digests.get(name)]
 
 
-def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
+def _read_envelope(folder: Path) -> tuple[Envelope, Statement, bytes] | None:
     """Return envelope, statement and the statement's bytes, if they are spelt exactly as posttrain writes them."""
     try:
         content = read_regular(folder / SIGNATURE)
         envelope = parse_json(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
-        spelt = {
+        spelt: Envelope = {
             "payload": _encode_base64(body),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [
@@ -123,7 +157,7 @@ def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]
     return (envelope, statement, body) if content == _encode_envelope(spelt) else None
 
 
-def _encode_envelope(envelope: dict[str, Any]) -> bytes:
+def _encode_envelope(envelope: Envelope) -> bytes:
     return json.dumps(envelope, indent=1).encode()
 
 
@@ -132,5 +166,5 @@ def _encode_base64(content: bytes) -> str:
 
 
 def _hash_record(path: Path) -> str:
-    content = read_small(path)
+    content = read_record_file(path)
     return "" if content is None else hashlib.sha256(content).hexdigest()

@@ -26,6 +26,7 @@ from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
+from schemas.references import ArtifactType
 
 MOST_WHOLE = 4096
 _whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
@@ -108,7 +109,7 @@ class Store:
         """Return folder of a named output."""
         return self.layout.artifact(kind, key) / "outputs" / name
 
-    def describe(self, folder: Path, types: dict[str, str]) -> dict[str, Output]:
+    def describe(self, folder: Path, types: Mapping[str, ArtifactType]) -> dict[str, Output]:
         """Return the digests of the outputs in an unpublished folder; raise StepError if one is missing or empty."""
         outputs = {}
         for name, artifact_type in types.items():

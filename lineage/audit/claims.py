@@ -10,6 +10,7 @@ from lineage.audit.log import Entry
 from lineage.audit.moves import OTHERS
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, is_folder, parse_json_lines, read_json_lines, read_regular
+from schemas.base import JsonObject
 
 DECISIONS = frozenset({"approve", "reject"})
 MOVING = MOVES | {OTHERS}
@@ -56,12 +57,13 @@ class AuditCheck:
         elif action in DECISIONS:
             self.decisions[entry["number"]] = entry
         elif action == "gc" and isinstance(facts.get("artifacts"), list):
-            self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
+            for key in facts["artifacts"]:
+                self.removed[str(key)] = entry["number"]
 
 
 def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
     """Yield decisions on the disk that differ from the log, and decisions of the log that are missing."""
-    decided: list[tuple[Path, dict[str, Any]]] = []
+    decided: list[tuple[Path, JsonObject]] = []
     for path in sorted(layout.state.glob("approvals/*")):
         if path.suffix != ".jsonl":
             continue
@@ -84,7 +86,7 @@ def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
             )
 
 
-def _check_order(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
+def _check_order(decided: list[tuple[Path, JsonObject]]) -> Iterator[str]:
     """Yield files whose decisions about a gate are not in the order of the log: the last one counts."""
     orders: dict[Path, dict[str, list[int]]] = {}
     for path, line in decided:
@@ -113,13 +115,13 @@ def _check_lines(path: Path) -> Iterator[str]:
         yield f"{path}{at}: no decision"
 
 
-def _entry_number(line: dict[str, Any]) -> int:
+def _entry_number(line: JsonObject) -> int:
     """Return the number of the log's entry that a decision names, or 0."""
     audit = line.get("audit")
     number = audit.get("number") if isinstance(audit, dict) else None
     return number if type(number) is int else 0
 
 
-def _decision_identity(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
+def _decision_identity(facts: JsonObject, decision: str | None = None) -> tuple[Any, ...]:
     names = ("key", "gate", "name", "reason")
     return (decision or facts.get("decision"), *(facts.get(name) for name in names))

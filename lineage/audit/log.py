@@ -12,17 +12,45 @@ import json
 import math
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from lineage.keys import Signer, load_signer
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.atomic_write import write_text_atomically
+from schemas.base import JsonObject
 
-Entry = dict[str, Any]
+
+class Anchor(TypedDict):
+    """What another record keeps of an entry: a log cut off before it is detected by that."""
+
+    number: int
+    hash: str
+
+
+class EntrySignature(TypedDict):
+    """The signature of an entry's hash, and the name of its key."""
+
+    keyid: str
+    sig: str
+
+
+class Entry(TypedDict):
+    """One line of the log."""
+
+    action: str
+    at: str
+    facts: JsonObject
+    number: int
+    previous: str
+    who: str
+    hash: str
+    signature: EntrySignature
+
+
 FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
 BLOCK = 1 << 16
@@ -74,14 +102,14 @@ def _write_head(layout: Layout, entry: Entry) -> None:
         write_text_atomically(head_file(layout), _encode_line(anchor_of(entry)).decode())
 
 
-def read_head(layout: Layout) -> dict[str, Any] | None:
+def read_head(layout: Layout) -> Anchor | None:
     """Return the recorded anchor of the latest entry, or None if there is no valid one."""
     try:
         seen = parse_json(read_regular(head_file(layout)))
     except (Unreadable, ValueError):
         return None
     known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
-    return seen if known else None
+    return cast(Anchor, seen) if known else None
 
 
 def log_file(layout: Layout) -> Path:
@@ -89,12 +117,12 @@ def log_file(layout: Layout) -> Path:
     return layout.state / "audit.jsonl"
 
 
-def anchor_of(entry: Entry) -> dict[str, Any]:
+def anchor_of(entry: Entry) -> Anchor:
     """Return number and hash of an entry, which other records keep so that a truncated log is detected."""
     return {"number": entry["number"], "hash": entry["hash"]}
 
 
-def read_latest_anchor(layout: Layout) -> dict[str, Any] | None:
+def read_latest_anchor(layout: Layout) -> Anchor | None:
     """Return the anchor of the latest entry, or None."""
     try:
         handle = os.open(log_file(layout), os.O_RDONLY | os.O_CLOEXEC)
@@ -123,10 +151,10 @@ def parse_entry(line: bytes) -> Entry | None:
     except ValueError:
         return None
     known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
-    return entry if known else None
+    return cast(Entry, entry) if known else None
 
 
-def hash_entry(entry: Entry) -> str:
+def hash_entry(entry: Mapping[str, object]) -> str:
     """Return the hash that an entry should have; empty if it is no JSON and so was not written here."""
     try:
         return hashlib.sha256(_encode_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
@@ -140,7 +168,7 @@ def is_cut_off(rest: bytes) -> bool:
     return all(line[: len(start)] == start[: len(line)] and parse_entry(line) is None for line in rest.split(b"\n"))
 
 
-def _make_entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
+def _make_entry(key: Signer, last: Entry | None, action: str, facts: JsonObject) -> Entry:
     entry = {
         "action": action,
         "at": datetime.now(UTC).isoformat(),
@@ -150,7 +178,8 @@ def _make_entry(key: Signer, last: Entry | None, action: str, facts: dict[str, A
         "who": current_user(),
     }
     digest = hash_entry(entry)
-    return entry | {"hash": digest, "signature": {"keyid": key.name, "sig": key.sign(digest.encode()).hex()}}
+    signature = EntrySignature(keyid=key.name, sig=key.sign(digest.encode()).hex())
+    return cast(Entry, {**entry, "hash": digest, "signature": signature})
 
 
 def current_user() -> str:
@@ -174,16 +203,16 @@ def _as_json(value: Any) -> Any:
     return str(value)
 
 
-def _encode_canonical(value: Entry) -> bytes:
+def _encode_canonical(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def encode_entry(entry: Entry) -> str:
+def encode_entry(entry: Mapping[str, object]) -> str:
     """Return an entry as its line in the log, without the line's end."""
     return _encode_canonical(entry).decode()
 
 
-def _encode_line(entry: Entry) -> bytes:
+def _encode_line(entry: Mapping[str, object]) -> bytes:
     return _encode_canonical(entry) + b"\n"
 
 

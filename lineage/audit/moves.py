@@ -6,12 +6,13 @@ that the alias went to, so a move of another checkout is known by its signature,
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal, cast
 
 from lineage.audit.chain import MOVES, Chain, find_signature_problem, read_unbroken_chain
 from lineage.audit.log import Entry, parse_entry
 from lineage.keys import Ed25519PublicKey, load_trusted_keys
 from lineage.layout import Layout
+from schemas.base import JsonObject
 
 Action = Literal["promote", "rollback", "restore"]
 OTHERS = "move of another log"
@@ -38,7 +39,7 @@ class Move:
     when: str
     """UTC, ISO 8601."""
     who: str
-    evidence: dict[str, Any]
+    evidence: JsonObject
     """For a promotion the gate that passed: its step, key and run, and what it said."""
     after: str | None
     """Hash of the entry of the move before it, of whichever log; None for the first."""
@@ -50,7 +51,7 @@ class Move:
         """Key, digest and output of the model."""
         return self.key, self.digest, self.output
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """Return the move as JSON, with the signature's key and the entry's hash in place of the entry."""
         values = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
         return {name: value for name, value in values.items() if name != "entry"}
@@ -98,7 +99,7 @@ def parse_move(entry: Entry) -> Move | None:
     after = facts.get("after")
     return Move(
         number=facts["number"],
-        action=entry["action"],
+        action=cast(Action, entry["action"]),
         version=facts["version"],
         before=facts.get("before"),
         key=facts["key"],

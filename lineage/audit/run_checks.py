@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lineage.audit.log import Entry
 from lineage.layout import Layout
@@ -14,13 +14,20 @@ RECORDS = ("cost.json",)
 PLAN, EVENTS, REPORT = "plan.json", "events.jsonl", "report.html"
 
 
-def describe_file(path: Path) -> dict[str, Any]:
+class FileState(TypedDict):
+    """What an entry of the log records of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def describe_file(path: Path) -> FileState:
     """Return what an entry of the log records of a file: its size and sha256."""
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": sha256_of(content)}
 
 
-def describe_records(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_records(folder: Path) -> dict[str, FileState]:
     """Return the same of each file of `RECORDS` that a run has written."""
     return {name: describe_file(folder / name) for name in RECORDS if (folder / name).is_file()}
 

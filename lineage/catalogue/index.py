@@ -204,6 +204,8 @@ def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record:
     """Add one artifact; a damaged manifest is noted, so that it is not read again, and is in no answer."""
     connection.execute("savepoint one")
     try:
+        if record is None:
+            raise TypeError(f"{name} has no manifest")
         _insert_artifact(connection, name, stamp, record)
     except UNFIT:
         connection.execute("rollback to one")
@@ -211,7 +213,7 @@ def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record:
     connection.execute("release one")
 
 
-def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
+def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record) -> None:
     """Add one artifact with its inputs, digests and tables; raise one of UNFIT for an invalid manifest."""
     facts = [record[fact] for fact in ("key", "started", "kind", "step", "recipe", "run")]
     given = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]

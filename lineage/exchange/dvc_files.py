@@ -16,12 +16,13 @@ import yaml
 from lineage.digests import digest_file, dvc_digest, folder_digests
 from lineage.exchange.materialise import materialise, runs_folder, write_curves, write_if_changed
 from lineage.layout import Layout
-from lineage.records import Record, read_record
+from lineage.records import OutputRecord, Record, read_record
+from schemas.base import JsonObject
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import load_recipe
 
-Entry = dict[str, Any]
+Entry = JsonObject
 HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
 
 
@@ -104,7 +105,7 @@ class Recipe:
         path = (layout.root / plan.file).resolve()
         self.root, self.recipe = layout.root, plan.recipe
         self.file = os.path.relpath(path, layout.root)
-        self.source: dict[str, Any] = json.loads(json.dumps(load_yaml(str(path))))
+        self.source: JsonObject = json.loads(json.dumps(load_yaml(str(path))))
 
     def owns(self, entry: Entry) -> bool:
         """Return whether a stage of an older dvc.yaml is still one of this recipe."""
@@ -180,7 +181,7 @@ class Recipe:
         stages = self.source.get("stages", {}).items()
         return [f"stages.{name}.tasks" for name, stage in stages if "tasks" in (stage or {})]
 
-    def _stage(self, step: Step) -> dict[str, Any]:
+    def _stage(self, step: Step) -> JsonObject:
         return self.source.get("stages", {}).get(step.stage) or {}
 
     def _locked(self, path: str, known: dict[str, Entry]) -> Entry:
@@ -195,12 +196,12 @@ class Recipe:
         return {"path": path, "hash": "md5", "md5": file.md5, "size": file.size}
 
 
-def _lock_output(made: Entry) -> Entry:
+def _lock_output(made: OutputRecord) -> Entry:
     size = sum(file["size"] for file in made["files"])
     return {"hash": "md5", "md5": made["dvc"], "size": size, "nfiles": len(made["files"])}
 
 
-def _find_variables(variables: dict[str, Any], text: str) -> list[str]:
+def _find_variables(variables: JsonObject, text: str) -> list[str]:
     """Return `vars.x` for every variable that a text names, also through other variables."""
     names: dict[str, None] = {}
     waiting = re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", text)

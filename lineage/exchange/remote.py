@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lineage.layout import Layout
 from lineage.registry.client import hide_credentials
+from schemas.base import JsonObject
 from schemas.errors import PlanError, PosttrainError, StepError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
         "cache": {"dir": str(layout.dvc_cache.parents[1])},
         **({"remote": {AD_HOC: {"url": url}}} if url else {}),

@@ -2,23 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from lineage.exports.scope import find_tables
 from lineage.records import Record
+from schemas.base import JsonObject
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
 
 ALL = "all"
 
 
-def make_model_card(
-    record: Record, output: str, by_key: dict[str, Record], evaluations: list[Record]
-) -> dict[str, Any]:
+def make_model_card(record: Record, output: str, by_key: dict[str, Record], evaluations: list[Record]) -> JsonObject:
     """Return the card of a model among the outputs of a step."""
-    parameters: dict[str, Any] = {
+    parameters: JsonObject = {
         "task": "text-generation",
         "datasets": [{"ref": r} for r in _find_data(record, by_key)],
     }
@@ -29,7 +27,7 @@ def make_model_card(
         parameters["architectureFamily"] = str(config["model_type"])
     if config.get("architectures"):
         parameters["modelArchitecture"] = str(config["architectures"][0])
-    card: dict[str, Any] = {"modelParameters": parameters}
+    card: JsonObject = {"modelParameters": parameters}
     if metrics := [metric for evaluation in evaluations for metric in _make_metrics(record, evaluation)]:
         card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
     settings = record["identity"].get("settings", {})
@@ -39,7 +37,7 @@ def make_model_card(
     return card
 
 
-def make_data_entry(record: Record, output: str) -> dict[str, Any]:
+def make_data_entry(record: Record, output: str) -> JsonObject:
     """Return rows and bytes of an output that is no model."""
     described = record["outputs"][output]
     properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in described["files"]))}]
@@ -64,13 +62,14 @@ def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
                 references.append(
                     f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
                 )
-            if given.get("key") in by_key and given["key"] not in seen:
-                seen.add(given["key"])
-                waiting.append(by_key[given["key"]])
+            key = given.get("key")
+            if key in by_key and key not in seen:
+                seen.add(key)
+                waiting.append(by_key[key])
     return sorted(set(references))
 
 
-def _read_config(record: Record, output: str) -> dict[str, Any]:
+def _read_config(record: Record, output: str) -> JsonObject:
     path = Path(record["folder"], "outputs", output, "config.json")
     try:
         config = json.loads(path.read_bytes())
@@ -79,7 +78,7 @@ def _read_config(record: Record, output: str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _make_metrics(record: Record, evaluation: Record) -> list[dict[str, Any]]:
+def _make_metrics(record: Record, evaluation: Record) -> list[JsonObject]:
     """Return the lines of an evaluation's table that are about this model."""
     ports = [i["port"] for i in evaluation["inputs"] if i.get("key") == record["key"]]
     names = {port.rpartition(".")[2] for port in ports}

@@ -5,7 +5,7 @@ are made of the run's and the step's names, the times are the recorded ones.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -54,7 +54,10 @@ def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None
         scope = scope.made_by(made_by)
     events = [*_make_run_events(scope), *_make_step_events(scope, by_key), *_make_unfinished_events(scope, by_key)]
     order = list(RunState)
-    return sorted(events, key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType), e.job.name))
+    return sorted(
+        events,
+        key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType or RunState.OTHER), e.job.name),
+    )
 
 
 def encode_json_lines(events: list[RunEvent]) -> str:
@@ -190,7 +193,7 @@ def _make_job_type(what: str) -> JobFacet:
     return job_type_job.JobTypeJobFacet("BATCH", "POSTTRAIN", what)
 
 
-def _make_input(given: dict[str, Any], by_key: dict[str, Record]) -> InputDataset:
+def _make_input(given: Mapping[str, Any], by_key: dict[str, Record]) -> InputDataset:
     version: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(given["digest"])}
     if given.get("source"):
         scheme, _, name = given["source"].partition(":")

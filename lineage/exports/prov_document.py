@@ -2,7 +2,6 @@
 
 import io
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote
 
 from prov.constants import PROV, PROV_LABEL
@@ -11,7 +10,7 @@ from prov.model import PROV_ROLE, PROV_TYPE, Namespace, ProvDocument
 from lineage.audit.log import read_entries
 from lineage.exports.scope import collect_scope, end_time
 from lineage.layout import Layout
-from lineage.records import Record
+from lineage.records import GivenRecord, Record
 
 NAMESPACE = Namespace("pt", "urn:posttrain:")
 SOFTWARE = "pt:posttrain"
@@ -70,11 +69,11 @@ def _add_step(document: ProvDocument, record: Record) -> None:
             document.wasDerivedFrom(made, _entity_name(given), activity)
 
 
-def _entity_name(given: dict[str, Any]) -> str:
+def _entity_name(given: GivenRecord) -> str:
     return f"pt:{given['key']}/{given['output']}" if given.get("key") else f"pt:source/{given['digest']}"
 
 
-def _add_input(document: ProvDocument, given: dict[str, Any]) -> str:
+def _add_input(document: ProvDocument, given: GivenRecord) -> str:
     """Return the entity that a port received; outside sources are added here, other entities by their step."""
     name = _entity_name(given)
     if not given.get("key") and not document.get_record(name):

@@ -5,12 +5,12 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from lineage.layout import Layout
 from lineage.records import Record, read_lines, read_record
 from lineage.tracing.ancestry import trace
 from lineage.tracing.target import Target
+from schemas.base import JsonObject
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:posttrain")
 ENDED = frozenset({"failed", "cancelled"})
@@ -22,9 +22,9 @@ class Scope:
 
     target: Target
     records: list[Record]
-    events: dict[str, list[dict[str, Any]]]
+    events: dict[str, list[JsonObject]]
     """Run to its events, oldest first; the run that was asked for is there also when it made nothing."""
-    planned: dict[str, dict[str, Any]]
+    planned: dict[str, JsonObject]
     """Steps of the plan of the run that was asked for, by name; empty for other targets."""
 
     @property
@@ -37,7 +37,7 @@ class Scope:
         records = [record for record in self.records if record["run"] == run]
         return Scope(self.target, records, {run: self.events.get(run, [])}, self.planned)
 
-    def unfinished(self) -> list[dict[str, Any]]:
+    def unfinished(self) -> list[JsonObject]:
         """Return the last events of failed or cancelled steps of the run that is the target."""
         if self.target.what != "run":
             return []
@@ -51,7 +51,7 @@ def collect_scope(layout: Layout, word: str) -> Scope:
     read = (read_record(node.record["folder"]) for node in lineage.up)
     records = sorted((r for r in read if r is not None), key=lambda r: (r["started"], r["key"]))
     runs = dict.fromkeys(record["run"] for record in records)
-    planned: dict[str, dict[str, Any]] = {}
+    planned: dict[str, JsonObject] = {}
     if lineage.target.what == "run":
         runs[word] = None
         plan = layout.run(word) / "plan.json"

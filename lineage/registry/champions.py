@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -29,6 +29,7 @@ from lineage.registry.registered import (
     read_registered,
 )
 from lineage.registry.writing import write_moves, write_version
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.references import MODEL_TYPES
@@ -132,7 +133,7 @@ def move_champion(
     name: str,
     key: str,
     *,
-    evidence: dict[str, Any],
+    evidence: JsonObject,
     output: str | None = None,
     expected: Champion | None,
     action: Action = "promote",

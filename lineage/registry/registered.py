@@ -167,7 +167,8 @@ def _check_alias(registered: Registered, tip: Move | None) -> str | None:
         )
     if registered.alias == tip.version:
         return None
-    return f"mlflow:{registered.name}@{ALIAS} {position}; by the audit log version {tip.version} ({tip.key[:12]}) is champion"
+    champion = f"version {tip.version} ({tip.key[:12]})"
+    return f"mlflow:{registered.name}@{ALIAS} {position}; by the audit log {champion} is champion"
 
 
 def _check_versions(registered: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
@@ -182,10 +183,13 @@ def _check_versions(registered: Registered, moves: list[Move], manifest: Manifes
         for tag, wanted in (("key", move.key), ("digest", move.digest), ("output", move.output)):
             if version.tags.get(tag) != wanted:
                 value = str(version.tags.get(tag))[:16]
-                yield f"mlflow:{registered.name}@{number}: tag {tag} is {value!r}; by the audit log it is {wanted[:16]!r}"
-        is_here = manifest is not None and move.output in manifest.outputs
-        if move is moves[-1] and is_here and version.source != version_source(manifest, move.output):
-            yield f"mlflow:{registered.name}@{number}: its source is {version.source[:80]!r}, not that of {move.key[:12]}"
+                where = f"mlflow:{registered.name}@{number}: tag {tag}"
+                yield f"{where} is {value!r}; by the audit log it is {wanted[:16]!r}"
+        if move is not moves[-1] or manifest is None or move.output not in manifest.outputs:
+            continue
+        if version.source != version_source(manifest, move.output):
+            source = str(version.source)[:80]
+            yield f"mlflow:{registered.name}@{number}: its source is {source!r}, not that of {move.key[:12]}"
 
 
 def version_source(manifest: Manifest, output: str) -> str:

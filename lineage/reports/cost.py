@@ -39,10 +39,12 @@ def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], 
     spending = read_spending(layout, run) or Spending({}, {})
     lines = [_make_line(step, made.get(step.name), state[step.name], spending, run) for step in plan.steps]
     total = Line(
-        "all steps",
-        "",
-        *(sum_costs(getattr(line, what) for line in lines) for what in ("estimated", "spent", "saved")),
-        max((line.peak_rss for line in lines if line.peak_rss), default=None),
+        step="all steps",
+        state="",
+        estimated=sum_costs(line.estimated for line in lines),
+        spent=sum_costs(line.spent for line in lines),
+        saved=sum_costs(line.saved for line in lines),
+        peak_rss=max((line.peak_rss for line in lines if line.peak_rss), default=None),
     )
     unknown = [name for name, cost in spending.predicted.items() if cost is None]
     return Costs(lines, total, unknown, _sum_money(plan, total))

@@ -12,6 +12,7 @@ from lineage.layout import Layout
 from lineage.reports.cost import compute_costs
 from lineage.reports.curves import read_curves
 from lineage.reports.graph import draw_steps
+from schemas.base import JsonObject
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 from schemas.stages.base import ReportSection
@@ -22,7 +23,7 @@ ALL = "all"
 
 
 def write_report(
-    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
+    plan: Plan, states: dict[str, JsonObject], manifests: dict[str, Manifest], layout: Layout, run: str
 ) -> Path:
     """Write `report.html` into the run's folder and return its path.
 
@@ -44,8 +45,8 @@ def write_report(
 
 
 def collect_content(
-    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
-) -> dict[str, Any]:
+    plan: Plan, states: dict[str, JsonObject], manifests: dict[str, Manifest], layout: Layout, run: str
+) -> JsonObject:
     """Return the values of the template."""
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
@@ -75,7 +76,7 @@ class Section:
 
     template: str
     is_result: bool
-    details: dict[str, dict[str, Any]]
+    details: dict[str, JsonObject]
 
 
 def collect_sections(made: dict[str, Manifest]) -> list[Section]:
@@ -92,7 +93,7 @@ def collect_sections(made: dict[str, Manifest]) -> list[Section]:
     return sections
 
 
-def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
+def _is_shown(section: ReportSection, details: JsonObject) -> bool:
     return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
 
 
@@ -118,7 +119,7 @@ def format_size(num_bytes: int) -> str:
 FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}
 
 
-def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[dict[str, Any]]:
+def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[JsonObject]:
     """Yield one row per gate of the finished steps."""
     for name, manifest in made.items():
         policies = plan.step(name).settings.get("gate") or []

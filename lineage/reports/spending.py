@@ -1,8 +1,8 @@
 """The estimated and the spent cost of a run, in `cost.json` of its folder."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
@@ -43,7 +43,7 @@ class Spending:
     """All tries of the run."""
 
 
-def sum_costs(costs: Any) -> Cost:
+def sum_costs(costs: Iterable[Cost | None]) -> Cost:
     """Return the sum of costs; unknown ones are left out."""
     return sum((cost for cost in costs if cost is not None), Cost())
 

@@ -42,8 +42,8 @@ def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
             aliases = list(_read_aliases(open_client(layout)))
         except Exception as error:  # drivers of databases and servers raise what they like
             raise PlanError(
-                f"MLflow's registry at {hide_credentials(registry_uri(layout))} cannot be asked, so nothing is removed: "
-                f"{error}"
+                f"MLflow's registry at {hide_credentials(registry_uri(layout))} cannot be asked, so nothing is "
+                f"removed: {error}"
             ) from error
     found_keys: Reasons = {}
     for name, made in sorted(moves.items()):
@@ -124,7 +124,7 @@ def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
             continue
         all_reasons[key] = why
         if key in known:
-            above = [given["key"] for given in known[key]["inputs"] if given.get("key")]
+            above = [maker for given in known[key]["inputs"] if (maker := given.get("key"))]
             origin = why if why.startswith("made into ") else f"made into what is kept: {why}"
             waiting += [(other, origin) for other in above if other not in reasons]
             waiting += [(other, reasons[other]) for other in above if other in reasons]
@@ -167,5 +167,6 @@ def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -
 
 
 def _as_number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return float(value)

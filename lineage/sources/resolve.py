@@ -163,17 +163,18 @@ def _read_registered_version(name: str, version: str, rest: str, layout: Layout)
         version_entity = find(name, version)
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
-    tags = [str(version_entity.tags.get(tag, "")) for tag in ("key", "digest", "output")]
-    return Registered(name, int(version_entity.version), *tags, source=str(version_entity.source))
+    key, digest, output = (str(version_entity.tags.get(tag, "")) for tag in ("key", "digest", "output"))
+    return Registered(name, int(version_entity.version), key, digest, output, source=str(version_entity.source))
 
 
 def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     """Return the artifact that a registered version, by alias or number, refers to."""
     registered = resolve_registered_model(rest, layout)
     if registered.alarms:
-        more = f" and {len(registered.alarms) - 1} more" if len(registered.alarms) > 1 else ""
+        first, *others = registered.alarms
+        more = f" and {len(others)} more" if others else ""
         raise PlanError(
-            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {registered.alarms[0]}{more}. See: "
+            f"mlflow:{rest}: MLflow's registry differs from the audit log: {first}{more}. See: "
             f"posttrain champions {registered.name}; put it right: posttrain champions {registered.name} --restore"
         )
     store = Store(layout)
@@ -186,8 +187,8 @@ def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sou
     is_of_source = output is not None and registered.source in (None, dvc_uri(output.dvc))
     if output is None or output.digest != registered.digest or not is_of_source:
         raise PlanError(
-            f"mlflow:{rest} stands for {registered.digest[:16]!r}, output {registered.output!r} of {manifest.step} "
-            f"({registered.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
+            f"mlflow:{rest} refers to digest {registered.digest[:16]!r}, output {registered.output!r} of "
+            f"{manifest.step} ({registered.key[:12]}), but the artifact here or the source of the version differs; name the step or key"
         )
     if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
         raise PlanError(

@@ -94,6 +94,8 @@ def _read_dvc_digest(place: Path, layout: Layout) -> str | None:
     from dvc.api import DVCFileSystem
 
     root = _find_dvc_root(place)
+    if root is None:
+        return None
     config = {"core": {"site_cache_dir": str(layout.make_state() / "dvc")}}
     try:
         entry = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
@@ -108,7 +110,12 @@ def _read_dataset_digest(name: str, layout: Layout) -> str | None:
     experiments = [e.experiment_id for e in mlflow.search_experiments()]
     quoted = name.replace("'", "")
     runs = mlflow.search_runs(experiments, f"datasets.name = '{quoted}'", max_results=1, order_by=["start_time DESC"])
-    digests = [i.dataset.digest for run in runs for i in run.inputs.dataset_inputs if i.dataset.name == name]
+    digests = [
+        i.dataset.digest
+        for run in runs
+        for i in (run.inputs.dataset_inputs if run.inputs else ())
+        if i.dataset.name == name
+    ]
     return digests[0] if digests else None
 
 

@@ -16,6 +16,7 @@ from lineage.records import Record
 from lineage.tracing.graph import Node, collect_ancestors, collect_descendants
 from lineage.tracing.relations import RANK, Relation, find_relations, is_model
 from lineage.tracing.target import Target, find_target
+from schemas.base import JsonObject
 from schemas.stages.union import traits_of
 
 
@@ -27,7 +28,7 @@ class Lineage:
     up: list[Node]
     down: list[Node]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """Return plain data for `--json`."""
         return {
             "target": self.target.word,
@@ -37,7 +38,7 @@ class Lineage:
             "down": [self._down_json(node) for node in self.down],
         }
 
-    def _down_json(self, node: Node) -> dict[str, Any]:
+    def _down_json(self, node: Node) -> JsonObject:
         how = self.relations.get(node.record["key"])
         return _describe_node(node) | ({"relation": asdict(how)} if how else {})
 
@@ -67,7 +68,7 @@ def trace_in(index: Index, word: str) -> Lineage:
     return Lineage(target, collect_ancestors(index, target.keys), collect_descendants(index, target.keys, passes))
 
 
-def _describe_node(node: Node) -> dict[str, Any]:
+def _describe_node(node: Node) -> JsonObject:
     record = node.record
     kept = (
         "step",
@@ -148,14 +149,11 @@ def _describe_record(record: Record) -> list[str]:
     sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]
-    commit = (
-        f"commit {record['commit'][:12]}{' with changes' if record.get('dirty') else ''}"
-        if record.get("commit")
-        else "no commit"
-    )
+    changes = " with changes" if record.get("dirty") else ""
+    commit = f"commit {hash_[:12]}{changes}" if (hash_ := record.get("commit")) else "no commit"
     return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}", *_describe_decisions(record)]
 
 
 def _describe_decisions(record: Record) -> list[str]:
     """Return the decisions about the gates of an evaluation."""
-    return [f"gate on {one['metric']} {describe_decision(one)}" for one in read_artifact_decisions(record)]
+    return [f"gate on {one.get('metric')} {describe_decision(one)}" for one in read_artifact_decisions(record)]

@@ -55,7 +55,7 @@ def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> d
     """Return by key of each model among `after` how the row came into it; `holders` hold the row."""
     records = {node.record["key"]: node.record for node in after}
     known, found_relations = frozenset(holders), dict[str, Relation]()
-    edges = {key: {i["key"] for i in record["inputs"] if i.get("key") in records} for key, record in records.items()}
+    edges = {key: {made_by for made_by in _makers(record) if made_by in records} for key, record in records.items()}
     try:
         order = list(TopologicalSorter(edges).static_order())
     except CycleError:  # no manifests that posttrain wrote
@@ -72,10 +72,13 @@ def _find_closest(
     """Return the closest of a step's own relation and those that its inputs have."""
     ports = [i["port"] for i in record["inputs"] if i.get("key") in holders]
     direct = [_relate_drawn(row, record, ports)] if ports and is_model(record) else []
-    inherited = [
-        _inherit(relations[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in relations
-    ]
+    inherited = [_inherit(relations[key], records[key], record) for key in _makers(record) if key in relations]
     return max([*direct, *inherited, Relation("reachable")], key=lambda relation: RANK.index(relation.how))
+
+
+def _makers(record: Record) -> list[str]:
+    """Return the keys of the artifacts that a step read."""
+    return [key for given in record["inputs"] if (key := given.get("key"))]
 
 
 def _inherit(relation: Relation, parent: Record, record: Record) -> Relation:

@@ -10,16 +10,17 @@ from typing import Any
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from lineage.catalogue.projection import read_curve_points
-from lineage.records import Record
+from lineage.records import GivenRecord, Record
+from schemas.base import JsonObject
 from schemas.references import TABLE_TYPES
 
 DIGEST = 36
 """Longest digest of a dataset that MLflow keeps."""
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> JsonObject:
     """Return nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
-    flat: dict[str, Any] = {}
+    flat: JsonObject = {}
     for name, value in settings.items():
         if isinstance(value, list):
             value = {str(i): item for i, item in enumerate(value)}
@@ -65,7 +66,7 @@ def make_datasets(record: Record) -> list[DatasetInput]:
     return [_make_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
 
 
-def _make_dataset(given: dict[str, Any]) -> DatasetInput:
+def _make_dataset(given: GivenRecord) -> DatasetInput:
     where = {name: given[name] for name in ("step", "key", "output", "source", "digest") if given.get(name)}
     name = given.get("source") or f"{given['step']}.{given['output']}"
     dataset = Dataset(name[:500], given["digest"][:DIGEST], "posttrain", json.dumps(where, sort_keys=True))

@@ -103,8 +103,8 @@ class Tracker:
         """Log metrics, curves (in the run that made them only), datasets and models."""
         curves = make_curve_metrics(Path(record["folder"])) if state == "done" else []
         self._log(made, metrics=curves + make_final_metrics(record))
-        read = [(i["key"], i["port"]) for i in record["inputs"] if i.get("key") and i["type"] in MODEL_TYPES]
-        models = [LoggedModelInput(model.model_id) for key, _ in read for model in self._models(key)[:1]]
+        read = [key for given in record["inputs"] if (key := given.get("key")) and given["type"] in MODEL_TYPES]
+        models = [LoggedModelInput(model.model_id) for key in read for model in self._models(key)[:1]]
         self.client.log_inputs(made, datasets=make_datasets(record), models=models)
         for name, output in record["outputs"].items():
             if output["type"] in MODEL_TYPES and state == "done":

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.signature import SIGNATURE, read_statement
+from lineage.artifacts.signature import SIGNATURE, Predicate, read_statement
 from lineage.audit.chain import find_signature_problem
 from lineage.audit.claims import AuditCheck, check_decisions, find_unexplained_losses
 from lineage.audit.log import FIRST, Entry, head_file, is_cut_off, log_file, parse_entry, read_head
@@ -140,7 +140,7 @@ def _read_anchors(layout: Layout, audit: AuditCheck) -> Iterator[tuple[str, int,
             yield from _parse_anchor(folder / SIGNATURE, statement["predicate"]["audit"])
 
 
-def _was_made_here(layout: Layout, predicate: dict[str, Any], audit: AuditCheck) -> bool:
+def _was_made_here(layout: Layout, predicate: Predicate, audit: AuditCheck) -> bool:
     """Return whether an artifact was made in this checkout: a pulled one has an anchor of another log."""
     run, entry = str(predicate.get("run")), audit.published.get(str(predicate.get("key")))
     return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)

@@ -45,7 +45,7 @@ def find_rrule_problem(text: str) -> str | None:
     rules = [line.removeprefix("RRULE:") for line in lines if not re.match(r"(DTSTART|RDATE|EXDATE|EXRULE)\b", line)]
     if len(rules) > 1 or any(line.startswith("EXRULE") for line in lines):
         return f"`{text}` is more than one rule: give one, with DTSTART, RDATE or EXDATE beside it"
-    parts = dict(part.partition("=")[::2] for part in rules[0].split(";")) if rules else {}
+    parts = {key: value for key, _, value in (part.partition("=") for part in rules[0].split(";"))} if rules else {}
     if wrong := _find_excess(parts, rules):
         return f"`{text}` {wrong}"
     try:

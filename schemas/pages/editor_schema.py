@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from schemas.base import JsonObject
 from schemas.checks.merges import merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.recipe.load import Head
@@ -17,7 +18,6 @@ from schemas.signatures import Signature, options_model, signatures
 from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
-Json = dict[str, Any]
 _TEXT = {"type": "string", "pattern": r"\$\{[^{}]+\}"}
 _IMPORT_PATH = {
     "type": "string",
@@ -26,7 +26,7 @@ _IMPORT_PATH = {
 }
 
 
-def make_editor_schema() -> Json:
+def make_editor_schema() -> JsonObject:
     """Return the schema as plain values; equal code gives equal text."""
     slots = _list_slots(Use)
     signatures_by_slot = {slot: list(signatures(slot)) for slot in slots}
@@ -37,7 +37,7 @@ def make_editor_schema() -> Json:
         *(options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
     ]
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
-    defs: Json = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
+    defs: JsonObject = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}
     for slot, pairs in signatures_by_slot.items():
         own = {k: v for k, v in defs[names[slot]].get("properties", {}).items() if k != "use"}
@@ -62,10 +62,12 @@ def _list_slots(kind: type[Use]) -> list[type[Use]]:
     return sorted((s for s in below if s.__name__ in used), key=lambda s: s.__name__)
 
 
-def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json, required: list[str]) -> Json:
+def _make_slot(
+    slot: type[Use], options: list[tuple[str, Signature, JsonObject]], own: JsonObject, required: list[str]
+) -> JsonObject:
     """Return a slot's schema: a bare word if no option is required, a map of options, or an import path."""
     bare = [n for n, _, body in options if not body.get("required") and not required]
-    forms: list[Json] = [{"enum": bare}] if bare else []
+    forms: list[JsonObject] = [{"enum": bare}] if bare else []
     if not required:
         forms.append(_IMPORT_PATH)
     for name, signature, body in options:
@@ -84,7 +86,7 @@ def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own:
     return {"description": (slot.__doc__ or "").strip(), "anyOf": [*forms, _TEXT]}
 
 
-def _make_stage(kind: str, body: Json) -> Json:
+def _make_stage(kind: str, body: JsonObject) -> JsonObject:
     """Return a kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
@@ -111,7 +113,7 @@ def _is_use(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Use)
 
 
-def _make_shared() -> Json:
+def _make_shared() -> JsonObject:
     """Return definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
     kind = {"enum": list(KINDS), "description": "What the stage does."}
     loop_keys = {
@@ -150,7 +152,7 @@ def _make_shared() -> Json:
     }
 
 
-def _make_kind_cases(word: str) -> list[Json]:
+def _make_kind_cases(word: str) -> list[JsonObject]:
     """Return the definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
     return [
         {"if": {"properties": {"kind": {"const": k}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{word}_{k}"}}
@@ -158,7 +160,7 @@ def _make_kind_cases(word: str) -> list[Json]:
     ]
 
 
-def _make_top(head: Json) -> Json:
+def _make_top(head: JsonObject) -> JsonObject:
     """Return the recipe itself. Stages that lean on a parent or on defaults need not be whole."""
     file = {"type": "string", "minLength": 1}
     properties = copy.deepcopy(head["properties"])
@@ -219,7 +221,7 @@ def _open_value(key: str, value: Any) -> Any:
     return value
 
 
-def _allow_text(schema: Json) -> Json:
+def _allow_text(schema: JsonObject) -> JsonObject:
     """Return a value that may also be written as `${...}`."""
     if schema.get("type") == "string" and "enum" not in schema and "pattern" not in schema:
         return schema

@@ -158,9 +158,8 @@ def _make_table(model: type[BaseModel], skip: set[str]) -> str:
     rows = ["| key | value | default | |", "|---|---|---|---|"]
     for name, spec in model.model_fields.items():
         if name not in skip:
-            rows.append(
-                f"| `{spec.alias or name}` | {_describe_type(spec.annotation)} | {_describe_default(spec)} | {_flatten(spec.description)} |"
-            )
+            kind, default = _describe_type(spec.annotation), _describe_default(spec)
+            rows.append(f"| `{spec.alias or name}` | {kind} | {default} | {_flatten(spec.description)} |")
     return "\n".join(rows) + "\n"
 
 

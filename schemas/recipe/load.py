@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
 from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
@@ -47,11 +47,11 @@ class Head(Schema):
     """Words to find it by."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of every stage that has none of its own."""
-    vars: dict[str, Any] = {}
+    vars: JsonObject = {}
     """Values to use as `${vars.name}`."""
-    defaults: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, JsonObject] = {}
     """Per kind, keys below those of every stage of the kind."""
-    profiles: dict[str, dict[str, Any]] = {}
+    profiles: dict[str, JsonObject] = {}
     """Named overrides of this recipe: `--profile tiny`."""
     schedule: Schedule | None = None
     """When the deployed recipe runs by itself."""
@@ -61,7 +61,7 @@ class Head(Schema):
     """What one run may cost."""
     endpoints: dict[str, Endpoint] = {}
     """Servers with OpenAI's protocol, by the words under which stages name them: `endpoint: teacher`."""
-    stages: dict[str, Any] = Field(min_length=1)
+    stages: JsonObject = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
 
@@ -122,12 +122,12 @@ class Recipe:
         """Return module and name of every function that a step's slots use, sorted."""
         return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
 
-    def settings(self, name: str) -> dict[str, Any]:
+    def settings(self, name: str) -> JsonObject:
         """Return the stage with all defaults, also those of its slots; without what is not in the key."""
         return {k: v for k, v in self.steps[name].dump().items() if k not in NOT_IN_KEY}
 
     @property
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
         head = self.head.model_dump(mode="json", include={"schema_version", "name", "description", "tags", "seed"})
         return {**head, "stages": {name: info.dump() for name, info in self.steps.items()}}

@@ -146,7 +146,7 @@ def _set_below(node: Node, keys: list[str], value: Node, path: str, start: Mark)
         node = node.with_value({"use": Node(node.value, node.mark, node.mark)})
     if not node.is_map and node.value is not None:
         raise make_error(start, key_path, f"`{path}` is a single value and has no `{key}`", "set the value itself")
-    children = node.value or {}
+    children: dict[str, Node] = node.value if isinstance(node.value, dict) else {}
     if (key not in children and rest and path in ("", "profiles")) or _would_name_stage(path, key, children):
         raise make_error(start, key_path, f"there is no `{key_path}` to set", suggest(key, children, "keys here"))
     below = children.get(key, Node({}, start, start))

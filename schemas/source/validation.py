@@ -92,14 +92,11 @@ def find_coercions(node: Node, value: Any, path: str) -> Iterator[Problem]:
     """Yield words taken for numbers or switches, and switches taken for numbers: YAML 1.2 forbids both."""
     if node.is_map or node.is_list:
         for key, child in node.children():
-            inside = isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
-            below = (
-                value[key]
-                if inside
-                else value.get(key, _value_of_number_key(value, key))
-                if isinstance(value, Mapping)
-                else None
-            )
+            below = None
+            if isinstance(value, list | tuple) and isinstance(key, int) and key < len(value):
+                below = value[key]
+            elif isinstance(value, Mapping):
+                below = value.get(key, _value_of_number_key(value, key))
             yield from find_coercions(child, below, join_path(path, key))
     elif isinstance(value, bool) and isinstance(node.value, str | int) and not isinstance(node.value, bool):
         yield make_problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")

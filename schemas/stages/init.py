@@ -1,10 +1,11 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from schemas.base import JsonObject
 from schemas.stages.base import BaseStage
 from schemas.use import TokenizerUse
 
@@ -25,7 +26,7 @@ class Init(BaseStage):
     """Make a policy from nothing: a tokenizer and a model with random weights."""
 
     kind: Literal["init"]
-    config: dict[str, Any] = Field(default=SMALL)
+    config: JsonObject = Field(default=SMALL)
     """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's.
 
     Arguments that are left out have the values of Hugging Face, which are those of large models; without any

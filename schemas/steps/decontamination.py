@@ -14,6 +14,7 @@ from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import Port, StepInfo, replace_parts
+from schemas.use import Use
 
 MAX_COMPARISONS = 5_000
 """Curations times sets of problems."""
@@ -51,8 +52,11 @@ def _complete_curation(
     problems: list[Problem],
 ) -> StepInfo:
     """Return a curation with the tasks and prompts of all evaluations, each once, after those that it names itself."""
-    given = info.stage.decontaminate
-    tasks, slots, seen = list(given.against), list(info.slots), {_slot_identity(s) for s in info.slots}
+    given = info.stage.decontaminate if isinstance(info.stage, Curate) else None
+    if given is None:
+        return info
+    tasks: list[Use] = list(given.against)
+    slots, seen = list(info.slots), {_slot_identity(slot) for slot in info.slots}
     prompts, ports = list(given.against_prompts), list(info.ports)
     own = {_port_content(port) for port in ports if port.path.startswith("decontaminate.")}
     for identity, slot in evaluated.items():

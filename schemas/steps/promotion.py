@@ -99,7 +99,8 @@ def _check_judged(
         advice = f"it evaluates: {', '.join(p.text for p in _list_model_ports(info))}"
         yield _make_problem(node, "model", f"`{promote.gate}` does not evaluate `{promote.model}`", advice)
         return
-    judged = [gate.model or names[-1] for gate in info.stage.gate if isinstance(info.stage, Evaluate)]
+    gates_of_stage = info.stage.gate if isinstance(info.stage, Evaluate) else []
+    judged = [gate.model or names[-1] for gate in gates_of_stage]
     if not set(own_names) & set(judged):
         message = f"no gate of `{promote.gate}` is on `{own_names[0]}`; they are on {', '.join(dict.fromkeys(judged))}"
         yield _make_problem(node, "gate", message, f"write `model: {own_names[0]}` in a gate there")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from schemas.base import JsonObject
 from schemas.errors import Problem
 from schemas.references import Reference
 from schemas.signatures import Signature, SignatureError, options_model, signature
@@ -27,7 +28,7 @@ class Slot:
     options: BaseModel
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Options as plain values; a default that only the function knows is left to it."""
         written = set(self.use.options)
         left = {n for n, o in self.signature.options.items() if not o.is_literal and n not in written}

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.base import JsonObject
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.expand import Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
@@ -66,7 +67,7 @@ class StepInfo:
         """Return a problem at a field of the step, by its dotted path, with its place in the file."""
         return make_problem(follow_path(self.node, where).mark, join_path(self.path, where), message, advice)
 
-    def dump(self) -> dict[str, Any]:
+    def dump(self) -> JsonObject:
         """Return the stage as plain values, options of its functions filled in."""
         dumped = self.stage.model_dump(mode="json", by_alias=True)
         for slot in self.slots:
