@@ -188,7 +188,8 @@ def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Sou
     if output is None or output.digest != registered.digest or not is_of_source:
         raise PlanError(
             f"mlflow:{rest} refers to digest {registered.digest[:16]!r}, output {registered.output!r} of "
-            f"{manifest.step} ({registered.key[:12]}), but the artifact here or the source of the version differs; name the step or key"
+            f"{manifest.step} ({registered.key[:12]}), but the artifact here or the source of the version differs; "
+            "name the step or key"
         )
     if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
         raise PlanError(
