@@ -10,7 +10,6 @@ completion ends at its end token or at `--tokens`. One JSON line.
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -37,11 +36,12 @@ def main() -> None:
 def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     """The three sides in turns."""
     from benchmarks.sft_step import make_model
-    from flows.steps.actors import RayActors
-    from flows.steps.workers import RayWorkers
-    from learning.distributed.replica_worker import serve
-    from learning.distributed.replicas import Replicas
-    from learning.engines.making import engine_of
+    from flows.processes.process_tree import ProcessGroup
+    from flows.steps.ray_actors import RayActors, StepHome
+    from flows.steps.ray_workers import RayWorkers
+    from learning.generation.engines.making import engine_of
+    from learning.generation.replicas.replica_worker import serve
+    from learning.generation.replicas.replicas import Replicas
     from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
     from schemas.resources import Resources, Role
@@ -51,8 +51,8 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     model, use = make_model(folder), EngineUse(use="torch")
     workers = RayWorkers(Layout(folder / "root"))
     try:
-        home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(folder / "log"), "folders": []}
-        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home | {"secrets": frozenset()})
+        home = StepHome(ProcessGroup.of_this_process(), folder / "log", (), frozenset())
+        actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home)
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
         sides = {"embedded": engine_of(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
@@ -67,7 +67,7 @@ def asked(told: argparse.Namespace) -> list[Any]:
     """Requests with prompts of 16 to 64 tokens."""
     import random
 
-    from learning.engines.protocol import Request
+    from learning.samples.engine_protocol import Request
 
     source = random.Random(0)
     prompts = [[source.randrange(8, 90) for _ in range(source.randrange(16, 65))] for _ in range(told.requests)]
@@ -76,7 +76,7 @@ def asked(told: argparse.Namespace) -> list[Any]:
 
 def in_turns(sides: dict[str, Any], requests: list[Any], told: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of every side, after a round that also proves that they sample the same."""
-    from learning.engines.protocol import Sampling
+    from learning.samples.engine_protocol import Sampling
 
     rates: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[list[list[int]]]] = {}

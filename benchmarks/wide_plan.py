@@ -1,4 +1,4 @@
-"""What orchestration costs when many steps run at the same time: `flows.execute` over steps that do nothing.
+"""What orchestration costs when many steps run at the same time: `flows.execution.execute` over steps that do nothing.
 
     python benchmarks/wide_plan.py [--width 200] [--seconds 10]
 
@@ -15,7 +15,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flows.execution.events import Event
+    from flows.steps.step_spec import StepSpec
+    from schemas.manifest import Manifest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -45,7 +50,7 @@ class Waiting:
     def check(self, steps: list[Any]) -> None:
         """Everything fits."""
 
-    def submit(self, spec: dict[str, Any]) -> "Handle":
+    def submit(self, spec: "StepSpec") -> "Handle":
         """Begin to wait."""
         return Handle(self, spec, time.monotonic() + self.seconds)
 
@@ -56,7 +61,7 @@ class Waiting:
 class Handle:
     """A step that is over at a time."""
 
-    def __init__(self, executor: Waiting, spec: dict[str, Any], until: float):
+    def __init__(self, executor: Waiting, spec: "StepSpec", until: float):
         self.executor, self.spec, self.until = executor, spec, until
 
     def wait(self, seconds: float) -> bool:
@@ -64,7 +69,7 @@ class Handle:
         time.sleep(max(0.0, min(seconds, self.until - time.monotonic())))
         return self.until <= time.monotonic()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> "Manifest":
         """Do and publish it now, one step at a time."""
         from flows.steps.step import run_step
 
@@ -83,7 +88,7 @@ class Silent:
 
     events = 0
 
-    def event(self, event: dict[str, Any]) -> None:
+    def report(self, event: "Event") -> None:
         """One more."""
         self.events += 1
 
@@ -104,8 +109,8 @@ def main() -> None:
 
 def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time of each part."""
-    from flows.execute import Execution, execute
-    from flows.launch import plan_recipe
+    from flows.execution.execute import Execution, execute_plan
+    from flows.planning.recipe_plan import plan_recipe
     from lineage.layout import Layout
 
     layout, clock = Layout(folder), [time.process_time()]
@@ -114,9 +119,9 @@ def measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         layout.work(step.key).mkdir(parents=True, exist_ok=True)
     clock.append(time.process_time())
     executor, reporter = Waiting(options.seconds), Silent()
-    states = execute(Execution(plan, layout, executor, reporter, "first"))
+    states = execute_plan(Execution(plan, layout, executor, reporter, "first"))
     clock.append(time.process_time())
-    again = execute(Execution(plan, layout, executor, Silent(), "again"))
+    again = execute_plan(Execution(plan, layout, executor, Silent(), "again"))
     clock.append(time.process_time())
     assert {state.state for state in states.values()} == {"done"}
     assert {state.state for state in again.values()} == {"cached"}

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from flows.verbs import auditing, author, champions, keeping, operating, reproduction, running
+from flows.commands import auditing, author, champions, keeping, operating, reproduction, running
 from schemas.errors import PosttrainError
 
 app = typer.Typer(
@@ -54,9 +54,10 @@ def main() -> None:
         print(f"{error.filename or 'posttrain'}: {error.strerror or error}", file=sys.stderr)
         code = 3
     except Exception as error:
-        if not hasattr(error, "show"):
+        show = getattr(error, "show", None)
+        if show is None:
             raise
-        error.show()  # a usage error says what it is
+        show()  # a usage error of the command line
         code = 3
     sys.exit(code)
 

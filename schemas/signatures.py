@@ -241,7 +241,8 @@ def _near(slot: type[Use], name: str) -> str:
 
 
 def _noun(slot: type[Use]) -> str:
-    return (slot.home or "function").rpartition(".")[2].rstrip("s").replace("_", " ")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", slot.__name__.removesuffix("Use")).lower()
+    return words.rstrip("s")
 
 
 def _searched(folders: tuple[Path, ...]) -> str:

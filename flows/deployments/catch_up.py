@@ -20,7 +20,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.runtime import flow_run as current
 from prefect.states import Cancelling, Completed, Scheduled
 
-from flows.deployments.schedules import due_times
+from flows.deployments.schedules import list_due_times
 from schemas.errors import StepError
 from schemas.schedule import Schedule
 
@@ -60,7 +60,7 @@ class Occasion:
         return self.tried - self.due > min(GRACE, half)
 
 
-def verdict(occasion: Occasion, schedule: Schedule) -> str | None:
+def find_skip_reason(occasion: Occasion, schedule: Schedule) -> str | None:
     """Why a flow run must not do its work; None when it may."""
     if occasion.is_missed:
         policy = schedule.catch_up
@@ -71,21 +71,21 @@ def verdict(occasion: Occasion, schedule: Schedule) -> str | None:
     return None
 
 
-def unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
+def list_unscheduled(schedule: Schedule, now: datetime, known: Iterable[datetime]) -> list[datetime]:
     """Due times between the first of `known` and now that are not among them: nobody had scheduled them."""
     there = sorted(known)
-    gone = due_times(schedule, there[0], until=now) if there else []
+    gone = list_due_times(schedule, there[0], until=now) if there else []
     return [due for due in gone if all(abs(due - other) > timedelta(seconds=0.5) for other in there)]
 
 
-def skip_reason(schedule: Schedule | None) -> str | None:
+def settle_due_times(schedule: Schedule | None) -> str | None:
     """Called first in a deployed flow run: why it must end at once, None when it may do its work.
 
     It also does what the policies ask for: runs that were missed as well and must not run are ended, due times that
     nobody had scheduled get a flow run (`catch_up: all`), and a run under way makes way (`overlap: cancel`). Flow
     runs started by hand, by a change or by a retry are never skipped. Raises StepError when a run does not make way.
     """
-    with _seen_from_here(schedule) as siblings:
+    with _find_siblings(schedule) as siblings:
         if siblings is None or siblings.run.run_count > 1:
             return None
         siblings.settle()
@@ -94,18 +94,18 @@ def skip_reason(schedule: Schedule | None) -> str | None:
         return siblings.reason
 
 
-def pass_on(schedule: Schedule | None) -> None:
+def line_up_waiting(schedule: Schedule | None) -> None:
     """Called last in a deployed flow run: of those that wait for its place, the one that was due first is next.
 
     Prefect would let them try in turns, and the place would go to whichever tries first.
     """
-    with suppress(Exception), _seen_from_here(schedule) as siblings:  # a matter of order only: the run has ended
+    with suppress(Exception), _find_siblings(schedule) as siblings:  # a matter of order only: the run has ended
         if siblings is not None:
             siblings.line_up()
 
 
 @contextmanager
-def _seen_from_here(schedule: Schedule | None) -> Iterator["Siblings | None"]:
+def _find_siblings(schedule: Schedule | None) -> Iterator["Siblings | None"]:
     if schedule is None or current.id is None:
         yield None
         return
@@ -134,14 +134,17 @@ class Siblings:
 
     def verdict(self, run: FlowRun) -> str | None:
         """Why one of them must not do its work."""
-        due = _due(run)
-        kept = [_due(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
-        following = due_times(self.schedule, due, count=1)
+        due = _due_time(run)
+        kept = [_due_time(r) for r in self.come if r.state_type not in (StateType.CANCELLED, StateType.CRASHED)]
+        following = list_due_times(self.schedule, due, count=1)
         occasion = Occasion(
-            due=due, tried=self._tried(run), following=following[0] if following else None,
-            later=[other for other in kept if other > due], meets=self._meets(run, due),
-        )  # fmt: skip
-        return verdict(occasion, self.schedule)
+            due=due,
+            tried=self._tried(run),
+            following=following[0] if following else None,
+            later=[other for other in kept if other > due],
+            meets=self._meets(run, due),
+        )
+        return find_skip_reason(occasion, self.schedule)
 
     def settle(self) -> None:
         """End what was missed as well and must not run; give a flow run to due times that nobody had scheduled."""
@@ -151,18 +154,22 @@ class Siblings:
         if self.schedule.catch_up != "all" or not is_due(self.run):
             return
         begun = [r for r in self.come if r.state_type != StateType.CRASHED or r.run_count]
-        known = [_due(r) for r in begun if _due(r) >= _due(self.run)]
-        for due in unscheduled(self.schedule, self.now, known):
+        known = [_due_time(r) for r in begun if _due_time(r) >= _due_time(self.run)]
+        assert self.run.deployment_id is not None  # siblings are those of a deployment
+        for due in list_unscheduled(self.schedule, self.now, known):
             self.client.create_flow_run_from_deployment(
-                self.run.deployment_id, state=Scheduled(scheduled_time=due, message="missed while down"),
-                parameters=self.run.parameters, tags=[MADE_UP], idempotency_key=f"{MADE_UP} {due.isoformat()}",
-            )  # fmt: skip
+                self.run.deployment_id,
+                state=Scheduled(scheduled_time=due, message="missed while down"),
+                parameters=self.run.parameters,
+                tags=[MADE_UP],
+                idempotency_key=f"{MADE_UP} {due.isoformat()}",
+            )
 
     def line_up(self) -> None:
         """Those that wait try again one after the other, in the order in which they were due."""
         if self.schedule.overlap == "cancel":
             return
-        for place, other in enumerate(sorted(self._waiting(), key=_due)):
+        for place, other in enumerate(sorted(self._waiting(), key=_due_time)):
             when = datetime.now(UTC) + FIRST_TURN + place * TURN
             state = Scheduled(name="AwaitingConcurrencySlot", scheduled_time=when, message="waits for its turn")
             self.client.set_flow_run_state(other.id, state, force=True)
@@ -174,7 +181,7 @@ class Siblings:
             message = f"cancelled for {self.run.name} (overlap: cancel)"
             self.client.set_flow_run_state(other.id, Cancelling(message=message))
         limit = time.monotonic() + MAKES_WAY
-        while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _ended(r)]:
+        while running := [r for r in (self.client.read_flow_run(r.id) for r in running) if not _has_ended(r)]:
             if time.monotonic() > limit:
                 raise StepError(f"{running[0].name} was cancelled and has not ended after {MAKES_WAY:.0f} s")
             time.sleep(0.5)
@@ -187,13 +194,13 @@ class Siblings:
     def _under_way(self) -> list[FlowRun]:
         """Runs that started before this one; those that will find that they must not run are left alone."""
         wanted = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
-        found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due(r) <= _due(self.run)]
+        found = [r for r in self._runs(state=wanted) if r.id != self.run.id and _due_time(r) <= _due_time(self.run)]
         return [r for r in found if not (is_due(r) and self.verdict(r))]
 
     def _tried(self, run: FlowRun) -> datetime:
         for state in sorted(self.client.read_flow_run_states(run.id), key=lambda s: s.timestamp):
             if state.type != StateType.SCHEDULED or state.name == "AwaitingConcurrencySlot":
-                return _utc(state.timestamp)
+                return _to_utc(state.timestamp)
         return self.now
 
     def _meets(self, run: FlowRun, due: datetime) -> str | None:
@@ -201,7 +208,7 @@ class Siblings:
         for other in self._runs(start_time={"before_": due}):
             looked = other.state_name == "Skipped" or (other.id == self.run.id and self.reason is not None)
             began = other.state_type != StateType.SCHEDULED and not looked
-            if other.id != run.id and began and (other.end_time is None or _utc(other.end_time) > due):
+            if other.id != run.id and began and (other.end_time is None or _to_utc(other.end_time) > due):
                 return other.name
         return None
 
@@ -210,17 +217,18 @@ class Siblings:
         return self.client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(wanted),
             deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [self.run.deployment_id]}}),
-            sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=200,
-        )  # fmt: skip
+            sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+            limit=200,
+        )
 
 
-def _ended(run: FlowRun) -> bool:
+def _has_ended(run: FlowRun) -> bool:
     return run.state is None or run.state.is_final()
 
 
-def _due(run: FlowRun) -> datetime:
-    return _utc(run.expected_start_time or run.created)
+def _due_time(run: FlowRun) -> datetime:
+    return _to_utc(run.expected_start_time or run.created)
 
 
-def _utc(moment: Any) -> datetime:
+def _to_utc(moment: Any) -> datetime:
     return datetime.fromtimestamp(moment.timestamp(), UTC)

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import yaml
 
-from flows.deployments.deployables import ENTRYPOINT, PULL, Deployable, deployables, environment, recipe_files
-from flows.servers.prefect_server import is_healthy, prefect_environment
+from flows.deployments.deployables import (
+    ENTRYPOINT,
+    PULL,
+    Deployable,
+    list_recipe_files,
+    make_deployables,
+    make_environment,
+)
+from flows.servers.prefect_server import is_healthy, make_prefect_environment
 from flows.servers.services import POOL
-from flows.servers.up import is_up
+from flows.servers.up import read_addresses
 from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -27,23 +34,23 @@ def deploy_recipes(
     """
     if not recipes and not every:
         raise PlanError("which recipes? Name some, or all of them: posttrain deploy --all")
-    made, wrong = deployables([*recipes, *(recipe_files(layout) if every else ())], layout, locked=locked)
+    made, wrong = make_deployables([*recipes, *(list_recipe_files(layout) if every else ())], layout, locked=locked)
     for error in wrong:
         print(error, file=sys.stderr)
     if prefect_yaml:
         print(f"wrote {os.path.relpath(write_prefect_yaml(made, layout))}: {len(made)} deployments")
         for one in made:
-            _note(one, layout)
+            _log_deployed(one, layout)
     else:
-        for line in _to_server(made, layout, prune=prune):
+        for line in _deploy_to_server(made, layout, prune=prune):
             print(line)
     return 3 if wrong else 0
 
 
-def server_of(layout: Layout) -> str:
+def find_server(layout: Layout) -> str:
     """The API of the server to deploy to: PREFECT_API_URL, or that of `posttrain up`. Raises PlanError."""
     given = os.environ.get("PREFECT_API_URL")
-    url = given or (is_up(layout) or {}).get("prefect")
+    url = given or (read_addresses(layout) or {}).get("prefect")
     if url is None:
         raise PlanError("no Prefect server to deploy to: start one with `posttrain up`, or set PREFECT_API_URL")
     if not is_healthy(url):
@@ -52,29 +59,29 @@ def server_of(layout: Layout) -> str:
     return url
 
 
-def _to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterator[str]:
+def _deploy_to_server(made: list[Deployable], layout: Layout, *, prune: bool) -> Iterator[str]:
     """Create or update the deployments, one after the other; yields a line for each.
 
     With `prune`, those of this checkout whose recipe is gone are removed; without, they are told.
     """
-    os.environ.update(prefect_environment(layout) | {"PREFECT_API_URL": server_of(layout)})
-    from flows.deployments.prefect_deployments import ensure_pool, put, vanished
+    os.environ.update(make_prefect_environment(layout) | {"PREFECT_API_URL": find_server(layout)})
+    from flows.deployments.prefect_deployments import ensure_pool, find_vanished, put_deployment
 
     ensure_pool(POOL)
     for one in made:
-        _note(one, layout)
-        yield put(one, layout)
-    yield from vanished(layout, prune)
+        _log_deployed(one, layout)
+        yield put_deployment(one, layout)
+    yield from find_vanished(layout, prune)
 
 
-def _note(one: Deployable, layout: Layout) -> None:
+def _log_deployed(one: Deployable, layout: Layout) -> None:
     """Say in the audit log what was deployed, and which lock holds it."""
     append(layout, "deployed", recipe=one.recipe.name, file=one.file, locked=one.held.digest if one.held else None)
 
 
 def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
     """Write `prefect.yaml` beside the code, for `prefect deploy --all` on a server of one's own; returns its path."""
-    from flows.deployments.schedules import as_yaml
+    from flows.deployments.schedules import make_yaml
 
     deployments = [
         {
@@ -83,8 +90,8 @@ def write_prefect_yaml(made: list[Deployable], layout: Layout) -> Path:
             "tags": one.tags,
             "entrypoint": ENTRYPOINT,
             "parameters": one.parameters,
-            "work_pool": {"name": POOL, "job_variables": {"env": environment(layout)}},
-            **as_yaml(one.recipe),
+            "work_pool": {"name": POOL, "job_variables": {"env": make_environment(layout)}},
+            **make_yaml(one.recipe),
         }
         for one in made
     ]

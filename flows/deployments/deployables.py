@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.deployments.form import Schema, form, locked_form
-from flows.deployments.held import Held, hold
+from flows.deployments.form import Schema, make_form, make_locked_form
+from flows.deployments.held import HeldLock, read_current_lock
 from flows.planning.closure import HOUSE
 from lineage.layout import Layout
 from schemas.errors import PlanError, PosttrainError, Problem, RecipeError
@@ -31,7 +31,7 @@ class Deployable:
     """As the deployment's parameter: relative to the checkout, or absolute where it lies outside."""
     description: str
     form: Schema
-    held: Held | None = None
+    held: HeldLock | None = None
     """The lock that it is deployed with; None where it runs what the recipe says on the day."""
 
     @property
@@ -45,7 +45,7 @@ class Deployable:
         return list(dict.fromkeys([*self.recipe.head.tags, TAG]))
 
 
-def recipe_files(layout: Layout) -> list[Path]:
+def list_recipe_files(layout: Layout) -> list[Path]:
     """All recipes of a checkout: the YAML files below `recipes/` that have stages, or that extend one that has."""
     found = []
     for path in sorted((layout.root / "recipes").rglob("*.yaml")):
@@ -59,7 +59,7 @@ def recipe_files(layout: Layout) -> list[Path]:
     return found
 
 
-def deployables(
+def make_deployables(
     paths: Iterable[Path], layout: Layout, *, locked: bool = False
 ) -> tuple[list[Deployable], list[PosttrainError]]:
     """What can be deployed, and everything wrong with the other recipes; two of one name are both refused."""
@@ -67,26 +67,26 @@ def deployables(
     wrong: list[PosttrainError] = []
     for path in paths:
         try:
-            made = deployable(path, layout, locked=locked)
+            made = make_deployable(path, layout, locked=locked)
         except (RecipeError, PlanError) as error:
             wrong.append(error)
             continue
         other = good.get(made.recipe.name)
         if other is not None and other.file != made.file:
-            wrong.append(_same_name(path, made, other))
+            wrong.append(_refuse_same_name(path, made, other))
             continue
         good[made.recipe.name] = made
     return list(good.values()), wrong
 
 
-def _same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
+def _refuse_same_name(path: Path, made: Deployable, other: Deployable) -> RecipeError:
     lines = read_text(path, str(path)).splitlines()
     line = next((n for n, text in enumerate(lines, 1) if text.startswith("name:")), 1)
     said = f"{other.file} is called `{made.recipe.name}` as well"
     return RecipeError([Problem(str(path), line, 1, "name", said, "give one of them another name")])
 
 
-def deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
+def make_deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployable:
     """A recipe with its form; raises RecipeError, also for a profile that does not validate.
 
     `locked`: held to its lock. Raises PlanError when there is none, or the recipe has drifted from it.
@@ -99,21 +99,23 @@ def deployable(path: Path, layout: Layout, *, locked: bool = False) -> Deployabl
         stages |= dict.fromkeys(known.origin(name) for name in known.steps)
     inside = path.resolve().is_relative_to(layout.root)
     file = str(path.resolve().relative_to(layout.root) if inside else path.resolve())
-    said = described(recipe, read_text(path, str(path)))
+    said = describe_recipe(recipe, read_text(path, str(path)))
     if not locked:
-        return Deployable(recipe, file, said, form(recipe, profiles, list(stages)))
-    held = hold(path, layout)
-    return Deployable(recipe, file, said, locked_form(form(recipe, profiles, list(stages)), file, held.digest), held)
+        return Deployable(recipe, file, said, make_form(recipe, profiles, list(stages)))
+    held = read_current_lock(path, layout)
+    return Deployable(
+        recipe, file, said, make_locked_form(make_form(recipe, profiles, list(stages)), file, held.digest), held
+    )
 
 
-def described(recipe: Recipe, text: str) -> str:
+def describe_recipe(recipe: Recipe, text: str) -> str:
     """The recipe's description and, where its header names one, a link to its paper or page (markdown)."""
     header = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
-    links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _links(line))
+    links = dict.fromkeys(link for line in header if "$schema=" not in line for link in _find_links(line))
     return "\n\n".join(filter(None, [recipe.head.description, *links]))
 
 
-def _links(line: str) -> Iterator[str]:
+def _find_links(line: str) -> Iterator[str]:
     for found in LINK.finditer(line):
         if found[1]:
             yield f"[arXiv:{found[1]}](https://arxiv.org/abs/{found[1]})"
@@ -121,7 +123,7 @@ def _links(line: str) -> Iterator[str]:
             yield f"`{found[2]}`" if found[2] else f"[{found[0]}]({found[0]})"
 
 
-def environment(layout: Layout) -> dict[str, str]:
+def make_environment(layout: Layout) -> dict[str, str]:
     """Variables of every flow run: where the checkout lies, and that its packages are installed already."""
     return {
         "POSTTRAIN_ROOT": str(layout.root),

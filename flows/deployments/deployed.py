@@ -14,22 +14,22 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 from prefect.exceptions import FailedRun, TerminationSignal
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 from rich.console import Console
 
-from flows.deployments.catch_up import pass_on, skip_reason
-from flows.deployments.flow_runs import remember, run_of
-from flows.deployments.held import held_options
-from flows.launch import Outcome, plan_recipe, run_plan
-from flows.pipeline import THREADS, carry_out, flow_state
-from flows.running.audited import planned
-from flows.running.reader import outlive_reader
-from flows.running.runlog import new_run
-from flows.running.states import EXIT_CANCELLED
-from flows.runs import project
+from flows.deployments.catch_up import line_up_waiting, settle_due_times
+from flows.deployments.flow_runs import find_run_of, write_flow_run
+from flows.deployments.held import apply_lock
+from flows.execution.audit_entries import read_verified_plan
+from flows.execution.run_log import make_run_name
+from flows.execution.states import EXIT_CANCELLED
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.flow_context import current_flow_run
+from flows.prefect_runs.pipeline import make_flow_state, make_task_runner, perform_in_flow
+from flows.processes.reader import survive_closed_output
+from flows.runs.launch import Outcome, run_plan
+from flows.runs.start import update_projections
 from lineage.audit.log import append
 from lineage.layout import Layout
 from schemas.errors import PosttrainError
@@ -37,7 +37,7 @@ from schemas.plan import Plan
 from schemas.recipe.load import load_recipe
 
 
-@flow(name="recipe", task_runner=ThreadPoolTaskRunner(THREADS), persist_result=False)
+@flow(name="recipe", task_runner=make_task_runner(), persist_result=False)
 def recipe_run(
     recipe: str,
     profile: str | None = None,
@@ -60,23 +60,26 @@ def recipe_run(
         fresh: Do again what is there already; the earlier artifacts stay and are compared.
         locked: Digest of the recipe's lock, for a deployment that runs only the version that the lock pins.
     """
-    outlive_reader()  # the worker, which may be killed
+    survive_closed_output()  # the worker, which may be killed
     layout = Layout.find()
     os.chdir(layout.root)
-    logging.getLogger("prefect.flow_runs").addFilter(_says_something)
+    logging.getLogger("prefect.flow_runs").addFilter(_drop_engine_traceback)
     options = {
-        "profile": profile or None, "to": to_stages or [], "start": from_stages or [], "fresh": fresh,
+        "profile": profile or None,
+        "to": to_stages or [],
+        "start": from_stages or [],
+        "fresh": fresh,
         "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
-    }  # fmt: skip
-    return interruptible(lambda stop: _carried_out(recipe, layout, options, locked, stop))
+    }
+    return run_interruptibly(lambda stop: _run_recipe(recipe, layout, options, locked, stop))
 
 
-def _says_something(record: logging.LogRecord) -> bool:
+def _drop_engine_traceback(record: logging.LogRecord) -> bool:
     """Drop the traceback that Prefect's engine logs for every flow that returns Failed: the state says why it is."""
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
-def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
+def run_interruptibly(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
     """Work in another thread, so that this one can hear Prefect's signal to end; then the event is set, and obeyed.
 
     Prefect only owns up to a cancellation while its own handler is in place: ours, and Ray's, would be in its way.
@@ -94,13 +97,13 @@ def interruptible(work: Callable[[threading.Event], State[Any]]) -> State[Any]:
         return ThreadPoolExecutor(1, thread_name_prefix="run").submit(copy_context().run, body).result()
     except TerminationSignal:
         stop.set()
-        _heard(begun, 1.0)  # the signal may have come before the thread
-        while begun.is_set() and not _heard(done, 1.0):
+        _wait_for_event(begun, 1.0)  # the signal may have come before the thread
+        while begun.is_set() and not _wait_for_event(done, 1.0):
             continue
         raise
 
 
-def _heard(event: threading.Event, seconds: float) -> bool:
+def _wait_for_event(event: threading.Event, seconds: float) -> bool:
     """Wait for an event, at most that long; another signal in between changes nothing: who cancels may say it twice."""
     try:
         return event.wait(seconds)
@@ -108,49 +111,51 @@ def _heard(event: threading.Event, seconds: float) -> bool:
         return event.is_set()
 
 
-def _carried_out(
+def _run_recipe(
     recipe: str, layout: Layout, options: dict[str, Any], locked: str | None, stop: threading.Event
 ) -> State[Any]:
     try:
         schedule = load_recipe(recipe).head.schedule
-        if reason := skip_reason(schedule):
+        if reason := settle_due_times(schedule):
             return Completed(name="Skipped", message=reason)
-        run, plan = _begun(recipe, layout, held_options(layout, recipe, locked, options))
-        outcome = _run(run, plan, layout, stop)
-        pass_on(schedule)
+        run, plan = _find_or_plan_run(recipe, layout, apply_lock(layout, recipe, locked, options))
+        outcome = _run_plan(run, plan, layout, stop)
+        line_up_waiting(schedule)
     except PosttrainError as error:
         get_run_logger().error(str(error))
         return Failed(message=str(error).splitlines()[0])
     if outcome.exit_code == EXIT_CANCELLED and not stop.is_set():  # cancelled while it waited for a person
         raise TerminationSignal(signal=signal.SIGTERM)
-    return flow_state(outcome.states)
+    return make_flow_state(outcome.states)
 
 
-def _begun(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
+def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
     """The run of this flow run with its plan: the one that was begun before a retry, else a new one."""
-    shown, logger = FlowRunContext.get().flow_run, get_run_logger()
-    if run := run_of(layout, str(shown.id), shown.name):
-        plan = planned(layout, run)
+    shown, logger = current_flow_run(), get_run_logger()
+    if run := find_run_of(layout, str(shown.id), shown.name):
+        plan = read_verified_plan(layout, run)
         logger.info("going on with run %s of %s as it was planned", run, plan.file)
         append(layout, "flow run retried", run=run, flow_run=str(shown.id), attempt=shown.run_count)
         return run, plan
     plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
-    run = new_run()
-    remember(layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters)
+    run = make_run_name()
+    write_flow_run(
+        layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters
+    )
     with get_client(sync_client=True) as client:
         client.update_flow_run(shown.id, name=run)
     append(layout, "flow run started", run=run, flow_run=str(shown.id), recipe=recipe, parameters=shown.parameters)
     return run, plan
 
 
-def _run(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
+def _run_plan(run: str, plan: Plan, layout: Layout, stop: threading.Event) -> Outcome:
     said, logger = io.StringIO(), get_run_logger()
     console = Console(file=said, width=200)
 
     def tell(outcome: Outcome) -> Path:
-        report = project(outcome, plan, layout, console)
+        report = update_projections(outcome, plan, layout, console)
         for line in filter(None, said.getvalue().splitlines()):
             logger.warning(line)
         return report
 
-    return run_plan(plan, layout, run=run, carry=carry_out, project=tell, stop=stop)
+    return run_plan(plan, layout, run=run, carry=perform_in_flow, project=tell, stop=stop)

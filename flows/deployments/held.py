@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.launch import plan_recipe
-from flows.planning.locking import lock_file, read_lock
+from flows.planning.locking import lock_path, read_lock
+from flows.planning.recipe_plan import plan_recipe
 from lineage.audit.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -15,7 +15,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLock:
     """What a deployment is held to."""
 
     digest: str
@@ -24,38 +24,38 @@ class Held:
     """Profile that the lock is of."""
 
 
-def hold(recipe: Path, layout: Layout) -> Held:
+def read_current_lock(recipe: Path, layout: Layout) -> HeldLock:
     """The lock of a recipe that has not drifted from it. Raises RecipeError or PlanError."""
-    held = _lock_of(recipe)
+    held = _read_lock(recipe)
     plan_recipe(recipe, layout, profile=held.profile, locked=True)
     return held
 
 
-def held_options(layout: Layout, recipe: str, locked: str | None, options: Options) -> Options:
+def apply_lock(layout: Layout, recipe: str, locked: str | None, options: Options) -> Options:
     """The options of a run of a deployment: as they are, or held to the lock that it was deployed with.
 
     The audit log says which that is, and where it says nothing, as on another machine, the deployment's own parameter.
     Raises PlanError when the lock is another one, or a run wants what a lock does not allow.
     """
-    digest = _deployed_lock(layout, recipe) or locked
+    digest = _find_deployed_lock(layout, recipe) or locked
     if not digest:
         return options
     again = f"if that is meant, deploy it again: posttrain deploy --locked {recipe}"
-    held = _lock_of(Path(recipe))
+    held = _read_lock(Path(recipe))
     if held.digest != digest or locked not in (None, "", digest):
-        raise PlanError(f"{lock_file(recipe)} is not the lock that {recipe} was deployed with; {again}")
+        raise PlanError(f"{lock_path(recipe)} is not the lock that {recipe} was deployed with; {again}")
     if options["overrides"] or options["profile"] not in (None, held.profile):
         raise PlanError(f"{recipe} is deployed with its lock: a run takes no seed, overrides or other profile; {again}")
     return options | {"profile": held.profile, "locked": True}
 
 
-def _lock_of(recipe: Path) -> Held:
-    file = lock_file(recipe)
+def _read_lock(recipe: Path) -> HeldLock:
+    file = lock_path(recipe)
     lock = read_lock(file)
-    return Held(hashlib.sha256(file.read_bytes()).hexdigest(), lock.get("profile"))
+    return HeldLock(hashlib.sha256(file.read_bytes()).hexdigest(), lock.get("profile"))
 
 
-def _deployed_lock(layout: Layout, recipe: str) -> str | None:
+def _find_deployed_lock(layout: Layout, recipe: str) -> str | None:
     """The lock with which a recipe was deployed last, as the log has it; None without one."""
     said = [entry["facts"] for entry in read_chain(layout).entries if entry["action"] == "deployed"]
     meant = (layout.root / recipe).resolve()  # however the path is written

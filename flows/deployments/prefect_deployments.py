@@ -8,8 +8,8 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTag
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from flows.deployments.deployables import ENTRYPOINT, PULL, TAG, Deployable, environment
-from flows.deployments.schedules import concurrency, prefect_schedules
+from flows.deployments.deployables import ENTRYPOINT, PULL, TAG, Deployable, make_environment
+from flows.deployments.schedules import make_concurrency, make_prefect_schedules
 from flows.planning.closure import HOUSE
 from flows.servers.services import POOL
 from lineage.layout import Layout
@@ -32,28 +32,38 @@ def ensure_pool(name: str) -> None:
                 return
 
 
-def put(one: Deployable, layout: Layout) -> str:
+def put_deployment(one: Deployable, layout: Layout) -> str:
     """Create or update a deployment; returns a line that says which."""
-    limits = concurrency(one.recipe)
+    limits = make_concurrency(one.recipe)
     with get_client(sync_client=True) as client:
         flow = client.create_flow_from_name(one.recipe.name)
         name = f"{one.recipe.name}/{one.recipe.name}"
-        is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _ours(client))
+        is_there = any(d.flow_id == flow and d.name == one.recipe.name for d in _list_own(client))
         client.create_deployment(
-            flow_id=flow, name=one.recipe.name, description=one.description, tags=one.tags, entrypoint=ENTRYPOINT,
-            path=str(HOUSE), pull_steps=PULL,
-            parameters=one.parameters, parameter_openapi_schema=one.form, enforce_parameter_schema=True,
-            work_pool_name=POOL, job_variables={"env": environment(layout)}, schedules=prefect_schedules(one.recipe),
-            concurrency_limit=None if limits is None else 1, concurrency_options=limits,
-        )  # fmt: skip
+            flow_id=flow,
+            name=one.recipe.name,
+            description=one.description,
+            tags=one.tags,
+            entrypoint=ENTRYPOINT,
+            path=str(HOUSE),
+            pull_steps=PULL,
+            parameters=one.parameters,
+            parameter_openapi_schema=one.form,
+            enforce_parameter_schema=True,
+            work_pool_name=POOL,
+            job_variables={"env": make_environment(layout)},
+            schedules=make_prefect_schedules(one.recipe),
+            concurrency_limit=None if limits is None else 1,
+            concurrency_options=limits,
+        )
     held = ", held to its lock" if one.held else ""
     return f"{name}: {'updated' if is_there else 'deployed'} ({one.file}{held})"
 
 
-def vanished(layout: Layout, prune: bool) -> Iterator[str]:
+def find_vanished(layout: Layout, prune: bool) -> Iterator[str]:
     """Deployments of this checkout whose recipe file is gone: removed with `prune`, else told."""
     with get_client(sync_client=True) as client:
-        for found in _ours(client):
+        for found in _list_own(client):
             file = str(found.parameters.get("recipe", ""))
             mine = (found.job_variables or {}).get("env", {}).get("POSTTRAIN_ROOT") == str(layout.root)
             if not mine or not file or (layout.root / file).is_file():
@@ -63,7 +73,7 @@ def vanished(layout: Layout, prune: bool) -> Iterator[str]:
             yield f"{found.name}: {'removed' if prune else 'its recipe is gone (--prune removes it)'} ({file})"
 
 
-def _ours(client: SyncPrefectClient) -> Iterator:
+def _list_own(client: SyncPrefectClient) -> Iterator:
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     offset = 0
     while found := client.read_deployments(deployment_filter=tagged, limit=PAGE, offset=offset):

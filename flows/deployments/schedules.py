@@ -21,10 +21,10 @@ SLUG = "recipe"
 """Name of the schedule in its deployment: deploying again replaces it."""
 
 
-def prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
+def make_prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
     """The schedules of a recipe's deployment: one, or none when the recipe only waits for changes."""
     schedule = recipe.head.schedule
-    times = times_of(schedule) if schedule else None
+    times = make_times(schedule) if schedule else None
     if schedule is None or times is None:
         return []
     parameters = {"profile": schedule.profile} if schedule.profile else {}
@@ -32,7 +32,7 @@ def prefect_schedules(recipe: Recipe) -> list[DeploymentScheduleCreate]:
     return [DeploymentScheduleCreate.model_validate({**made, "active": schedule.active})]
 
 
-def concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
+def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
     """How the deployment's limit of one run at a time treats a second; None where runs may meet (`overlap: cancel`).
 
     The second always waits. Whether it then runs is decided when it starts (`flows.deployments.catch_up`): were it
@@ -44,11 +44,11 @@ def concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
     return ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 
 
-def as_yaml(recipe: Recipe) -> dict[str, Any]:
+def make_yaml(recipe: Recipe) -> dict[str, Any]:
     """The same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
-    schedule, limits = recipe.head.schedule, concurrency(recipe)
+    schedule, limits = recipe.head.schedule, make_concurrency(recipe)
     said: dict[str, Any] = {}
-    for made in prefect_schedules(recipe):
+    for made in make_prefect_schedules(recipe):
         times = {k: v for k, v in made.schedule.model_dump(mode="json").items() if v is not None and k != "day_or"}
         profile = {"parameters": made.parameters} if made.parameters else {}
         said["schedules"] = [{**times, "active": made.active, "slug": SLUG, **profile}]
@@ -57,22 +57,23 @@ def as_yaml(recipe: Recipe) -> dict[str, Any]:
     return said
 
 
-def times_of(schedule: Schedule) -> Times | None:
+def make_times(schedule: Schedule) -> Times | None:
     """The due times of a schedule as Prefect computes them; None when it has none."""
     if schedule.cron:
         return prefects.CronSchedule(cron=schedule.cron, timezone=schedule.timezone)
     if schedule.rrule:
         return prefects.RRuleSchedule(rrule=schedule.rrule, timezone=schedule.timezone)
     if schedule.every:
-        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=START.replace(tzinfo=UTC), timezone="UTC")
+        anchor: Any = START.replace(tzinfo=UTC)  # a datetime; the stubs name a class of Prefect's own
+        return prefects.IntervalSchedule(interval=schedule.every, anchor_date=anchor, timezone="UTC")
     return None
 
 
-def due_times(
+def list_due_times(
     schedule: Schedule, after: datetime, *, until: datetime | None = None, count: int = 1000
 ) -> list[datetime]:
     """Due times later than `after`, at most `until`, in order; never more than 1,000 (Prefect's limit)."""
-    times: Any = times_of(schedule)
+    times: Any = make_times(schedule)
     if times is None:
         return []
     start = after + timedelta(microseconds=1)
@@ -80,12 +81,12 @@ def due_times(
     return sorted(datetime.fromtimestamp(date.timestamp(), UTC) for date in found)
 
 
-def schedule_words(schedule: Schedule, now: datetime | None = None) -> str:
+def describe_schedule(schedule: Schedule, now: datetime | None = None) -> str:
     """When a recipe will run by itself: `0 6 * * 1: next Mon 23 Nov 2026 06:00 CET, then ...; when dvc:x changes`."""
     parts = []
     if schedule.is_timed:
         zone = ZoneInfo(schedule.timezone)
-        dates = due_times(schedule, now or datetime.now(UTC), count=3)
+        dates = list_due_times(schedule, now or datetime.now(UTC), count=3)
         times = [f"{date.astimezone(zone):%a %d %b %Y %H:%M:%S %Z}".replace(":00 ", " ") for date in dates]
         said = schedule.cron or schedule.rrule or f"every {schedule.interval}"
         parts.append(f"{said}: next {times[0]}, then {', '.join(times[1:])}".removesuffix(", then ") if times else said)

@@ -18,8 +18,8 @@ from prefect.client.schemas.filters import DeploymentFilter
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.states import Scheduled
 
+from flows.deployments.dead_runs import SAID, mark_crashed
 from flows.deployments.watching import Change, Watch
-from flows.running.dead_runs import SAID, bury
 from lineage.audit.log import append
 from lineage.layout import Layout
 from lineage.sources.watched import digest_source, stat_source
@@ -47,8 +47,8 @@ class Watcher:
     def refresh(self, client: SyncPrefectClient) -> None:
         """See which deployments there are, which of their runs died, and what their recipes watch now."""
         found = {}
-        ours = deployments(client, self.layout)
-        for run in bury(client, [deployment.id for deployment in ours]):
+        ours = list_deployments(client, self.layout)
+        for run in mark_crashed(client, [deployment.id for deployment in ours]):
             append(self.layout, "flow run found dead", flow_run=str(run.id), name=run.name)
             self.say(f"{run.name}: {SAID}")
         for deployment in ours:
@@ -71,10 +71,11 @@ class Watcher:
     def _watch(self, deployment: DeploymentResponse, schedule: Schedule, file: Path) -> Watch:
         folders = tuple(dict.fromkeys((file.parent, self.layout.root)))
         return Watch(
-            self.layout.state / "watch" / f"{deployment.name}.json", schedule.on_change,
+            self.layout.state / "watch" / f"{deployment.name}.json",
+            schedule.on_change,
             partial(stat_source, layout=self.layout, folders=folders),
             partial(digest_source, layout=self.layout, folders=folders),
-        )  # fmt: skip
+        )
 
     def _schedule(self, deployment: DeploymentResponse) -> tuple[Schedule | None, Path]:
         file = (self.layout.root / deployment.parameters["recipe"]).resolve()
@@ -89,9 +90,12 @@ class Watcher:
         schedule, _ = self._schedule(there)
         profile = {"profile": schedule.profile} if schedule and schedule.profile else {}
         run = client.create_flow_run_from_deployment(
-            deployment, idempotency_key=key, parameters=profile, tags=[TAG, *(change.source for change in changes)],
+            deployment,
+            idempotency_key=key,
+            parameters=profile,
+            tags=[TAG, *(change.source for change in changes)],
             state=Scheduled(scheduled_time=datetime.now(UTC), message=f"changed: {what}"),
-        )  # fmt: skip
+        )
         facts = [{"source": c.source, "before": c.before, "after": c.after} for c in changes]
         append(self.layout, "started by a change", deployment=there.name, flow_run=str(run.id), changes=facts)
         self.say(f"{there.name}: {what}; started {run.name}")
@@ -109,7 +113,7 @@ class Watcher:
             self.told[who] = said
 
 
-def deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
+def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:
     """All deployments of this checkout's recipes; a server may have those of others too."""
     tagged = DeploymentFilter.model_validate({"tags": {"all_": ["posttrain"]}})
     found: list[DeploymentResponse] = []

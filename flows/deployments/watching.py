@@ -28,7 +28,7 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.source}: {short(self.before)} → {short(self.after)}"
+        return f"{self.source}: {shorten_digest(self.before)} → {shorten_digest(self.after)}"
 
 
 @dataclass
@@ -91,6 +91,6 @@ class Watch:
         write_text_atomically(self.file, json.dumps(known, indent=1))
 
 
-def short(digest: str | None) -> str:
+def shorten_digest(digest: str | None) -> str:
     """A digest as people read it."""
     return "nothing" if digest is None else digest if len(digest) < 32 else digest[:12]

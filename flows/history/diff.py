@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flows.history.diff_data import DataChange, data_changes
-from flows.planning.difference import changes, code_changes
-from flows.running.runlog import events, read_plan
-from flows.running.states import FINISHED
+from flows.execution.events import RecordedStep
+from flows.execution.results import ScoredRow, read_scores
+from flows.execution.run_log import read_plan, read_step_events
+from flows.execution.states import FINISHED
+from flows.history.diff_data import DataChange, compare_data
+from flows.planning.difference import list_changes, list_code_changes
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.reports.report import ALL
@@ -22,7 +24,7 @@ class Side:
 
     run: str
     plan: Plan
-    states: dict[str, dict[str, Any]]
+    states: dict[str, RecordedStep]
     """Step to its last event."""
     manifests: dict[str, Manifest]
     """Step to its manifest, of finished steps whose artifacts are there."""
@@ -100,20 +102,20 @@ def compare(before: str, after: str, layout: Layout) -> Difference:
     return Difference(
         before=before,
         after=after,
-        recipe=tuple(_recipe(a, b)),
-        data=tuple(data_changes(a.plan, b.plan, a.manifests, b.manifests, Store(layout))),
-        code=tuple(_code(a, b, both)),
-        environment=tuple(_environment(a, b, both)),
-        metrics=tuple(_metrics(a, b, both)),
-        steps=_steps(a, b, both),
-        cost=_cost(a, b),
+        recipe=tuple(_compare_recipes(a, b)),
+        data=tuple(compare_data(a.plan, b.plan, a.manifests, b.manifests, Store(layout))),
+        code=tuple(_compare_code(a, b, both)),
+        environment=tuple(_compare_environments(a, b, both)),
+        metrics=tuple(_compare_metrics(a, b, both)),
+        steps=_compare_steps(a, b, both),
+        cost=_compare_cost(a, b),
     )
 
 
 def read_side(run: str, layout: Layout) -> Side:
     """A run as it was recorded. Raises PlanError when there is no such run."""
     plan, store = read_plan(layout, run), Store(layout)
-    states = {e["step"]: e for e in events(layout, run) if e["type"] == "step"}
+    states = read_step_events(layout, run)
     manifests = {}
     for step in plan.steps:
         if states.get(step.name, {}).get("state") in FINISHED and (found := store.find(step.kind, step.key)):
@@ -121,18 +123,18 @@ def read_side(run: str, layout: Layout) -> Side:
     return Side(run, plan, states, manifests)
 
 
-def _recipe(a: Side, b: Side) -> Iterator[Change]:
+def _compare_recipes(a: Side, b: Side) -> Iterator[Change]:
     """What was asked for, with defaults filled in; the names of recipe, profile and head included."""
     said = [side.plan.model_dump(mode="json", exclude={"steps", "resolved", "file", "overrides"}) for side in (a, b)]
-    for path, old, new in changes(said[0] | a.plan.resolved, said[1] | b.plan.resolved):
+    for path, old, new in list_changes(said[0] | a.plan.resolved, said[1] | b.plan.resolved):
         yield Change(path, old, new)
 
 
-def _code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
+def _compare_code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
     """Modules that changed, each once, with the steps that use it."""
     users: dict[str, list[str]] = {}
     for name in both:
-        for line in code_changes(a.plan.step(name).code, b.plan.step(name).code):
+        for line in list_code_changes(a.plan.step(name).code, b.plan.step(name).code):
             users.setdefault(line.removeprefix("code: "), []).append(name)
     for line, steps in sorted(users.items()):
         module, _, what = line.partition(" ")
@@ -140,50 +142,49 @@ def _code(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
         yield Change(module, before, after, tuple(steps))
 
 
-def _environment(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
+def _compare_environments(a: Side, b: Side, both: Iterable[str]) -> Iterator[Change]:
     """What the artifacts were made with, of steps whose artifacts are not the same one."""
     users: dict[tuple[str, Any, Any], list[str]] = {}
     for name in both:
         old, new = a.manifests.get(name), b.manifests.get(name)
         if old is not None and new is not None and old != new:
-            for path, one, other in changes(_made_with(old), _made_with(new)):
+            for path, one, other in list_changes(_describe_environment(old), _describe_environment(new)):
                 users.setdefault((path, one, other), []).append(name)
     for (what, one, other), steps in users.items():
         yield Change(what, one, other, tuple(steps))
 
 
-def _made_with(manifest: Manifest) -> dict[str, Any]:
+def _describe_environment(manifest: Manifest) -> dict[str, Any]:
     return {**manifest.versions, "commit": manifest.commit, "uncommitted changes": manifest.dirty, **manifest.machine}
 
 
-def _metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricChange]:
+def _compare_metrics(a: Side, b: Side, both: Iterable[str]) -> Iterator[MetricChange]:
     for name in both:
         old, new = a.manifests.get(name), b.manifests.get(name)
         if old is None or new is None or old.key == new.key:
             continue
-        measured = _measured(old), _measured(new)
+        measured = _index_scores(old), _index_scores(new)
         for line in (line for line in measured[1] if line in measured[0]):
             one, other = measured[0][line], measured[1][line]
             if one["value"] != other["value"]:
-                interval = difference_interval(one, other)
+                interval = compute_difference_interval(one, other)
                 outside = not interval[0] <= 0.0 <= interval[1]
                 yield MetricChange(name, line, one["value"], other["value"], interval, outside)
         known = {*measured[0], *(line["metric"] for line in measured[0].values())}  # `accuracy`: of the last model
-        for metric, one, other in changes(old.metrics, new.metrics):
+        for metric, one, other in list_changes(old.metrics, new.metrics):
             if metric not in known and _is_number(one, other):
                 yield MetricChange(name, metric, one, other)
 
 
-def _measured(manifest: Manifest) -> dict[str, dict[str, float]]:
+def _index_scores(manifest: Manifest) -> dict[str, ScoredRow]:
     """Lines of an evaluation's table by the names that their values have among the metrics."""
-    table = manifest.details.get("table", []) if manifest.kind == "evaluate" else []
     return {
         f"{line['metric']}.{line['model']}" + ("" if line["family"] == ALL else f".{line['family']}"): line
-        for line in table
+        for line in read_scores(manifest)
     }
 
 
-def difference_interval(one: dict[str, float], other: dict[str, float]) -> tuple[float, float]:
+def compute_difference_interval(one: ScoredRow, other: ScoredRow) -> tuple[float, float]:
     """Interval of other − one from an interval of each, as if measured independently (Zou and Donner 2008, eq. 2)."""
     gain = other["value"] - one["value"]
     down = math.hypot(other["value"] - other["low"], one["high"] - one["value"])
@@ -195,7 +196,7 @@ def _is_number(*values: Any) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _steps(a: Side, b: Side, both: list[str]) -> Steps:
+def _compare_steps(a: Side, b: Side, both: list[str]) -> Steps:
     names: dict[str, list[str]] = {"same": [], "again": [], "changed": [], "unfinished": []}
     for name in both:
         old, new = a.manifests.get(name), b.manifests.get(name)
@@ -213,7 +214,7 @@ def _steps(a: Side, b: Side, both: list[str]) -> Steps:
     )
 
 
-def _cost(a: Side, b: Side) -> dict[str, tuple[float, float]]:
+def _compare_cost(a: Side, b: Side) -> dict[str, tuple[float, float]]:
     def spent(side: Side, what: str) -> float:
         return sum(getattr(m, what) for n, m in side.manifests.items() if side.states[n]["state"] == "done")
 

@@ -36,18 +36,18 @@ class DataChange:
     """Ids of rows that say something else."""
 
 
-def data_changes(
+def compare_data(
     before: Plan, after: Plan, old: dict[str, Manifest], new: dict[str, Manifest], store: Store
 ) -> Iterator[DataChange]:
     """All data that differs between the steps that both plans have."""
     names = {step.name for step in before.steps}
     for step in (step for step in after.steps if step.name in names):
-        yield from _sources(before.step(step.name), step)
+        yield from _compare_sources(before.step(step.name), step)
         if (one := old.get(step.name)) and (other := new.get(step.name)):
-            yield from _tables(step.name, one, other, store)
+            yield from _compare_tables(step.name, one, other, store)
 
 
-def _sources(before: Step, after: Step) -> Iterator[DataChange]:
+def _compare_sources(before: Step, after: Step) -> Iterator[DataChange]:
     old = {i.port: i for i in before.inputs if i.source is not None}
     for given in after.inputs:
         was = old.get(given.port)
@@ -58,16 +58,16 @@ def _sources(before: Step, after: Step) -> Iterator[DataChange]:
         )
 
 
-def _tables(step: str, old: Manifest, new: Manifest, store: Store) -> Iterator[DataChange]:
+def _compare_tables(step: str, old: Manifest, new: Manifest, store: Store) -> Iterator[DataChange]:
     for name, made in new.outputs.items():
         was = old.outputs.get(name)
         if was is None or was.type not in TABLES or was.digest == made.digest:
             continue
         files = [store.output_folder(m.kind, m.key, name) for m in (old, new)]
-        yield DataChange(step, output=name, digest=(was.digest, made.digest), **_rows(*files))
+        yield DataChange(step, output=name, digest=(was.digest, made.digest), **_compare_rows(*files))
 
 
-def _rows(before: Path, after: Path) -> dict[str, Any]:
+def _compare_rows(before: Path, after: Path) -> dict[str, Any]:
     """Counts, and for tables with ids that are not too large the ids of rows that came, went or changed."""
     import pyarrow.parquet as pq
 
@@ -77,7 +77,7 @@ def _rows(before: Path, after: Path) -> dict[str, Any]:
     sizes = tuple(sum(pq.read_metadata(path).num_rows for path in paths) for paths in sides)
     if max(sizes) > LARGEST or any("id" not in pq.read_schema(paths[0]).names for paths in sides):
         return {"rows": sizes}
-    old, new = (_by_id([row for path in paths for row in pq.read_table(path).to_pylist()]) for paths in sides)
+    old, new = (_index_rows([row for path in paths for row in pq.read_table(path).to_pylist()]) for paths in sides)
     count = [Counter({name: len(rows) for name, rows in side.items()}) for side in (old, new)]
     return {
         "rows": sizes,
@@ -87,7 +87,7 @@ def _rows(before: Path, after: Path) -> dict[str, Any]:
     }
 
 
-def _by_id(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _index_rows(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """What the rows of every id say, in an order of their own."""
     found: dict[str, list[str]] = {}
     for row in rows:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from flows.history.diff import Change, Difference, MetricChange
 from flows.history.diff_data import DataChange
-from flows.planning.difference import said
+from flows.planning.difference import format_value
 from lineage.reports.report import format_duration
 
 SHOWN = 12
@@ -29,29 +29,31 @@ def render(found: Difference) -> Group:
     head = Text.assemble(("before ", "dim"), found.before, ("  after ", "dim"), found.after)
     if found.is_empty:
         return Group(head, Text("nothing differs: recipe, data, code, environment, metrics and artifacts are the same"))
-    return Group(head, *_tables(found))
+    return Group(head, *_make_tables(found))
 
 
-def _tables(found: Difference) -> Iterator[Table]:
+def _make_tables(found: Difference) -> Iterator[Table]:
     if found.recipe:
-        yield _table("Recipe", ("key", "before", "after"), [_row(change) for change in found.recipe])
+        yield _make_table("Recipe", ("key", "before", "after"), [_format_row(change) for change in found.recipe])
     if found.data:
-        yield _table("Data", ("what", "rows", "added", "removed", "changed"), [_data(change) for change in found.data])
+        yield _make_table(
+            "Data", ("what", "rows", "added", "removed", "changed"), [_format_data(change) for change in found.data]
+        )
     if found.code:
-        rows = [(change.what, _code(change), ", ".join(change.steps)) for change in found.code]
-        yield _table("Code", ("module", "", "steps"), rows)
+        rows = [(change.what, _format_code(change), ", ".join(change.steps)) for change in found.code]
+        yield _make_table("Code", ("module", "", "steps"), rows)
     if found.environment:
-        rows = [(*_row(change), ", ".join(change.steps)) for change in found.environment]
-        yield _table("Environment", ("what", "before", "after", "steps"), rows)
+        rows = [(*_format_row(change), ", ".join(change.steps)) for change in found.environment]
+        yield _make_table("Environment", ("what", "before", "after", "steps"), rows)
     if found.metrics:
         columns = ("step", "metric", "before", "after", "difference", "")
-        yield _table("Metrics", columns, [_metric(change) for change in found.metrics])
+        yield _make_table("Metrics", columns, [_format_metric(change) for change in found.metrics])
     moved = [(what, getattr(found.steps, name)) for name, what in BECAME.items()]
-    yield _table("Artifacts", ("", "steps"), [(what, ", ".join(names)) for what, names in moved if names])
-    yield _table("Cost", ("", "before", "after"), list(_cost(found)))
+    yield _make_table("Artifacts", ("", "steps"), [(what, ", ".join(names)) for what, names in moved if names])
+    yield _make_table("Cost", ("", "before", "after"), list(_format_cost(found)))
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _make_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -60,32 +62,32 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) ->
     return table
 
 
-def _row(change: Change) -> tuple[str, str, str]:
-    return change.what, said(change.before), said(change.after)
+def _format_row(change: Change) -> tuple[str, str, str]:
+    return change.what, format_value(change.before), format_value(change.after)
 
 
-def _code(change: Change) -> str:
+def _format_code(change: Change) -> str:
     return "is used now" if change.before is None else "is used no more" if change.after is None else "changed"
 
 
-def _data(change: DataChange) -> tuple[str, ...]:
+def _format_data(change: DataChange) -> tuple[str, ...]:
     if change.source is not None:
         names = change.source[0] if change.source[0] == change.source[1] else " → ".join(map(str, change.source))
         digests = " → ".join(str(d)[:12] for d in change.digest)
         return f"{change.step}.{change.port} ← {names}: {digests}", "", "", "", ""
     rows = f"{change.rows[0]:,} → {change.rows[1]:,}" if change.rows else "not a table"
-    ids = (_ids(names) for names in (change.added, change.removed, change.changed))
+    ids = (_format_ids(names) for names in (change.added, change.removed, change.changed))
     return f"{change.step}.{change.output}", rows, *ids
 
 
-def _ids(names: tuple[str, ...] | None) -> str:
+def _format_ids(names: tuple[str, ...] | None) -> str:
     if names is None:
         return "not compared"
     more = f", and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{len(names):,}: {', '.join(names[:SHOWN])}{more}" if names else "0"
 
 
-def _metric(change: MetricChange) -> tuple[str, ...]:
+def _format_metric(change: MetricChange) -> tuple[str, ...]:
     gain = f"{change.after - change.before:+.4g}"
     if change.interval is not None:
         gain += f" [{change.interval[0]:+.4g}, {change.interval[1]:+.4g}]"
@@ -93,11 +95,13 @@ def _metric(change: MetricChange) -> tuple[str, ...]:
     return change.step, change.metric, f"{change.before:.4g}", f"{change.after:.4g}", gain, verdict
 
 
-def _cost(found: Difference) -> Iterator[tuple[str, ...]]:
+def _format_cost(found: Difference) -> Iterator[tuple[str, ...]]:
     names: dict[str, Any] = {
-        "seconds": "steps took", "cpu_seconds": "processor time", "gpu_seconds": "GPU time",
+        "seconds": "steps took",
+        "cpu_seconds": "processor time",
+        "gpu_seconds": "GPU time",
         "saved_seconds": "the cache saved",
-    }  # fmt: skip
+    }
     for what, name in names.items():
         if any(found.cost[what]):
             yield name, *(format_duration(seconds) for seconds in found.cost[what])

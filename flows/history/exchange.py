@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from flows.running.alive import undisturbed
+from flows.execution.active_runs import prevent_clearing
 from lineage.audit import log as audit_log
 from lineage.exchange import sharing
 from lineage.exchange.remote import describe_remote
@@ -12,32 +12,32 @@ from lineage.layout import Layout
 
 def push(layout: Layout, remote: str | None, target: str | None, console: Console) -> None:
     """Send a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
-    with undisturbed(layout):
+    with prevent_clearing(layout):
         moved = sharing.push(layout, remote, target)
-    _tell(console, "sent", moved)
+    _print_moved(console, "sent", moved)
     if moved.records:
-        audit_log.append(layout, "push", remote=describe_remote(remote), artifacts=_keys(moved))
+        audit_log.append(layout, "push", remote=describe_remote(remote), artifacts=_list_keys(moved))
 
 
 def pull(layout: Layout, remote: str | None, target: str | None, console: Console, *, trust: bool) -> None:
     """Fetch a target with all that it was made from, or everything. Raises UnknownTarget, PlanError, StepError."""
-    with undisturbed(layout):
+    with prevent_clearing(layout):
         moved = sharing.pull(layout, remote, target, trust=trust)
-    _tell(console, "fetched", moved)
+    _print_moved(console, "fetched", moved)
     for key in moved.strangers:
         said = f"signed by {key[:16]}, which is not trusted here; if you know whose key that is: posttrain pull --trust"
         console.print(Text(said, "yellow"), soft_wrap=True)
     if moved.records or moved.trusted:
-        facts = {"artifacts": _keys(moved), "trusted": list(moved.trusted)}
+        facts = {"artifacts": _list_keys(moved), "trusted": list(moved.trusted)}
         audit_log.append(layout, "pull", remote=describe_remote(remote), **facts)
 
 
-def _tell(console: Console, done: str, moved: sharing.Moved) -> None:
+def _print_moved(console: Console, done: str, moved: sharing.Moved) -> None:
     for record in moved.records:
         console.print(Text(f"{done} {record['step']} ({record['key'][:16]})"), soft_wrap=True)
     counts = f"{len(moved.records)} artifacts {done}, {moved.there} were there; {moved.objects} files"
     console.print(counts, highlight=False)
 
 
-def _keys(moved: sharing.Moved) -> list[str]:
+def _list_keys(moved: sharing.Moved) -> list[str]:
     return [record["key"] for record in moved.records]

@@ -6,7 +6,7 @@ from lineage.layout import Layout
 from schemas.errors import PlanError
 
 
-def exported(what: str, target: str, layout: Layout) -> str:
+def export_text(what: str, target: str, layout: Layout) -> str:
     """OpenLineage events (one per line), PROV-JSON, PROV-N or CycloneDX JSON. Raises UnknownTarget or PlanError."""
     if what == "openlineage":
         from lineage.exports.openlineage_events import encode_json_lines, make_lineage_events
@@ -21,7 +21,7 @@ def exported(what: str, target: str, layout: Layout) -> str:
     return serialize_document(make_prov_document(layout, target), "provn" if what == "provn" else "json")
 
 
-def sent(what: str, target: str, layout: Layout) -> str:
+def send_events(what: str, target: str, layout: Layout) -> str:
     """Give the events of a target to the server of OPENLINEAGE_URL; returns a line that says so. Raises PlanError."""
     url = os.environ.get("OPENLINEAGE_URL")
     if what != "openlineage" or not url:

@@ -17,51 +17,53 @@ from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.manifest import Contract
 from schemas.plan import Input, Plan, Step
+from schemas.references import MODEL_TYPES
+from schemas.stages.union import traits_of
 
-CARRIERS = frozenset({"policy", "adapter", "reward_model", "process_reward_model", "value_model", "trajectories"})
+CARRIERS = frozenset({*MODEL_TYPES, "trajectories"})
 """Types of artifacts that are tied to a tokenizer."""
-INDEPENDENT = frozenset({"evaluate", "python"})
-"""Kinds in which models do not work on each other's tokens."""
 
 
 @dataclass(frozen=True)
-class Bond:
+class KnownContract:
     """What is known of a model's contract: fingerprints once it exists, the settings behind them before."""
 
     contract: Contract | None = None
     tokenizer: dict[str, Any] | None = None
 
 
-def check_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
+def verify_contracts(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
     """Raises PlanError naming both fingerprints and steps when models that meet in a step do not fit together."""
     store = Store(layout)
-    bonds: dict[str, Bond] = {}
+    bonds: dict[str, KnownContract] = {}
     for step in plan.steps:
-        met = [(i, _received(i, bonds, layout, folders)) for i in step.inputs if i.type in CARRIERS]
-        if step.kind not in INDEPENDENT:
+        met = [(i, _find_received(i, bonds, layout, folders)) for i in step.inputs if i.type in CARRIERS]
+        if traits_of(step.kind).shares_tokens:
             for (one, first), (other, second) in combinations(met, 2):
-                if (problem := _disagreement(first, second)) is not None:
-                    raise PlanError(_message(step, one, other, problem))
-        bonds[step.name] = _own(step, [bond for _, bond in met], store)
+                if (problem := _find_disagreement(first, second)) is not None:
+                    raise PlanError(_format_problem(step, one, other, problem))
+        bonds[step.name] = _find_own(step, [bond for _, bond in met], store)
 
 
-def _own(step: Step, received: list[Bond], store: Store) -> Bond:
+def _find_own(step: Step, received: list[KnownContract], store: Store) -> KnownContract:
     manifest = store.find(step.kind, step.key)
     contract = manifest.contract if manifest else None
-    if step.kind == "init":
-        code = {m: d for m, d in step.code.items() if m.startswith("learning.tokenizers")}
-        return Bond(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
-    first = received[0] if received else Bond()
-    return Bond(contract or first.contract, first.tokenizer)
+    if traits_of(step.kind).defines_model:
+        code = {m: d for m, d in step.code.items() if m.startswith("learning.data.tokenizers")}
+        return KnownContract(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
+    first = received[0] if received else KnownContract()
+    return KnownContract(contract or first.contract, first.tokenizer)
 
 
-def _received(given: Input, bonds: dict[str, Bond], layout: Layout, folders: tuple[Path, ...]) -> Bond:
+def _find_received(
+    given: Input, bonds: dict[str, KnownContract], layout: Layout, folders: tuple[Path, ...]
+) -> KnownContract:
     if given.steps:
         return bonds[given.steps[0]]
-    return Bond(read_contract(find_source(str(given.source), layout, folders).folder))
+    return KnownContract(read_contract(find_source(str(given.source), layout, folders).folder))
 
 
-def _disagreement(one: Bond, other: Bond) -> str | None:
+def _find_disagreement(one: KnownContract, other: KnownContract) -> str | None:
     if one.contract is not None and other.contract is not None:
         return find_disagreement(one.contract, other.contract)
     if one.tokenizer is None or other.tokenizer is None or one.tokenizer == other.tokenizer:
@@ -71,7 +73,7 @@ def _disagreement(one: Bond, other: Bond) -> str | None:
     return f"{said} (fingerprints {digest_of(one.tokenizer)[:12]} and {digest_of(other.tokenizer)[:12]})"
 
 
-def _message(step: Step, one: Input, other: Input, problem: str) -> str:
+def _format_problem(step: Step, one: Input, other: Input, problem: str) -> str:
     first, second = (f"{i.port} ({i.source or i.steps[0]})" for i in (one, other))
     return (
         f"{step.name}: {first} and {second} do not fit together: {problem}. "

@@ -6,52 +6,52 @@ from typing import Any
 ABSENT = "nothing"
 
 
-def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+def find_first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
     """The first thing in which two identities differ: settings, then seed, inputs and code."""
-    return next(differences(old, new), "nothing differs")
+    return next(list_differences(old, new), "nothing differs")
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+def list_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """Everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
-    for path, before, after in changes(old.get("settings", {}), new.get("settings", {})):
-        yield f"{path}: {said(before)} → {said(after)}"
+    for path, before, after in list_changes(old.get("settings", {}), new.get("settings", {})):
+        yield f"{path}: {format_value(before)} → {format_value(after)}"
     for field in ("kind", "seed", "format"):
         if old.get(field) != new.get(field):
-            yield f"{field}: {said(old.get(field))} → {said(new.get(field))}"
+            yield f"{field}: {format_value(old.get(field))} → {format_value(new.get(field))}"
     before, now = old.get("inputs", {}), new.get("inputs", {})
     yield from (f"input {port}: is something else" for port in now if port in before and before[port] != now[port])
     yield from (f"input {port}: is new" for port in now if port not in before)
     yield from (f"input {port}: is gone" for port in before if port not in now)
-    yield from code_changes(old.get("code", {}), new.get("code", {}))
+    yield from list_code_changes(old.get("code", {}), new.get("code", {}))
 
 
-def code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[str]:
+def list_code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[str]:
     """Modules that changed, are used now, or no more, as `code: learning/losses.py changed`."""
     for module in now:
         if module not in before:
-            yield f"code: {_file(module)} is used now"
+            yield f"code: {_module_path(module)} is used now"
         elif before[module] != now[module]:
-            yield f"code: {_file(module)} changed"
-    yield from (f"code: {_file(module)} is used no more" for module in before if module not in now)
+            yield f"code: {_module_path(module)} changed"
+    yield from (f"code: {_module_path(module)} is used no more" for module in before if module not in now)
 
 
-def changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def list_changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """(dotted path, before, after) of everything in which two values differ; what is on one side only is ABSENT."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in (*new, *(k for k in old if k not in new)):
-            yield from changes(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
+            yield from list_changes(old.get(key, ABSENT), new.get(key, ABSENT), f"{path}.{key}" if path else str(key))
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from changes(one, other, f"{path}.{index}")
+            yield from list_changes(one, other, f"{path}.{index}")
     elif old != new:
         yield path, old, new
 
 
-def said(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in at most 60 characters."""
     text = "null" if value is None else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _file(module: str) -> str:
+def _module_path(module: str) -> str:
     return f"{module.replace('.', '/')}.py"

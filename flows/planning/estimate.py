@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from flows.planning.difference import changes
+from flows.planning.difference import list_changes
 from flows.planning.explain import Verdict, explain_plan
 from lineage.catalogue.index import Index, query_index
 from lineage.layout import Layout
@@ -29,7 +29,7 @@ class Estimate:
     is_hit: bool
 
 
-class Outlook:
+class Forecast:
     """What a run is going to do and to cost, as it stands before its first step; looked up once."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
@@ -43,79 +43,79 @@ class Outlook:
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Step to its estimate."""
-        return estimates(self.plan, self.layout, self.verdicts)
+        return estimate_steps(self.plan, self.layout, self.verdicts)
 
 
-def estimates(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
+def estimate_steps(plan: Plan, layout: Layout, verdicts: Mapping[str, Verdict]) -> dict[str, Estimate]:
     """Step to its estimate."""
     return query_index(
-        layout, lambda index: {s.name: _estimate(s, plan, index, verdicts[s.name][0]) for s in plan.steps}
+        layout, lambda index: {s.name: _estimate_step(s, plan, index, verdicts[s.name][0]) for s in plan.steps}
     )
 
 
-def _estimate(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
+def _estimate_step(step: Step, plan: Plan, index: Index, verdict: str) -> Estimate:
     if verdict == "HIT" and (made := index.record(step.key)):
-        return Estimate(cost_of(made, step), f"run {made['run']}", True)
+        return Estimate(compute_cost(made, step), f"run {made['run']}", True)
     records, same_name = find_earlier(index, step.kind, step.name, plan.recipe)
-    by_distance = [(_distance(record, step), place, record) for place, record in enumerate(records)]
+    by_distance = [(_count_changes(record, step), place, record) for place, record in enumerate(records)]
     if not by_distance:
         return Estimate(None, "", False)
     distance, _, nearest = min(by_distance, key=lambda found: found[:2])
     if not same_name and distance > SIMILAR:
         return Estimate(None, "", False)
-    return Estimate(cost_of(nearest, step), _basis(nearest, distance, step), False)
+    return Estimate(compute_cost(nearest, step), _describe_basis(nearest, distance, step), False)
 
 
-def _distance(record: Record, step: Step) -> int:
-    return sum(1 for _ in changes(record["identity"]["settings"], step.identity["settings"]))
+def _count_changes(record: Record, step: Step) -> int:
+    return sum(1 for _ in list_changes(record["identity"]["settings"], step.identity["settings"]))
 
 
-def _basis(record: Record, distance: int, step: Step) -> str:
+def _describe_basis(record: Record, distance: int, step: Step) -> str:
     said = "" if record["step"] == step.name else f"{record['recipe']}.{record['step']} of "
     other = {0: "", 1: ", 1 setting differs"}.get(distance, f", {distance} settings differ")
     return f"{said}run {record['run']}{other}"
 
 
-def cost_of(record: Record, step: Step) -> Cost:
+def compute_cost(record: Record, step: Step) -> Cost:
     """What an artifact cost, with the resources that the step asks for now."""
     paid = float(record.get("paid") or 0.0), int(record.get("paid_tokens") or 0)
-    return holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
+    return cost_of_holding(step, record["seconds"], int(record.get("tokens") or 0), *paid)
 
 
-def holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
+def cost_of_holding(step: Step, seconds: float, tokens: int, paid: float = 0.0, paid_tokens: int = 0) -> Cost:
     """What it costs that a step holds its resources for so long, with the tokens it told and what servers charged."""
     held = step.resources
     return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, tokens, paid, paid_tokens)
 
 
-def predicted(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
+def predict_costs(found: Mapping[str, Estimate]) -> dict[str, Cost | None]:
     """Step to the predicted cost, of the steps that will run."""
     return {name: estimate.cost for name, estimate in found.items() if not estimate.is_hit}
 
 
-def cost_lines(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+def describe_costs(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
     """What will be spent and what is saved, in sentences for a plan."""
     prices = plan.budget.prices if plan.budget else Prices()
-    costs = predicted(found)
+    costs = predict_costs(found)
     unknown = [name for name, cost in costs.items() if cost is None]
     if len(unknown) < len(costs):
         without = f", without {', '.join(unknown)}: nothing like that ran before" if unknown else ""
-        yield f"estimated cost: {said(sum_costs(costs.values()), prices)}{without}"
+        yield f"estimated cost: {format_cost(sum_costs(costs.values()), prices)}{without}"
     elif unknown:
         yield "estimated cost: unknown, nothing like these steps ran before"
     if saved := [estimate.cost for estimate in found.values() if estimate.is_hit]:
-        yield f"saved by what is there: {said(sum_costs(saved), prices)}"
+        yield f"saved by what is there: {format_cost(sum_costs(saved), prices)}"
 
 
-def excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
+def describe_excess(plan: Plan, found: Mapping[str, Estimate]) -> Iterator[str]:
     """Every limit of the budget that the plan is predicted to pass."""
     if plan.budget is None:
         return
-    for line in over(plan.budget, sum_costs(predicted(found).values())):
+    for line in list_exceeded_limits(plan.budget, sum_costs(predict_costs(found).values())):
         yield f"the plan is predicted to pass its budget: {line}"
 
 
-def over(budget: Budget, cost: Cost) -> list[str]:
+def list_exceeded_limits(budget: Budget, cost: Cost) -> list[str]:
     """The limits of a budget that a cost passes, as `120 core-seconds of 100`."""
     money = cost.money(budget.prices)
     facts = (
@@ -125,22 +125,22 @@ def over(budget: Budget, cost: Cost) -> list[str]:
         ("of money", money, budget.money),
     )
     return [
-        f"{_number(amount)} {what}, the limit is {_number(limit)}"
+        f"{_format_number(amount)} {what}, the limit is {_format_number(limit)}"
         for what, amount, limit in facts
         if limit is not None and amount is not None and amount > limit
     ]
 
 
-def said(cost: Cost, prices: Prices) -> str:
+def format_cost(cost: Cost, prices: Prices) -> str:
     """A cost in words, with money only where there are prices."""
-    parts = [f"{_number(cost.core_seconds)} core-seconds"]
-    parts += [f"{_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
+    parts = [f"{_format_number(cost.core_seconds)} core-seconds"]
+    parts += [f"{_format_number(cost.gpu_seconds)} GPU-seconds"] if cost.gpu_seconds else []
     parts += [f"{cost.tokens:,} tokens"] if cost.tokens else []
     money = cost.money(prices)
-    return ", ".join(parts) + (f", {_number(money)} of money" if money is not None else "")
+    return ", ".join(parts) + (f", {_format_number(money)} of money" if money is not None else "")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     if isinstance(value, int) or value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"

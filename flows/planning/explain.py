@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from flows.planning.difference import first_difference
+from flows.planning.difference import find_first_difference
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.tracing.history import find_latest
@@ -18,11 +18,11 @@ def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     before = find_latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
-        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)
+        verdicts[step.name] = _explain_step(step, plan, store, before.get(step.name), verdicts)
     return verdicts
 
 
-def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
+def _explain_step(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
     found = store.examine(step.kind, step.key)
     if found.manifest is not None and found.is_whole:
         return "HIT", f"made by run {found.manifest.run}"
@@ -33,13 +33,13 @@ def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdic
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
-    said = first_difference(last.identity, step.identity)
+    said = find_first_difference(last.identity, step.identity)
     if said.startswith("input "):
-        said = _input_difference(step, plan, last, verdicts) or said
+        said = _explain_input(step, plan, last, verdicts) or said
     return "MISS", said
 
 
-def _input_difference(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:
+def _explain_input(step: Step, plan: Plan, last: Manifest, verdicts: dict[str, Verdict]) -> str | None:
     before = last.identity.get("inputs", {})
     for given in step.inputs:
         now = step.identity["inputs"][given.port]

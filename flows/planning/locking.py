@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from flows.compile import compile_recipe
-from flows.planning.difference import changes, code_changes, said
+from flows.planning.compile import compile_recipe
+from flows.planning.difference import format_value, list_changes, list_code_changes
 from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
 from lineage.sources.resolve import pin_source
@@ -21,10 +21,10 @@ from schemas.atomic_write import write_text_atomically
 from schemas.errors import PlanError
 from schemas.plan import Plan, Step
 from schemas.recipe.load import load_recipe
+from schemas.references import MODEL_TYPES
 
 VERSION = 2
 HEAD = "# What `posttrain run --locked {name}` holds this recipe to; written by `posttrain lock`.\n"
-MODELS = ("policy", "adapter", "reward_model", "process_reward_model", "value_model")
 SECTIONS = ("sources", "models", "steps", "code", "packages")
 SHORT = 16
 """Characters of digests and commits in messages."""
@@ -34,7 +34,7 @@ OWN = ("model", "models")
 """Ports of the models that a stage is about; models at other ports judge, teach or guide."""
 
 
-class _Plain(yaml.SafeDumper):
+class _PlainDumper(yaml.SafeDumper):
     """Says everything where it belongs, however often."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -42,14 +42,14 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def lock_file(recipe: Path | str) -> Path:
+def lock_path(recipe: Path | str) -> Path:
     """Where the lock of a recipe lies: beside it, `recipe.lock` of `recipe.yaml`."""
     return Path(recipe).with_suffix(".lock")
 
 
-def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
+def make_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
     """What the plan's results depend on, at this moment. Raises PlanError for a source that is gone."""
-    plan = with_floating(plan)
+    plan = remove_floating(plan)
     sources = {i.source: i.digest or "" for step in plan.steps for i in step.inputs if i.source is not None}
     code = {module: digest for step in plan.steps for module, digest in step.code.items()}
     return {
@@ -59,7 +59,7 @@ def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, 
         "seed": plan.resolved["seed"],
         "promote": plan.promotion.model_dump(mode="json") if plan.promotion else None,
         "sources": {name: pin_source(name, sources[name], layout, folders) for name in sorted(sources)},
-        "models": {path: model for step in plan.steps for path, model in _others(step)},
+        "models": {path: model for step in plan.steps for path, model in _list_helpers(step)},
         "steps": {
             step.name: {"key": step.key or None, "kind": step.kind, "seed": step.seed, "settings": step.settings}
             for step in plan.steps
@@ -71,21 +71,21 @@ def lock_of(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, 
     }
 
 
-def with_floating(plan: Plan) -> Plan:
+def remove_floating(plan: Plan) -> Plan:
     """The plan as a lock sees it: without the champions of gates that say `floating`, and the keys that follow."""
     made: dict[str, Step] = {}
     for step in plan.steps:
-        if any(gate.get("floating") for gate in _gates(step)):
-            step = _floating(step)
+        if any(gate.get("floating") for gate in _list_gates(step)):
+            step = _remove_floating_champions(step)
         elif any(not made[name].key for name in step.needs if name in made):
             step = step.model_copy(update={"key": ""})
         made[step.name] = step
     return plan.model_copy(update={"steps": tuple(made.values())})
 
 
-def _floating(step: Step) -> Step:
+def _remove_floating_champions(step: Step) -> Step:
     """An evaluation whose floating gates compare with the champion by that word, whichever it is, or with none yet."""
-    gates, against = _gates(step), step.settings["against"]
+    gates, against = _list_gates(step), step.settings["against"]
     pinned = {gate["against"] for gate in gates if not gate["floating"]}
     words = {gate["against"] for gate in gates if gate["floating"]} - pinned
     settings = step.settings | {
@@ -96,14 +96,14 @@ def _floating(step: Step) -> Step:
     return step.model_copy(update={"settings": settings, "inputs": inputs, "key": ""})
 
 
-def _gates(step: Step) -> list[dict[str, Any]]:
-    return (step.settings.get("gate") or []) if step.kind == "evaluate" else []
+def _list_gates(step: Step) -> list[dict[str, Any]]:
+    return step.settings.get("gate") or []
 
 
-def _others(step: Step) -> Iterator[tuple[str, Any]]:
+def _list_helpers(step: Step) -> Iterator[tuple[str, Any]]:
     """Judges, teachers and engines elsewhere, by dotted path: what has a say in a step besides its own model."""
     for given in step.inputs:
-        if given.type in MODELS and given.port.partition(".")[0] not in OWN:
+        if given.type in MODEL_TYPES and given.port.partition(".")[0] not in OWN:
             yield f"{step.name}.{given.port}", given.source or given.steps[0]
     for slot in ("teacher", "engine"):
         if (use := step.settings.get(slot)) and use["use"] != EMBEDDED:
@@ -122,31 +122,31 @@ def lock_recipe(
     recipe = load_recipe(path, profile=profile, overrides=tuple(overrides))
     for problem in recipe.warnings:
         warn(str(problem))
-    plan, file = compile_recipe(recipe, layout), lock_file(path)
-    now = lock_of(plan, layout, recipe.folders)
+    plan, file = compile_recipe(recipe, layout), lock_path(path)
+    now = make_lock(plan, layout, recipe.folders)
     before = read_lock(file) if file.is_file() else None
-    _write(file, Path(path).name, now)
+    _write_lock(file, Path(path).name, now)
     for name, pinned in now["sources"].items():
         yield f"{name}: {', '.join(f'{what} {value}' for what, value in pinned.items())}"
     for name, model in now["models"].items():
         yield f"{name}: {model if isinstance(model, str) else model['use']}"
-    for line in drift(before, now) if before else ():
+    for line in list_drift(before, now) if before else ():
         yield f"changed since the last lock: {line}"
     yield f"{file}: {len(now['steps'])} steps, {len(now['code'])} modules, {len(now['packages'])} packages"
 
 
-def _write(file: Path, recipe: str, lock: dict[str, Any]) -> None:
-    text = yaml.dump(lock, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
+def _write_lock(file: Path, recipe: str, lock: dict[str, Any]) -> None:
+    text = yaml.dump(lock, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
     try:
         write_text_atomically(file, HEAD.format(name=recipe) + text)
     except OSError as error:
         raise PlanError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def check_locked(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
+def verify_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
     """Raises PlanError that names everything in which a whole plan differs from its recipe's lock."""
-    file = lock_file(plan.file)
-    wrong = list(drift(read_lock(file), lock_of(plan, layout, folders)))
+    file = lock_path(plan.file)
+    wrong = list(list_drift(read_lock(file), make_lock(plan, layout, folders)))
     if wrong:
         lines = "\n".join(f"    {line}" for line in wrong)
         command = " ".join(["posttrain lock", plan.file, *([f"--profile {plan.profile}"] if plan.profile else [])])
@@ -180,40 +180,40 @@ def _is_step(said: Any) -> bool:
     return isinstance(said, dict) and facts <= said.keys() and isinstance(said["settings"], dict)
 
 
-def drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def list_drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Everything in which the present differs from a lock, each thing once, as `package numpy: 2.1 → 2.2`."""
-    found = list(_drift(lock, now))
+    found = list(_list_fields(lock, now))
     keys = [name for name, step in now["steps"].items() if lock["steps"].get(name, {}).get("key") != step["key"]]
     if keys and not found:  # a lock that was edited, or an identity of another format
         return [f"keys of {', '.join(keys)}: not those of the lock"]
     return found
 
 
-def _drift(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def _list_fields(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     for what in ("recipe", "profile", "seed", "python"):
         if lock.get(what) != now[what]:
-            yield f"{what}: {said(lock.get(what))} → {said(now[what])}"
-    for path, old, new in changes(lock.get("promote"), now["promote"], "promote"):
-        yield f"{path}: {said(old)} → {said(new)}"
-    for name, before, after in _pairs(lock, now, "sources"):
-        for what, old, new in changes(before, after) if isinstance(before, dict) and after else ():
+            yield f"{what}: {format_value(lock.get(what))} → {format_value(now[what])}"
+    for path, old, new in list_changes(lock.get("promote"), now["promote"], "promote"):
+        yield f"{path}: {format_value(old)} → {format_value(new)}"
+    for name, before, after in _pair_entries(lock, now, "sources"):
+        for what, old, new in list_changes(before, after) if isinstance(before, dict) and after else ():
             yield f"{name}: {what} {str(old)[:SHORT]} → {str(new)[:SHORT]}"
-    for name, before, after in _pairs(lock, now, "steps"):
+    for name, before, after in _pair_entries(lock, now, "steps"):
         follows = before and after and (before["seed"], after["seed"]) == (lock.get("seed"), now["seed"])
-        yield from _step_drift(name, before, after, () if follows else ("seed",))
-    yield from code_changes(lock.get("code", {}), now["code"])
-    for name, before, after in _pairs(lock, now, "packages"):
+        yield from _list_step_drift(name, before, after, () if follows else ("seed",))
+    yield from list_code_changes(lock.get("code", {}), now["code"])
+    for name, before, after in _pair_entries(lock, now, "packages"):
         if before != after:
             yield f"package {name}: {before or 'not installed'} → {after or 'not installed'}"
 
 
-def _pairs(lock: dict[str, Any], now: dict[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
+def _pair_entries(lock: dict[str, Any], now: dict[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
     before, after = lock.get(section, {}), now[section]
     for name in sorted({*before, *after}, key=str):
         yield name, before.get(name), after.get(name)
 
 
-def _step_drift(
+def _list_step_drift(
     name: str, before: dict[str, Any] | None, now: dict[str, Any] | None, facts: tuple[str, ...]
 ) -> Iterator[str]:
     if before is None or now is None:
@@ -221,7 +221,7 @@ def _step_drift(
         return
     for what in ("kind", *facts):
         if before[what] != now[what]:
-            yield f"stages.{name}.{what}: {said(before[what])} → {said(now[what])}"
-    for path, old, new in changes(before["settings"], now["settings"]):
+            yield f"stages.{name}.{what}: {format_value(before[what])} → {format_value(now[what])}"
+    for path, old, new in list_changes(before["settings"], now["settings"]):
         if path != "kind":
-            yield f"stages.{name}.{path}: {said(old)} → {said(new)}"
+            yield f"stages.{name}.{path}: {format_value(old)} → {format_value(new)}"

@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.planning import memory_steps
-from flows.planning.memory_models import Models
-from learning.footprint.estimate import Place
+from flows.planning.memory_models import PlanModels
+from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step
 from schemas.resources import MEMORY, parse_memory
+from schemas.stages.union import traits_of
 
 SHORT = {"gradients": "grads", "optimizer": "optim.", "activations": "activ.", "other models": "others"}
 """Headings that leave room for numbers."""
@@ -27,7 +28,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Need:
+class StepMemory:
     """One step: its places, or why they are not known; a step without models has neither."""
 
     step: str
@@ -42,33 +43,35 @@ def show_memory(
     if gpu is not None and not re.fullmatch(MEMORY, gpu):
         raise PlanError(f"--gpu-memory: {gpu!r} is no size; write 80GB, 40GiB or the like")
     limit = parse_memory(gpu) or None
-    found = needs(plan, layout, gpu=limit, prompt=prompt)
+    found = estimate_memory(plan, layout, gpu=limit, prompt=prompt)
     if as_json:
-        print(json.dumps(told(plan, found, limit), indent=2))
+        print(json.dumps(memory_as_json(plan, found, limit), indent=2))
     else:
-        console.print(memory_table(plan, found, limit))
+        console.print(make_memory_table(plan, found, limit))
 
 
-def needs(plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None) -> list[Need]:
+def estimate_memory(
+    plan: Plan, layout: Layout, *, gpu: int | None = None, prompt: int | None = None
+) -> list[StepMemory]:
     """What every step needs; `gpu` is the memory of one GPU in bytes, `prompt` the tokens of the longest prompt."""
-    models = Models(plan, layout)
-    return [_need(step, models, gpu, prompt) for step in plan.steps]
+    models = PlanModels(plan, layout)
+    return [_estimate_step(step, models, gpu, prompt) for step in plan.steps]
 
 
-def _need(step: Step, models: Models, gpu: int | None, prompt: int | None) -> Need:
+def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
     places = getattr(memory_steps, step.kind, None)
     if places is None:
-        return Need(step.name)
+        return StepMemory(step.name)
     ports = dict(models.ports(step))
-    if step.kind == "init":
-        ports["made"] = models.made[step.name]["model"]
+    if traits_of(step.kind).defines_model:
+        ports["made"] = next(iter(models.made[step.name].values()))
     try:
-        return Need(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
+        return StepMemory(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
     except StepError as error:
-        return Need(step.name, unknown=str(error))
+        return StepMemory(step.name, unknown=str(error))
 
 
-def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[str]:
+def list_warnings(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Iterator[str]:
     """What does not fit: a place beside the `memory` it reserves, and beside a GPU where it has one."""
     for need in found:
         resources = plan.step(need.step).resources
@@ -78,12 +81,12 @@ def warnings(plan: Plan, found: list[Need], gpu: int | None = None) -> Iterator[
             for name, limit in limits.items():
                 if limit and place.peak.total > limit:
                     yield (
-                        f"{need.step}: {place.role} needs {size(place.peak.total)} at its worst moment "
-                        f"({place.peak.name}), {name} has {size(limit)}; {advice(place)}"
+                        f"{need.step}: {place.role} needs {format_size(place.peak.total)} at its worst moment "
+                        f"({place.peak.name}), {name} has {format_size(limit)}; {advise(place)}"
                     )
 
 
-def advice(place: Place) -> str:
+def advise(place: Place) -> str:
     """What makes the largest part of a place smaller."""
     part = max(place.peak.parts, key=lambda name: place.peak.parts[name])
     return {
@@ -98,13 +101,19 @@ def advice(place: Place) -> str:
     }.get(part, "lower the tokens of a pass")
 
 
-def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table:
+def make_memory_table(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> Table:
     """One row per place, the parts of its worst moment, and what was reserved."""
     caption = "At the worst moment, tensors only: Python with its libraries takes about 1 GiB more, a CUDA context 0.5."
-    caption = "\n".join([caption, *warnings(plan, found, gpu)])
-    left = {"title_justify": "left", "caption_justify": "left"}
-    close = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
-    table = Table(title=f"Memory of {plan.recipe}", caption=caption, **close, **left)
+    caption = "\n".join([caption, *list_warnings(plan, found, gpu)])
+    table = Table(
+        title=f"Memory of {plan.recipe}",
+        caption=caption,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+    )
     for column in ("step", "role", *PARTS, "work", "peak", "when", "reserved"):
         number = column in (*PARTS, "work", "peak")
         heading = SHORT.get(column, column)
@@ -117,16 +126,16 @@ def memory_table(plan: Plan, found: list[Need], gpu: int | None = None) -> Table
             table.add_row(need.step, "", *[""] * 8, "unknown", Text(need.unknown), "")
         for place in need.places:
             parts = place.peak.parts
-            shown = [size(parts.get(name, 0)) for name in PARTS]
+            shown = [format_size(parts.get(name, 0)) for name in PARTS]
             work = sum(amount for name, amount in parts.items() if name not in PARTS)
             role = getattr(resources, place.role, None) or resources
             name = place.role if place.workers == 1 else f"{place.role} x {place.workers}"
-            total = Text(size(place.peak.total), style="bold")
-            table.add_row(need.step, name, *shown, size(work), total, place.peak.name, role.memory or "")
+            total = Text(format_size(place.peak.total), style="bold")
+            table.add_row(need.step, name, *shown, format_size(work), total, place.peak.name, role.memory or "")
     return table
 
 
-def size(number: int) -> str:
+def format_size(number: int) -> str:
     """Bytes for people."""
     if not number:
         return "-"
@@ -136,12 +145,16 @@ def size(number: int) -> str:
     return f"{max(1, number // 1024)} KiB"
 
 
-def told(plan: Plan, found: list[Need], gpu: int | None = None) -> dict[str, Any]:
+def memory_as_json(plan: Plan, found: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
     """The same for programs, in bytes."""
-    return {"recipe": plan.recipe, "steps": [_told(need) for need in found], "warnings": [*warnings(plan, found, gpu)]}
+    return {
+        "recipe": plan.recipe,
+        "steps": [_step_as_json(need) for need in found],
+        "warnings": [*list_warnings(plan, found, gpu)],
+    }
 
 
-def _told(need: Need) -> dict[str, Any]:
+def _step_as_json(need: StepMemory) -> dict[str, Any]:
     return {
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),

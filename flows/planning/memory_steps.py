@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.planning.closure import uses
-from flows.planning.memory_models import Known
-from learning.footprint.estimate import (
+from flows.planning.memory_models import KnownModel
+from learning.memory_model.estimate import (
     BYTES,
     Phase,
     Place,
@@ -20,7 +20,7 @@ from learning.footprint.estimate import (
     sampling,
     training,
 )
-from learning.footprint.forward import ROW, Forward, Pass, Precision
+from learning.memory_model.forward import ROW, Forward, Pass, Precision
 from schemas.errors import StepError
 from schemas.resources import Resources
 from schemas.signatures import SignatureError, signature
@@ -29,9 +29,9 @@ from schemas.stages.rl import Rl
 TOKENS = 16_384
 """Tokens of a forward pass of a reward model, as in `tasks.reward_model`."""
 UNDER_WAY = 512
-"""Completions under way at a time in an evaluation, as in `learning.asynchrony.streams`."""
+"""Completions under way at a time in an evaluation, as in `learning.generation.services.row_streams`."""
 UTILIZATION = 0.5
-"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.engines.vllm`."""
+"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.generation.engines.vllm`."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Job:
 
     settings: Mapping[str, Any]
     resources: Resources
-    models: Mapping[str, Known | str]
+    models: Mapping[str, KnownModel | str]
     gpu: int | None = None
     prompt: int | None = None
 
-    def model(self, port: str = "model") -> Known:
+    def model(self, port: str = "model") -> KnownModel:
         """The model at a port. Raises StepError when it is not known."""
         found = self.models.get(port, f"nothing comes in at `{port}`")
         if isinstance(found, str):
@@ -78,24 +78,25 @@ class Job:
         mixed = bool(self.settings.get("bf16"))
         return Precision(self.size, on_cpu=not self.where.num_gpus, rank=rank, mixed=mixed)
 
-    def forward(self, known: Known, tokens: Pass) -> Forward:
+    def forward(self, known: KnownModel, tokens: Pass) -> Forward:
         """A training pass of a model."""
         return Forward(known.shape, tokens, self.precision, bool(self.settings.get("gradient_checkpointing")))
 
-    def trained(self, known: Known, parameters: int | None = None) -> Trained:
+    def trained(self, known: KnownModel, parameters: int | None = None) -> Trained:
         """A model under training, spread as `resources` say."""
         total = parameters or known.parameters
-        rank, targets = self.settings.get("lora_r"), self.settings.get("lora_target_modules")
-        chosen = known.shape.adapter_parameters(rank, targets) if self.settings.get("use_peft") else total
+        chosen = total
+        if self.settings.get("use_peft"):
+            chosen = known.shape.adapter_parameters(self.settings["lora_r"], self.settings["lora_target_modules"])
         strategy = self.resources.train.strategy if self.resources.train and self.workers > 1 else None
         shards = self.workers if strategy == "fsdp2" else 1
         return Trained(known.shape, total, chosen, self.size, shards, copies=strategy == "ddp")
 
-    def limit(self, known: Known) -> int:
+    def limit(self, known: KnownModel) -> int:
         """Tokens of the longest row."""
         return min(self.settings.get("max_length") or known.max_length, known.max_length)
 
-    def prompts(self, known: Known) -> int:
+    def prompts(self, known: KnownModel) -> int:
         """Tokens of the longest prompt."""
         room = max(1, known.max_length - self.settings["max_completion_length"])
         return min(self.prompt or room, room)
@@ -133,7 +134,7 @@ def preference(job: Job) -> list[Place]:
     return [Place(job.role, (*phases, references), job.workers)]
 
 
-def _of_pairs(job: Job, known: Known, budget: int, needed: bool) -> tuple[Pass, int]:
+def _of_pairs(job: Job, known: KnownModel, budget: int, needed: bool) -> tuple[Pass, int]:
     limit = job.limit(known)
     prompt = min(job.prompt or limit // 2, limit - 1)
     answer, batch = limit - prompt, job.settings["per_device_train_batch_size"]
@@ -142,7 +143,7 @@ def _of_pairs(job: Job, known: Known, budget: int, needed: bool) -> tuple[Pass, 
     return tokens, -(-batch // count)
 
 
-def _pairs(job: Job, known: Known, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
+def _pairs(job: Job, known: KnownModel, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
     tokens, passes = _of_pairs(job, known, budget, needed)
     return training(job.trained(known, parameters), job.forward(known, tokens), passes)
 
@@ -162,7 +163,7 @@ def rl(job: Job) -> list[Place]:
     glance = forward.glance if references else 0
     phases += (Phase("log-probabilities", {**held, "activations": glance}),) if references else ()
     others = 0 if apart.reference else sum(model.parameters for model in references) * job.size
-    judges = [m for port, m in job.models.items() if port.startswith("rewards.") and isinstance(m, Known)]
+    judges = [m for port, m in job.models.items() if port.startswith("rewards.") and isinstance(m, KnownModel)]
     others += 0 if apart.reward else sum(model.parameters for model in judges) * BYTES["float32"]
     places = [Place(job.role, beside(phases, "other models", others + _networks(job, known)), job.workers)]
     if apart.rollout:
@@ -177,8 +178,8 @@ def rl(job: Job) -> list[Place]:
     return places
 
 
-def _groups(job: Job, known: Known) -> tuple[Pass, int]:
-    """The largest micro-batch, as `learning.loop.split` cuts it, and how many there are."""
+def _groups(job: Job, known: KnownModel) -> tuple[Pass, int]:
+    """The largest micro-batch, as `learning.batch.split` cuts it, and how many there are."""
     settings, prompt = job.settings, job.prompts(known)
     answer, size = settings["max_completion_length"], settings["num_generations"]
     batch = settings["generation_batch_size"] // settings["num_mini_batches"]
@@ -190,7 +191,7 @@ def _groups(job: Job, known: Known) -> tuple[Pass, int]:
     return Pass(((1, prompt),), ((1, paths, answer, prompt),), paths * answer), max(2, groups)
 
 
-def _references(job: Job) -> list[Known]:
+def _references(job: Job) -> list[KnownModel]:
     """The reference policies that some part of the algorithm asks for and that are models of their own."""
     stage = Rl.model_validate(job.settings)
     asked: set[str] = set()
@@ -208,7 +209,7 @@ def _references(job: Job) -> list[Known]:
     return found
 
 
-def _networks(job: Job, known: Known) -> int:
+def _networks(job: Job, known: KnownModel) -> int:
     """Critic and auxiliaries: weights, gradients and moments of each, which learn one after the other."""
     blocks = [job.settings["critic"]] if job.settings.get("critic") else []
     blocks += list(job.settings.get("auxiliaries", {}).values())
@@ -218,7 +219,7 @@ def _networks(job: Job, known: Known) -> int:
     return body * (4 * len(learnt) + len(blocks) - len(learnt) + copies)
 
 
-def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> dict[str, int]:
+def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False) -> dict[str, int]:
     """What the engine holds beside the weights of the policy; a `flight` gives its results away as they end."""
     engine, answer = job.settings["engine"], job.settings["max_completion_length"]
     samples, prompt = max(1, samples), job.prompts(known)
@@ -233,7 +234,7 @@ def _sampler(job: Job, known: Known, samples: int, *, flight: bool = False) -> d
     return sampling(known.shape, job.size, call)
 
 
-def _vllm(job: Job, known: Known, tokens: int) -> dict[str, int]:
+def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
     """A copy of the weights and the paged cache; on a GPU vLLM takes its whole share at its start."""
     engine, spread = job.settings["engine"], job.settings["engine"].get("tensor_parallel_size", 1)
     dtype = engine.get("dtype", "auto")
@@ -270,7 +271,7 @@ def practice(job: Job) -> list[Place]:
     return _sampled(job, {"sampling": job.model()}, min(UNDER_WAY, job.settings["generation_batch_size"]))
 
 
-def _sampled(job: Job, models: Mapping[str, Known], samples: int) -> list[Place]:
+def _sampled(job: Job, models: Mapping[str, KnownModel], samples: int) -> list[Place]:
     apart = job.resources.rollout
     held = {name: {"weights": known.parameters * job.size} for name, known in models.items()}
     both = {n: {**parts, **_sampler(job, models[n], samples, flight=True)} for n, parts in held.items()}

@@ -8,7 +8,7 @@ sampled or explored trajectories, by whole weights or adapters, with some reward
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.errors import PosttrainError, StepError
 from schemas.plan import Plan, Step
@@ -43,16 +43,16 @@ def taxonomy_report(context: Context, *, folder: str = "papers") -> dict[str, in
             found[file.stem] = classify(compile_recipe(load_recipe(file), Layout(context.folder)))
         except PosttrainError as error:
             broken[file.stem] = str(error).partition("\n")[0].replace(f"{file.parent}/", "")
-    table, lacking = covered(found)
+    table, lacking = tabulate(found)
     report = {"recipes": {k: [" / ".join(leaf) for leaf in v] for k, v in found.items()}, "broken": broken}
     report |= {"leaves": {" / ".join(leaf): names for leaf, names in table.items()}, "missing": lacking}
     out = context.output("report")
     (out / "report.json").write_text(json.dumps(report, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    (out / "report.md").write_text(_page(table, broken), encoding="utf-8")
+    (out / "report.md").write_text(_make_page(table, broken), encoding="utf-8")
     return {"recipes": len(found), "broken": len(broken), "leaves": len(table), "missing": len(lacking)}
 
 
-def covered(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
+def tabulate(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]], list[str]]:
     """Every leaf of the tree with the recipes that stand there, and the names of those where none does."""
     leaves = [(aspect, leaf) for aspect, names in TREE.items() for leaf in names]
     table = {leaf: [name for name, stands in found.items() if leaf in stands] for leaf in leaves}
@@ -61,11 +61,13 @@ def covered(found: Mapping[str, Sequence[Leaf]]) -> tuple[dict[Leaf, list[str]],
 
 def classify(plan: Plan) -> list[Leaf]:
     """The leaves where a recipe stands, in the order of the tree."""
-    found = {leaf for step in plan.steps for leaf in (*_training(step), *_beside(step))} | set(_branches(plan))
+    found = {leaf for step in plan.steps for leaf in (*_classify_training(step), *_classify_frozen(step))} | set(
+        _classify_branches(plan)
+    )
     return [(aspect, leaf) for aspect, names in TREE.items() for leaf in names if (aspect, leaf) in found]
 
 
-def _training(step: Step) -> Iterator[Leaf]:
+def _classify_training(step: Step) -> Iterator[Leaf]:
     """What one step says of trajectories, technique, reward and optimiser."""
     said, ports = step.settings, [given.port for given in step.inputs]
     if step.kind == "synthesize" and said["emit"] != "prompts":
@@ -83,7 +85,7 @@ def _training(step: Step) -> Iterator[Leaf]:
             yield "reward", "model" if any(port.startswith(f"rewards.{i}.") for port in ports) else "rule"
 
 
-def _beside(step: Step) -> Iterator[Leaf]:
+def _classify_frozen(step: Step) -> Iterator[Leaf]:
     """What is done with models that stay as they are, beside asking them."""
     if step.kind == "evaluate" and step.settings["program"]:
         yield "branch", "parameter-free"
@@ -92,11 +94,11 @@ def _beside(step: Step) -> Iterator[Leaf]:
         yield from (("branch", "parameter-free"), ("parameter-free", "experience"))
 
 
-def _branches(plan: Plan) -> Iterator[Leaf]:
+def _classify_branches(plan: Plan) -> Iterator[Leaf]:
     """The branch of every model that is evaluated, but not of those that others of them were made from."""
     inputs = [given for step in plan.steps if step.kind == "evaluate" for given in step.inputs]
     evaluated = {name for given in inputs if given.type in ("policy", "adapter") for name in given.steps}
-    made = {name: _made_by(name, plan) for name in sorted(evaluated)}
+    made = {name: _find_ancestors(name, plan) for name in sorted(evaluated)}
     for name, through in made.items():
         kinds = {plan.step(step).kind for step in through | {name}}
         tuned, reinforced = "sft" in kinds, bool(kinds & REINFORCED)
@@ -105,11 +107,11 @@ def _branches(plan: Plan) -> Iterator[Leaf]:
             yield "branch", "hybrid" if tuned and reinforced else one
 
 
-def _made_by(name: str, plan: Plan) -> set[str]:
+def _find_ancestors(name: str, plan: Plan) -> set[str]:
     """Steps that a step's weights went through before it."""
     starts = [i for i in plan.step(name).inputs if i.type in ("policy", "adapter") and _is_start(i.port)]
     before = {step for given in starts for step in given.steps}
-    return before.union(*(_made_by(step, plan) for step in before))
+    return before.union(*(_find_ancestors(step, plan) for step in before))
 
 
 def _is_start(port: str) -> bool:
@@ -117,7 +119,7 @@ def _is_start(port: str) -> bool:
     return port == "model" or port.startswith(("models.", "slices.", "base_model"))
 
 
-def _page(table: Mapping[Leaf, Sequence[str]], broken: Mapping[str, str]) -> str:
+def _make_page(table: Mapping[Leaf, Sequence[str]], broken: Mapping[str, str]) -> str:
     lines = ["| aspect | leaf | recipes |", "|---|---|---|"]
     lines += [f"| {aspect} | {leaf} | {', '.join(names) or '**none**'} |" for (aspect, leaf), names in table.items()]
     return "\n".join([*lines, *(f"\n{name} does not compile: {why}" for name, why in broken.items())]) + "\n"

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from flows.steps.family import die_with_parent
+from flows.processes.process_tree import die_with_parent
 from schemas.atomic_write import write_text_atomically
 
 LOOK = 0.2
@@ -26,13 +26,13 @@ PATIENCE = 5.0
 """Seconds that the server has to end by itself."""
 
 
-def host(folder: Path, port: int, command: list[str]) -> None:
+def run_host(folder: Path, port: int, command: list[str]) -> None:
     """Run the server until nobody holds `folder/users`, or it ends before it answered; then remove `server.json`."""
     with (folder / "server.log").open("ab") as log, (folder / "users").open("ab") as users:
         server, answered, deaths = _start(command, folder, log), False, 0
-        while _used(users.fileno()):
+        while _is_used(users.fileno()):
             time.sleep(LOOK)
-            answered = answered or _listens(port)
+            answered = answered or _is_listening(port)
             if server.poll() is not None:
                 if not answered:
                     break
@@ -52,18 +52,23 @@ def write_server(home: Path, pid: int, url: str = "") -> None:
 
 def _start(command: list[str], folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder, start_new_session=True,
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        start_new_session=True,
         preexec_fn=die_with_parent,
-    )  # fmt: skip
+    )
 
 
-def _listens(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
-def _used(users: int) -> bool:
+def _is_used(users: int) -> bool:
     try:
         fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,4 +87,4 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    host(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4:])
+    run_host(Path(sys.argv[1]), int(sys.argv[3]), sys.argv[4:])

@@ -35,7 +35,7 @@ NOTICE = 5 * LOOK
 """Seconds in which a host notices that nobody uses its server."""
 
 
-def prefect_environment(layout: Layout) -> dict[str, str]:
+def make_prefect_environment(layout: Layout) -> dict[str, str]:
     """Settings that keep Prefect in the state folder and quiet; those already set are left alone."""
     home = layout.state / "prefect"
     wanted = {
@@ -58,7 +58,7 @@ def prefect_environment(layout: Layout) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def server_environment(layout: Layout) -> dict[str, str]:
+def make_server_environment(layout: Layout) -> dict[str, str]:
     """Where a server keeps its records, for its own process only: an address may hold a password."""
     database = read_chosen_database(layout.state)
     if not database or "PREFECT_API_DATABASE_CONNECTION_URL" in os.environ:
@@ -70,15 +70,15 @@ def server_environment(layout: Layout) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
+def use_prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]]:
     """Use a server while the block runs; yields a function that waits until it, booting meanwhile, answers.
 
     The function returns False when its event was set before that; else it sets this process's PREFECT_API_URL, so
     Prefect must not be imported before.
     """
-    os.environ.update(prefect_environment(layout))
+    os.environ.update(make_prefect_environment(layout))
     if given := os.environ.get("PREFECT_API_URL"):
-        yield lambda stop: _given(given)
+        yield lambda stop: _add_defaults(given)
         return
     home = layout.make_state() / "prefect"
     home.mkdir(exist_ok=True)
@@ -89,41 +89,41 @@ def prefect_server(layout: Layout) -> Iterator[Callable[[threading.Event], bool]
         def ready(stop: threading.Event) -> bool:
             nonlocal before
             healthy = _wait_until_healthy(layout, stop)
-            before = _process(home)
+            before = _read_process(home)
             return healthy
 
         try:
             yield ready
         finally:
-            if before and _process(home) != before:
+            if before and _read_process(home) != before:
                 print(RESTARTED, file=sys.stderr)
             os.environ.pop("PREFECT_API_URL", None)
             fcntl.flock(users, fcntl.LOCK_UN)
             _wait_until_ended(process, layout)
 
 
-def server_url(layout: Layout) -> str | None:
+def find_server_url(layout: Layout) -> str | None:
     """Address of the server of this checkout, answering or booting: that of `posttrain up`, or the one of its runs."""
-    return _server(layout.state / "prefect").get("url")
+    return _read_server(layout.state / "prefect").get("url")
 
 
-def _server(home: Path) -> dict[str, Any]:
+def _read_server(home: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((home / "server.json").read_text()))
     return {}
 
 
-def _process(home: Path) -> str:
+def _read_process(home: Path) -> str:
     """Which process the server is; another one after it died."""
-    return str(_server(home).get("pid", ""))
+    return str(_read_server(home).get("pid", ""))
 
 
 def is_healthy(url: str) -> bool:
     """Whether a Prefect API answers there."""
-    return answers(f"{url}/health")
+    return is_answering(f"{url}/health")
 
 
-def answers(url: str) -> bool:
+def is_answering(url: str) -> bool:
     """Whether a GET succeeds within two seconds."""
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
@@ -140,20 +140,28 @@ def start_server(layout: Layout) -> subprocess.Popen[bytes] | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        port = free_port()
+        port = find_free_port()
         url = f"http://{HOST}:{port}/api"
         write_server(home, 0, url)
         server = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.servers.prefect_host", str(home), str(lock.fileno()), str(port), *server],
-            env={**os.environ, **prefect_environment(layout), **server_environment(layout), "PREFECT_API_URL": url,
-                 "PYTHONPATH": with_house()},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            env={
+                **os.environ,
+                **make_prefect_environment(layout),
+                **make_server_environment(layout),
+                "PREFECT_API_URL": url,
+                "PYTHONPATH": make_python_path(),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             pass_fds=[lock.fileno()],
-        )  # fmt: skip
+        )
 
 
-def _given(url: str) -> bool:
+def _add_defaults(url: str) -> bool:
     if not is_healthy(url):
         raise PlanError(f"Prefect's server at {url} (PREFECT_API_URL) does not answer; start it or unset the variable")
     return True
@@ -161,8 +169,8 @@ def _given(url: str) -> bool:
 
 def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
     limit, home = time.monotonic() + START_LIMIT, layout.state / "prefect"
-    while (url := server_url(layout)) is None or not is_healthy(url):
-        if time.monotonic() > limit or not _hosted(home):
+    while (url := find_server_url(layout)) is None or not is_healthy(url):
+        if time.monotonic() > limit or not _is_hosted(home):
             where = f"see {home / 'server.log'}, or run with --executor inprocess"
             raise PlanError(f"Prefect's server at {url} does not answer; {where}")
         if stop.wait(0.1):
@@ -171,7 +179,7 @@ def _wait_until_healthy(layout: Layout, stop: threading.Event) -> bool:
     return True
 
 
-def _hosted(home: Path) -> bool:
+def _is_hosted(home: Path) -> bool:
     """Whether a host lives: it holds the lock that it was handed."""
     with (home / "host.lock").open("ab") as lock:
         try:
@@ -186,19 +194,19 @@ def _wait_until_ended(process: subprocess.Popen[bytes] | None, layout: Layout) -
     if process is None:
         return
     limit = time.monotonic() + NOTICE
-    while time.monotonic() < limit and server_url(layout) is not None:
+    while time.monotonic() < limit and find_server_url(layout) is not None:
         time.sleep(0.02)
-    if server_url(layout) is None:
+    if find_server_url(layout) is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(3 * PATIENCE)
 
 
-def with_house() -> str:
+def make_python_path() -> str:
     """PYTHONPATH of a process that imports this checkout."""
     return os.pathsep.join([str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of 127.0.0.1 that nobody uses."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -9,7 +9,13 @@ import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 
-from flows.servers.prefect_server import HOST, answers, prefect_environment, server_environment, with_house
+from flows.servers.prefect_server import (
+    HOST,
+    is_answering,
+    make_prefect_environment,
+    make_python_path,
+    make_server_environment,
+)
 from flows.servers.supervisor import Service
 from lineage.layout import Layout
 
@@ -19,18 +25,18 @@ POLL = "2"
 """Seconds between looks of the worker for due runs."""
 
 
-def prefect_service(layout: Layout, api: str) -> Service:
+def make_prefect_service(layout: Layout, api: str) -> Service:
     """Prefect's server, answering at `api`."""
     port = api.removesuffix("/api").rpartition(":")[2]
     return Service(
         "prefect",
         [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", port],
-        _environment(layout, api) | server_environment(layout),
-        lambda since: answers(f"{api}/health"),
+        _make_environment(layout, api) | make_server_environment(layout),
+        lambda since: is_answering(f"{api}/health"),
     )
 
 
-def mlflow_service(layout: Layout, url: str) -> Service:
+def make_mlflow_service(layout: Layout, url: str) -> Service:
     """MLflow's server on the store that runs write to; the store's address may hold a password: it is no argument."""
     port = url.rpartition(":")[2]
     more = {
@@ -43,46 +49,68 @@ def mlflow_service(layout: Layout, url: str) -> Service:
     return Service(
         "mlflow",
         [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", port, "--workers", "1"],
-        {**os.environ, **more, "PYTHONPATH": with_house()},
-        lambda since: answers(f"{url}/health"),
+        {**os.environ, **more, "PYTHONPATH": make_python_path()},
+        lambda since: is_answering(f"{url}/health"),
     )
 
 
-def worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
+def make_worker_service(layout: Layout, api: str, limit: int, needs: str) -> Service:
     """A worker that runs what is due in the pool, `limit` flow runs at a time; it makes the pool if missing."""
     name = f"posttrain-{socket.gethostname()}"
     return Service(
         "worker",
-        [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process", "--name", name,
-         "--limit", str(limit), "--install-policy", "never"],
-        {"PREFECT_WORKER_QUERY_SECONDS": POLL, **_environment(layout, api)},
-        _polls(api, name),
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "worker",
+            "start",
+            "--pool",
+            POOL,
+            "--type",
+            "process",
+            "--name",
+            name,
+            "--limit",
+            str(limit),
+            "--install-policy",
+            "never",
+        ],
+        {"PREFECT_WORKER_QUERY_SECONDS": POLL, **_make_environment(layout, api)},
+        _make_poll_check(api, name),
         needs,
         jobs=True,
-    )  # fmt: skip
+    )
 
 
-def watcher_service(layout: Layout, api: str, needs: str) -> Service:
+def make_watcher_service(layout: Layout, api: str, needs: str) -> Service:
     """What starts recipes when data or models that they watch change."""
     command = [sys.executable, "-m", "flows.deployments.watcher"]
-    return Service("watcher", command, _environment(layout, api), lambda since: True, needs)
+    return Service("watcher", command, _make_environment(layout, api), lambda since: True, needs)
 
 
-def _environment(layout: Layout, api: str) -> dict[str, str]:
+def _make_environment(layout: Layout, api: str) -> dict[str, str]:
     """What all that talk to Prefect share; their console is a log file, so there they may say more."""
     return {
-        **os.environ, **prefect_environment(layout), "PREFECT_API_URL": api, "PYTHONPATH": with_house(),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO", "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
-        "POSTTRAIN_ROOT": str(layout.root), "NO_COLOR": "1",
-    }  # fmt: skip
+        **os.environ,
+        **make_prefect_environment(layout),
+        "PREFECT_API_URL": api,
+        "PYTHONPATH": make_python_path(),
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "INFO",
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR",
+        "POSTTRAIN_ROOT": str(layout.root),
+        "NO_COLOR": "1",
+    }
 
 
-def _polls(api: str, name: str) -> Callable[[float], bool]:
+def _make_poll_check(api: str, name: str) -> Callable[[float], bool]:
     """Whether the worker has told the server that it lives, since it was started."""
 
     def polls(since: float) -> bool:
         asked = urllib.request.Request(
-            f"{api}/work_pools/{POOL}/workers/filter", b"{}", {"Content-Type": "application/json", **_credentials()}
+            f"{api}/work_pools/{POOL}/workers/filter",
+            b"{}",
+            {"Content-Type": "application/json", **_read_credentials()},
         )
         try:
             with urllib.request.urlopen(asked, timeout=5) as answer:
@@ -95,7 +123,7 @@ def _polls(api: str, name: str) -> Callable[[float], bool]:
     return polls
 
 
-def _credentials() -> dict[str, str]:
+def _read_credentials() -> dict[str, str]:
     """The header that a server with a password or key wants, by Prefect's own variables."""
     if key := os.environ.get("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}

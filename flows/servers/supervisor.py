@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.steps.family import Stopped, bury, die_with_parent
+from flows.processes.process_tree import WaitForStop, die_with_parent, reap_children
 from schemas.errors import StepError
 
 LOOK = 0.2
@@ -47,7 +47,7 @@ class Service:
 
 
 @dataclass
-class Kept:
+class RunningService:
     """A service as it stands."""
 
     service: Service
@@ -68,10 +68,10 @@ class Supervisor:
     """Keeps services until it is told to stop; `changed` hears whenever a process came or went."""
 
     def __init__(self, services: Sequence[Service], folder: Path, say: Say, changed: Callable[[dict[str, int]], None]):
-        self.kept = {service.name: Kept(service) for service in services}
+        self.kept = {service.name: RunningService(service) for service in services}
         self.folder, self.say, self.changed = folder, say, changed
 
-    def run(self, stopped: Stopped, ready: Callable[[], None]) -> None:
+    def run(self, stopped: WaitForStop, ready: Callable[[], None]) -> None:
         """Keep the services until `stopped`; `ready` is called once, when all answer.
 
         Raises StepError when a service dies or does not answer before it ever did.
@@ -94,7 +94,7 @@ class Supervisor:
             needed = self.kept.get(kept.service.needs)
             if kept.process is None and time.time() >= kept.due and (needed is None or needed.answered):
                 self._start(kept)
-        bury({*before.values(), *self.pids().values()})
+        reap_children({*before.values(), *self.pids().values()})
         if self.pids() != before:
             self.changed(self.pids())
         for kept in self.kept.values():
@@ -109,15 +109,21 @@ class Supervisor:
         """What a service writes."""
         return self.folder / f"{name}.log"
 
-    def _start(self, kept: Kept) -> None:
+    def _start(self, kept: RunningService) -> None:
         with self.log(kept.service.name).open("ab") as log:
             kept.process = subprocess.Popen(
-                kept.service.command, env=kept.service.environment, cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent,
-            )  # fmt: skip
+                kept.service.command,
+                env=kept.service.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
         kept.started, kept.answered = time.time(), False
 
-    def _ask(self, kept: Kept) -> None:
+    def _ask(self, kept: RunningService) -> None:
         name = kept.service.name
         if kept.answered:
             if time.time() - kept.started > STEADY:
@@ -129,17 +135,21 @@ class Supervisor:
         elif not kept.answered_ever and time.time() - kept.started > START_LIMIT:
             raise StepError(f"{name} did not answer within {START_LIMIT:.0f} s; see {self.log(name)}")
         if kept.service.jobs:
-            kept.jobs = {pid for pid in kept.jobs if _lives(pid)} | {child.pid for child in _children(kept.process)}
+            kept.jobs = {pid for pid in kept.jobs if _is_process_alive(pid)} | {
+                child.pid for child in _list_children(kept.process)
+            }
 
-    def _died(self, kept: Kept) -> None:
-        name, code = kept.service.name, kept.process.returncode
+    def _died(self, kept: RunningService) -> None:
+        process = kept.process
+        assert process is not None
+        name, code = kept.service.name, process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if not kept.answered_ever:
             raise StepError(f"{name} {how} before it answered; see {self.log(name)}")
         if not kept.service.jobs:
-            _signal_group(kept.process, signal.SIGKILL)  # what it left would hold its port
+            _signal_group(process, signal.SIGKILL)  # what it left would hold its port
         wait = min(FIRST_WAIT * 2**kept.ends, LONGEST_WAIT)
-        alive = [pid for pid in kept.jobs if _lives(pid)]
+        alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
         going_on = f"; {len(alive)} of its flow runs go on without it" if alive else ""
         self.say(name, f"{how}{going_on}; it is started again in {wait:.0f} s; see {self.log(name)}")
         kept.process, kept.due, kept.ends = None, time.time() + wait, kept.ends + 1
@@ -152,11 +162,11 @@ class Supervisor:
             if kept.process is not None:
                 _end(kept.process)
 
-    def _stop_jobs(self, kept: Kept) -> None:
+    def _stop_jobs(self, kept: RunningService) -> None:
         limit, asked = time.monotonic() + JOB_PATIENCE, set()
         while time.monotonic() < limit:
-            kept.jobs |= {child.pid for child in _children(kept.process)}
-            alive = [pid for pid in kept.jobs if _lives(pid)]
+            kept.jobs |= {child.pid for child in _list_children(kept.process)}
+            alive = [pid for pid in kept.jobs if _is_process_alive(pid)]
             if not alive:
                 return
             for pid in set(alive) - asked:
@@ -181,7 +191,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(process.pid, number)
 
 
-def _children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
+def _list_children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
     if process is None:
         return []
     try:
@@ -190,7 +200,7 @@ def _children(process: subprocess.Popen[bytes] | None) -> list[psutil.Process]:
         return []
 
 
-def _lives(pid: int) -> bool:
+def _is_process_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

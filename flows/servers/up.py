@@ -17,11 +17,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from flows.processes.process_tree import WaitForStop, run_in_process_tree
 from flows.servers.prefect_host import write_server
-from flows.servers.prefect_server import HOST, free_port, is_healthy
-from flows.servers.services import POOL, mlflow_service, prefect_service, watcher_service, worker_service
+from flows.servers.prefect_server import HOST, find_free_port, is_healthy
+from flows.servers.services import (
+    POOL,
+    make_mlflow_service,
+    make_prefect_service,
+    make_watcher_service,
+    make_worker_service,
+)
 from flows.servers.supervisor import Say, Service, Supervisor
-from flows.steps.family import Stopped, with_family
 from lineage.database import SQLITE, hide_password, prepare_database, read_chosen_database, remember_database
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
@@ -43,7 +49,7 @@ class Addresses:
     mlflow_given: bool = False
 
 
-def up(
+def run_services(
     layout: Layout, console: Console, *, prefect_port: int, mlflow_port: int, database: str | None, limit: int
 ) -> int:
     """Keep everything running until Ctrl-C or SIGTERM; returns the exit code.
@@ -53,13 +59,13 @@ def up(
     """
     folder = layout.make_state() / FOLDER
     folder.mkdir(exist_ok=True)
-    with _alone(layout, folder):
-        addresses = _addresses(prefect_port, mlflow_port)
+    with _lock_checkout(layout, folder):
+        addresses = _choose_addresses(prefect_port, mlflow_port)
         _choose_database(layout, database)
-        return with_family(lambda stopped: _keep(layout, console, addresses, limit, stopped))
+        return run_in_process_tree(lambda stopped: _run_until_stopped(layout, console, addresses, limit, stopped))
 
 
-def is_up(layout: Layout) -> dict | None:
+def read_addresses(layout: Layout) -> dict | None:
     """What `up.json` says of the `up` that runs in this checkout; None when none does."""
     folder = layout.state / FOLDER
     with contextlib.suppress(OSError, ValueError), (folder / LOCK).open("rb") as lock:
@@ -70,7 +76,7 @@ def is_up(layout: Layout) -> dict | None:
     return None
 
 
-def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: Stopped) -> int:
+def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, limit: int, stopped: WaitForStop) -> int:
     def say(name: str, text: str) -> None:
         console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True, highlight=False)
 
@@ -80,51 +86,51 @@ def _keep(layout: Layout, console: Console, addresses: Addresses, limit: int, st
         if "prefect" in pids:  # a run beside sees that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
-    supervisor = Supervisor(_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
+    supervisor = Supervisor(_make_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
     for name in supervisor.kept:
-        _put_aside(supervisor.log(name))
+        _move_records(supervisor.log(name))
     changed({})
     try:
-        with _as_host(layout, addresses.prefect, say, stopped) as hosted:
+        with _replace_server(layout, addresses.prefect, say, stopped) as hosted:
             if hosted:
                 console.print("starting Prefect, MLflow and the worker ...", highlight=False)
-                supervisor.run(stopped, lambda: _announce(console, layout, addresses, limit))
+                supervisor.run(stopped, lambda: _print_addresses(console, layout, addresses, limit))
                 console.print("stopped", highlight=False)
     finally:
         (layout.state / FILE).unlink(missing_ok=True)
     return 0
 
 
-def _services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]:
+def _make_services(layout: Layout, addresses: Addresses, limit: int) -> list[Service]:
     api, needs = addresses.prefect, "" if addresses.prefect_given else "prefect"
     services = [
-        None if addresses.prefect_given else prefect_service(layout, api),
-        None if addresses.mlflow_given else mlflow_service(layout, addresses.mlflow),
-        worker_service(layout, api, limit, needs),
-        watcher_service(layout, api, needs),
+        None if addresses.prefect_given else make_prefect_service(layout, api),
+        None if addresses.mlflow_given else make_mlflow_service(layout, addresses.mlflow),
+        make_worker_service(layout, api, limit, needs),
+        make_watcher_service(layout, api, needs),
     ]
     return [service for service in services if service is not None]
 
 
-def _announce(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
+def _print_addresses(console: Console, layout: Layout, addresses: Addresses, limit: int) -> None:
     database = read_chosen_database(layout.state)
     for name, text in (
         ("Prefect", addresses.prefect.removesuffix("/api") + (" (was there)" if addresses.prefect_given else "")),
         ("MLflow", addresses.mlflow + (" (was there)" if addresses.mlflow_given else "")),
         ("worker", f"pool {POOL}, at most {limit} flow runs at a time"),
-        ("records", hide_password(database) if database else f"SQLite in {_near(layout.state)}"),
-        ("logs", _near(layout.state / FOLDER)),
+        ("records", hide_password(database) if database else f"SQLite in {_shorten_path(layout.state)}"),
+        ("logs", _shorten_path(layout.state / FOLDER)),
     ):
         console.print(f"{name:<8} {text}", highlight=False, markup=False, soft_wrap=True)
     console.print("Ctrl-C ends all of it", highlight=False)
 
 
-def _near(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     return os.path.relpath(path)
 
 
 @contextlib.contextmanager
-def _alone(layout: Layout, folder: Path) -> Iterator[None]:
+def _lock_checkout(layout: Layout, folder: Path) -> Iterator[None]:
     """Be the only `up` of the checkout; the kernel gives the lock back when its family is gone."""
     with (folder / LOCK).open("ab") as lock:
         for _ in range(3):  # somebody may just be looking whether it is held
@@ -133,7 +139,7 @@ def _alone(layout: Layout, folder: Path) -> Iterator[None]:
                 break
             time.sleep(0.1)
         else:
-            there = is_up(layout) or {}
+            there = read_addresses(layout) or {}
             where = ", ".join(f"{name} at {there[name]}" for name in ("prefect", "mlflow") if name in there)
             pid = there.get("pids", {}).get("up", "?")
             raise PlanError(
@@ -144,7 +150,7 @@ def _alone(layout: Layout, folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_host(layout: Layout, api: str, say: Say, stopped: Stopped) -> Iterator[bool]:
+def _replace_server(layout: Layout, api: str, say: Say, stopped: WaitForStop) -> Iterator[bool]:
     """Stand in for the server that runs would start for themselves: they find this one; False when stopped before.
 
     Two servers on one SQLite file would get into each other's way, so one that a run has started must end first.
@@ -171,7 +177,7 @@ def _as_host(layout: Layout, api: str, say: Say, stopped: Stopped) -> Iterator[b
             (home / "server.json").unlink(missing_ok=True)
 
 
-def _addresses(prefect_port: int, mlflow_port: int) -> Addresses:
+def _choose_addresses(prefect_port: int, mlflow_port: int) -> Addresses:
     """Where things will be; PREFECT_API_URL and MLFLOW_TRACKING_URI name servers that are there."""
     prefect, mlflow = os.environ.get("PREFECT_API_URL"), os.environ.get("MLFLOW_TRACKING_URI", "")
     if prefect and not is_healthy(prefect):
@@ -183,14 +189,18 @@ def _addresses(prefect_port: int, mlflow_port: int) -> Addresses:
         raise PlanError(
             f"MLflow's server at {given} (MLFLOW_TRACKING_URI) does not answer; start it or unset the variable"
         )
-    api = prefect.rstrip("/") if prefect else f"http://{HOST}:{_port('Prefect', '--prefect-port', prefect_port)}/api"
-    ui = given or f"http://{HOST}:{_port('MLflow', '--mlflow-port', mlflow_port)}"
+    api = (
+        prefect.rstrip("/")
+        if prefect
+        else f"http://{HOST}:{_choose_port('Prefect', '--prefect-port', prefect_port)}/api"
+    )
+    ui = given or f"http://{HOST}:{_choose_port('MLflow', '--mlflow-port', mlflow_port)}"
     return Addresses(api, ui, bool(prefect), bool(given))
 
 
-def _port(who: str, option: str, port: int) -> int:
+def _choose_port(who: str, option: str, port: int) -> int:
     if port == 0:
-        return free_port()
+        return find_free_port()
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -222,6 +232,6 @@ def _refuse_password(database: str) -> None:
         )
 
 
-def _put_aside(log: Path) -> None:
+def _move_records(log: Path) -> None:
     if log.is_file() and log.stat().st_size > KEPT_LOG:
         log.replace(log.with_suffix(".log.old"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from flows.serving.asked import Asked
+from flows.serving.asked import CompletionRequest
 from flows.serving.batch import Token
 from flows.serving.worker import Finish, Piece
 
@@ -55,7 +55,8 @@ class Chat:
 
     def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, Any]]:
         return [
-            _shown(tokenizer, t.id, t.logprob) | {"top_logprobs": [_shown(tokenizer, *other) for other in t.others]}
+            _show_token(tokenizer, t.id, t.logprob)
+            | {"top_logprobs": [_show_token(tokenizer, *other) for other in t.others]}
             for t in tokens
         ]
 
@@ -82,26 +83,30 @@ class Plain:
         return {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
     def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> dict[str, Any]:
-        words = [_text(tokenizer, token.id) for token in tokens]
+        words = [_decode_token(tokenizer, token.id) for token in tokens]
         starts = list(accumulate(map(len, words[:-1]), initial=offset)) if words else []
-        best = [{_text(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
+        best = [{_decode_token(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
         return {
-            "tokens": words, "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": best, "text_offset": starts,
-        }  # fmt: skip
+            "tokens": words,
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": best,
+            "text_offset": starts,
+        }
 
 
 class Answer:
     """One answer under way: its number, its time, its counts."""
 
-    def __init__(self, asked: Asked, words: Chat | Plain, fingerprint: str, tokenizer: Any):
+    def __init__(self, asked: CompletionRequest, words: Chat | Plain, fingerprint: str, tokenizer: Any):
         self.asked, self.words, self.tokenizer = asked, words, tokenizer
         self.wanted = asked.asks[0].alternatives is not None
         self.choices = [Choice(index) for index in range(len(asked.asks) * asked.n)]
         self.head = {
-            "id": words.prefix + secrets.token_hex(12), "created": int(time.time()), "model": asked.model,
+            "id": words.prefix + secrets.token_hex(12),
+            "created": int(time.time()),
+            "model": asked.model,
             "system_fingerprint": fingerprint,
-        }  # fmt: skip
+        }
 
     @property
     def is_over(self) -> bool:
@@ -139,10 +144,10 @@ class Answer:
         return self.head | {"object": self.words.part, "choices": choices}
 
 
-def _shown(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
-    said = _text(tokenizer, token)
+def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
+    said = _decode_token(tokenizer, token)
     return {"token": said, "logprob": logprob, "bytes": list(said.encode())}
 
 
-def _text(tokenizer: Any, token: int) -> str:
+def _decode_token(tokenizer: Any, token: int) -> str:
     return str(tokenizer.decode([token]))

@@ -7,9 +7,9 @@ one thread, what takes time with long answers in another.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -18,28 +18,29 @@ from starlette.requests import ClientDisconnect
 
 from flows.serving import asked
 from flows.serving.answers import Answer, Chat, Plain
-from flows.serving.asked import Asked
-from flows.serving.bodies import most_bytes, parse, read_body
+from flows.serving.asked import CompletionRequest
+from flows.serving.bodies import max_body_bytes, parse_json, read_body
 from flows.serving.current import Current, Served
 from flows.serving.guard import Guard
-from flows.serving.pieces import TIMED_OUT, pieces_of
+from flows.serving.pieces import TIMED_OUT, stream_pieces
 from flows.serving.refusals import Refused, error_body, quoted
 from flows.serving.rules import Rules
 from flows.serving.worker import Piece
 
 SENT_AT_ONCE = 64 * 1024
 """Characters of an answer given to the connection before it waits for the client to read."""
-Reader = Callable[[Any, Any, int], Asked]
-Pieces = AsyncIterator[tuple[int, Piece | None]]
+Reader = Callable[[Any, Any, int], CompletionRequest]
+Pieces = AsyncGenerator[tuple[int, Piece | None]]
 
 
 def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
     """The application over what is served at the moment."""
     app = FastAPI(title="posttrain serve", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     endpoint = Endpoint(current, rules or Rules())
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(HTTPException, _unrouted)
-    app.add_exception_handler(Exception, _broken)
+    # Starlette's stubs want handlers of any exception; each of these gets the one that it is added for.
+    app.add_exception_handler(Refused, cast(Any, _answer_refused))
+    app.add_exception_handler(HTTPException, cast(Any, _answer_unrouted))
+    app.add_exception_handler(Exception, _answer_broken)
     app.add_middleware(Guard, rules=endpoint.rules)
 
     @app.get("/health")
@@ -52,15 +53,15 @@ def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        return _named(current, name).card()
+        return _find_served(current, name).card()
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await endpoint.answer(request, asked.chat, Chat())
+        return await endpoint.answer(request, asked.read_chat, Chat())
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await endpoint.answer(request, asked.text, Plain())
+        return await endpoint.answer(request, asked.read_text_request, Plain())
 
     return app
 
@@ -82,10 +83,10 @@ class Endpoint:
             async with asyncio.timeout_at(until):
                 served, understood = await loop.run_in_executor(self.reading, self._understood, body, read)
             answer = Answer(understood, words, served.fingerprint, served.worker.policy.tokenizer)
-            pieces = pieces_of(understood, served.worker, until)
+            pieces = stream_pieces(understood, served.worker, until)
             if understood.stream:
-                return StreamingResponse(_stream(answer, pieces), media_type="text/event-stream")
-            if not await _taken(answer, pieces, request):
+                return StreamingResponse(_stream_events(answer, pieces), media_type="text/event-stream")
+            if not await _take_pieces(answer, pieces, request):
                 return Response(status_code=499)
             content = await loop.run_in_executor(self.writing, answer.rendered)
         except TimeoutError as error:
@@ -93,18 +94,18 @@ class Endpoint:
         except ClientDisconnect:
             return Response(status_code=499)
         headers = {"content-length": str(len(content))}
-        return StreamingResponse(_in_parts(content), media_type="application/json", headers=headers)
+        return StreamingResponse(_split_text(content), media_type="application/json", headers=headers)
 
     def _most_bytes(self) -> int:
-        return most_bytes(self.current.served.worker.max_length)
+        return max_body_bytes(self.current.served.worker.max_length)
 
-    def _understood(self, body: bytes, read: Reader) -> tuple[Served, Asked]:
-        value = parse(body, self.current.served.worker.max_length)
-        served = _named(self.current, value.get("model") if isinstance(value, dict) else None)
+    def _understood(self, body: bytes, read: Reader) -> tuple[Served, CompletionRequest]:
+        value = parse_json(body, self.current.served.worker.max_length)
+        served = _find_served(self.current, value.get("model") if isinstance(value, dict) else None)
         return served, read(value, served.worker.policy.tokenizer, served.worker.max_length)
 
 
-async def _taken(answer: Answer, pieces: Pieces, request: Request) -> bool:
+async def _take_pieces(answer: Answer, pieces: Pieces, request: Request) -> bool:
     """Take all pieces; returns False when the client has left."""
     async with contextlib.aclosing(pieces):
         async for index, piece in pieces:
@@ -115,7 +116,7 @@ async def _taken(answer: Answer, pieces: Pieces, request: Request) -> bool:
     return True
 
 
-def _named(current: Current, name: Any) -> Served:
+def _find_served(current: Current, name: Any) -> Served:
     if not isinstance(name, str):
         raise Refused("model: the name of a model is wanted", "model")
     if name != current.served.name:
@@ -124,40 +125,40 @@ def _named(current: Current, name: Any) -> Served:
     return current.served
 
 
-async def _stream(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
+async def _stream_events(answer: Answer, pieces: Pieces) -> AsyncIterator[str]:
     for chunk in answer.opening():
-        yield _event(chunk)
+        yield _format_event(chunk)
     try:
         async with contextlib.aclosing(pieces):
             async for index, piece in pieces:
                 if piece is not None:
-                    yield _event(answer.chunk(index, piece))
+                    yield _format_event(answer.chunk(index, piece))
     except Exception as error:  # the status was sent long ago: the error is an event
         said = f"{TIMED_OUT} its limit" if isinstance(error, TimeoutError) else str(error)
-        yield _event({"error": error_body(said, "server_error")})
+        yield _format_event({"error": error_body(said, "server_error")})
         return
     for chunk in answer.closing():
-        yield _event(chunk)
+        yield _format_event(chunk)
     yield "data: [DONE]\n\n"
 
 
-async def _in_parts(content: bytes) -> AsyncIterator[bytes]:
+async def _split_text(content: bytes) -> AsyncIterator[bytes]:
     for at in range(0, len(content), SENT_AT_ONCE):
         yield content[at : at + SENT_AT_ONCE]
 
 
-def _event(content: dict[str, Any]) -> str:
+def _format_event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 
-async def _refused(request: Request, error: Refused) -> JSONResponse:
+async def _answer_refused(request: Request, error: Refused) -> JSONResponse:
     return error.response()
 
 
-async def _unrouted(request: Request, error: HTTPException) -> JSONResponse:
+async def _answer_unrouted(request: Request, error: HTTPException) -> JSONResponse:
     said = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
     return Refused(said, status=error.status_code, headers=error.headers).response()
 
 
-async def _broken(request: Request, error: Exception) -> JSONResponse:
+async def _answer_broken(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": error_body(f"{type(error).__name__}: {error}", "server_error")}, 500)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from flows.serving.batch import Ask
+from flows.serving.batch import PromptRequest
 from flows.serving.refusals import Refused, quoted
-from learning.texts.chat import encode_prompt
+from learning.data.chat import encode_prompt
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63
@@ -26,14 +26,28 @@ CHARACTERS_PER_TOKEN = 32
 MOST_STOPS, LONGEST_STOP = 4, 256
 ROLE = re.compile(r"[a-z_]{1,32}")
 WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "user": (), "metadata": (), "store": (), "safety_identifier": (), "service_tier": (), "prompt_cache_key": (),
-}  # fmt: skip
+    "user": (),
+    "metadata": (),
+    "store": (),
+    "safety_identifier": (),
+    "service_tier": (),
+    "prompt_cache_key": (),
+}
 """Parameters that say something to a provider and nothing to a model: any value."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "best_of": (1,), "echo": (False,),
-    "suffix": ("",), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "modalities": (["text"],),
-    "response_format": ({"type": "text"},), "parallel_tool_calls": (True, False),
-}  # fmt: skip
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True, False),
+}
 """Parameters that this endpoint does not have, with the values that ask for nothing."""
 
 
@@ -85,11 +99,11 @@ class TextBody(Body):
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """A request, understood: `n` samples of every prompt."""
 
     model: str
-    asks: tuple[Ask, ...]
+    asks: tuple[PromptRequest, ...]
     n: int
     stops: tuple[str, ...]
     stream: bool
@@ -97,12 +111,12 @@ class Asked:
     """Whether a stream ends with the counts."""
 
 
-def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
+def read_chat(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
     """Read a chat request. Raises Refused."""
-    read = _read(ChatBody, body)
+    read = _read_body(ChatBody, body)
     if read.top_logprobs is not None and not read.logprobs:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
-    messages = [_message(message, i) for i, message in enumerate(read.messages)]
+    messages = [_check_message(message, i) for i, message in enumerate(read.messages)]
     _check_characters(sum(len(message["content"]) for message in messages), max_length, "messages")
     try:
         ids = encode_prompt(tokenizer, messages)
@@ -110,21 +124,21 @@ def chat(body: Any, tokenizer: Any, max_length: int) -> Asked:
         raise Refused(str(error), "messages") from error
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     alternatives = (read.top_logprobs or 0) if read.logprobs else None
-    return _asked(read, [ids], limit, alternatives, max_length, "messages")
+    return _check_request(read, [ids], limit, alternatives, max_length, "messages")
 
 
-def text(body: Any, tokenizer: Any, max_length: int) -> Asked:
+def read_text_request(body: Any, tokenizer: Any, max_length: int) -> CompletionRequest:
     """Read a request for plain completions. Raises Refused."""
-    read = _read(TextBody, body)
-    prompts = _prompts(read.prompt)
+    read = _read_body(TextBody, body)
+    prompts = _list_prompts(read.prompt)
     _check_choices(read, len(prompts))
-    ids = (_encoded(prompt, tokenizer, max_length) for prompt in prompts)
-    return _asked(read, ids, read.max_tokens or 16, read.logprobs, max_length, "prompt")
+    ids = (_encode_prompt(prompt, tokenizer, max_length) for prompt in prompts)
+    return _check_request(read, ids, read.max_tokens or 16, read.logprobs, max_length, "prompt")
 
 
-def _asked(
+def _check_request(
     read: Body, prompts: Iterable[list[int]], limit: int | None, alternatives: int | None, max_length: int, param: str
-) -> Asked:
+) -> CompletionRequest:
     seed = secrets.randbelow(LARGEST_SEED) if read.seed is None else read.seed % LARGEST_SEED
     heat = 1.0 if read.temperature is None else read.temperature
     asks = []
@@ -136,15 +150,15 @@ def _asked(
             wanted = f"{limit} for the completion" if limit else "room for a completion"
             said = f"the model holds {max_length} tokens; you asked for {len(ids)} in {param} and {wanted}"
             raise Refused(said, param, "context_length_exceeded")
-        asks.append(Ask(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
+        asks.append(PromptRequest(tuple(ids), limit or room, seed, heat, read.top_p or 1.0, alternatives))
     if not asks:
         raise Refused(f"{param}: empty", param)
     _check_answer(asks, read.n or 1, alternatives)
     with_usage = bool(read.stream_options and read.stream_options.include_usage)
-    return Asked(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
+    return CompletionRequest(read.model, tuple(asks), read.n or 1, read.stops, bool(read.stream), with_usage)
 
 
-def _read(kind: type[Any], body: Any) -> Any:
+def _read_body(kind: type[Any], body: Any) -> Any:
     """A body as its schema. Raises Refused with the parameter that is wrong."""
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
@@ -166,7 +180,7 @@ def _read(kind: type[Any], body: Any) -> Any:
         raise Refused(f"{where}: {first['msg']}", param) from error
 
 
-def _message(message: dict[str, Any], index: int) -> dict[str, str]:
+def _check_message(message: dict[str, Any], index: int) -> dict[str, str]:
     """A message of a role and a text. Raises Refused for tools, pictures and the like."""
     where = f"messages[{index}]"
     content = message.get("content")
@@ -182,7 +196,7 @@ def _message(message: dict[str, Any], index: int) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _prompts(prompt: Any) -> list[Any]:
+def _list_prompts(prompt: Any) -> list[Any]:
     """The prompts of a request for plain completions, each a text or a list of token ids. Raises Refused."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return [prompt]
@@ -191,7 +205,7 @@ def _prompts(prompt: Any) -> list[Any]:
     raise Refused("prompt: a text, a list of texts, a list of token ids or a list of such lists is wanted", "prompt")
 
 
-def _encoded(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
+def _encode_prompt(prompt: str | list[int], tokenizer: Any, max_length: int) -> list[int]:
     """Token ids of a prompt. Raises Refused."""
     if isinstance(prompt, str):
         _check_characters(len(prompt), max_length, "prompt")
@@ -226,7 +240,7 @@ def _check_characters(count: int, max_length: int, param: str) -> None:
         raise Refused(said, param, "context_length_exceeded")
 
 
-def _check_answer(asks: list[Ask], n: int, alternatives: int | None) -> None:
+def _check_answer(asks: list[PromptRequest], n: int, alternatives: int | None) -> None:
     """Refuse an answer that would not fit into memory. Raises Refused."""
     tokens = n * sum(ask.max_tokens for ask in asks)
     if tokens > MOST_TOKENS:

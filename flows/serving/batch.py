@@ -1,6 +1,7 @@
 """Samples that run side by side and come and go: the torch engine's slots, for requests that arrive at any time.
 
-A sample takes the same tokens as from `learning.engines.torch`, whatever runs beside it: its random numbers are those
+A sample takes the same tokens as from `learning.generation.engines.torch`, whatever runs beside it: its random
+numbers are those
 of (seed, number). Shapes: B slots in use, V vocabulary, K alternatives.
 """
 
@@ -11,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learning.engines.picking import pick
-from learning.engines.slots import Slots, prefill, slot_logits
+from learning.generation.engines.slots import Slots, prefill, slot_logits
+from learning.generation.engines.token_sampling import pick
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptRequest:
     """What every sample of a request has in common."""
 
     prompt_ids: tuple[int, ...]
@@ -41,7 +42,7 @@ class Token:
 class Sample:
     """One completion under way."""
 
-    ask: Ask
+    ask: PromptRequest
     number: int
     """Which of the request's samples: its random stream."""
     owner: Any
@@ -77,7 +78,7 @@ class Batch:
         """Samples that can be admitted now."""
         return self.max_slots - len(self.samples)
 
-    def admit(self, ask: Ask, samples: list[Sample]) -> None:
+    def admit(self, ask: PromptRequest, samples: list[Sample]) -> None:
         """Begin some samples of one request, at most `room`: its prompt is computed once."""
         rows = self._tensor(range(len(self.samples), len(self.samples) + len(samples)))
         known = ask.prompt_ids[:-1]
@@ -113,10 +114,13 @@ class Batch:
         drawn = torch.tensor([[sample.stream.random()] for sample in self.samples], dtype=torch.float64)
         nucleus = any(sample.ask.top_p < 1 for sample in self.samples)
         return pick(
-            logits_BV, torch.tensor(heats, dtype=torch.float32, device=self.device),
-            drawn.to(self.device) if max(heats) > 0 else None, greedy=min(heats) <= 0, place_B=logits_BV.new_zeros(0),
+            logits_BV,
+            torch.tensor(heats, dtype=torch.float32, device=self.device),
+            drawn.to(self.device) if max(heats) > 0 else None,
+            greedy=min(heats) <= 0,
+            place_B=logits_BV.new_zeros(0),
             processor=self._nucleus if nucleus else None,
-        ).token_B.tolist()  # fmt: skip
+        ).token_B.tolist()
 
     def _nucleus(self, logits_BV: Tensor, place_B: Tensor) -> Tensor:
         """Keep the fewest tokens whose probabilities reach top_p (Holtzman et al. 2020), never fewer than one."""

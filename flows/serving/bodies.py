@@ -25,7 +25,7 @@ LARGEST_INTEGER = 2**64
 DIGITS = 20
 
 
-def most_bytes(max_length: int) -> int:
+def max_body_bytes(max_length: int) -> int:
     """Bytes that a body may have for a model of that length: 832 KiB for 4096 tokens."""
     return BASE_BYTES + BYTES_PER_TOKEN * max_length
 
@@ -34,40 +34,40 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The body of a request. Raises Refused when it is too long, from its announcement on, or too slow."""
     announced = request.headers.get("content-length", "")
     if len(announced) > DIGITS or int(announced or 0) > limit:
-        raise _too_large(limit)
+        raise _refuse_too_large(limit)
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > limit:
-                    raise _too_large(limit)
+                    raise _refuse_too_large(limit)
     except TimeoutError as error:
         said = f"the body did not arrive within {seconds:g} s"
         raise Refused(said, status=408, headers={"connection": "close"}) from error
     return bytes(body)
 
 
-def parse(body: bytes, max_length: int) -> Any:
+def parse_json(body: bytes, max_length: int) -> Any:
     """JSON as values whose texts can be encoded, whose numbers are finite and whose keys are unique. Raises Refused."""
-    _count(body, BASE_ELEMENTS + ELEMENTS_PER_TOKEN * max_length)
+    _check_counts(body, BASE_ELEMENTS + ELEMENTS_PER_TOKEN * max_length)
     try:
         value = json.loads(
             body.decode(),
-            object_pairs_hook=_object,
+            object_pairs_hook=_make_object,
             parse_constant=_refuse_constant,
-            parse_int=_integer,
-            parse_float=_float,
+            parse_int=_parse_integer,
+            parse_float=_parse_float,
         )
     except RecursionError as error:
-        raise _too_deep() from error
+        raise _refuse_too_deep() from error
     except ValueError as error:  # also of text that is no UTF-8
         raise Refused(f"the body is no JSON: {error}") from error
-    _check(value)
+    _check_values(value)
     return value
 
 
-def _count(body: bytes, most: int) -> None:
+def _check_counts(body: bytes, most: int) -> None:
     """Refuse what would take long to parse, by the signs outside of its texts."""
     signs, at = bytearray(), 0
     for number, text in enumerate(TEXT.finditer(body)):
@@ -83,7 +83,7 @@ def _count(body: bytes, most: int) -> None:
         raise Refused(f"the body has more than {most} values", status=413)
 
 
-def _check(value: Any) -> None:
+def _check_values(value: Any) -> None:
     """Go through a value level by level, without recursion."""
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -100,7 +100,7 @@ def _check(value: Any) -> None:
         if not below:
             return
         level = below
-    raise _too_deep()
+    raise _refuse_too_deep()
 
 
 def _check_text(text: str) -> None:
@@ -112,7 +112,7 @@ def _check_text(text: str) -> None:
         raise Refused("a text holds half of a surrogate pair") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -121,13 +121,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > DIGITS or abs(number := int(text)) > LARGEST_INTEGER:
         raise Refused("a whole number has more than 64 bits")
     return number
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise Refused("a number is too large")
     return number
@@ -137,9 +137,9 @@ def _refuse_constant(text: str) -> Never:
     raise Refused(f"{text} is no JSON number")
 
 
-def _too_large(limit: int) -> Refused:
+def _refuse_too_large(limit: int) -> Refused:
     return Refused(f"the body is longer than {limit} bytes", code="body_too_large", status=413)
 
 
-def _too_deep() -> Refused:
+def _refuse_too_deep() -> Refused:
     return Refused(f"the body is nested deeper than {DEEPEST} levels")

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
-from learning.engines.slot_check import why_not_slots
+from learning.generation.engines.slot_check import why_not_slots
 from learning.models.policy import Policy, load_policy
 from lineage.layout import Layout
 from lineage.registry.champions import read_standing
@@ -49,9 +49,14 @@ class Served:
     def card(self) -> dict[str, Any]:
         """As /v1/models shows it."""
         return {
-            "id": self.name, "object": "model", "created": self.since, "owned_by": "posttrain",
-            "root": self.chosen.said, "max_model_len": self.worker.max_length, "digest": self.chosen.digest,
-        }  # fmt: skip
+            "id": self.name,
+            "object": "model",
+            "created": self.since,
+            "owned_by": "posttrain",
+            "root": self.chosen.said,
+            "max_model_len": self.worker.max_length,
+            "digest": self.chosen.digest,
+        }
 
 
 class Current:

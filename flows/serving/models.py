@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flows.gates.promotion import artifact
+from flows.champions.promotion import find_artifact
 from lineage.artifacts.artifact_check import check_artifact
 from lineage.artifacts.store import Store
 from lineage.audit.moves import Move
@@ -12,9 +12,9 @@ from lineage.registry.champions import load_promoted_artifact, read_standing
 from lineage.registry.registered import ALIAS
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
+from schemas.references import POLICY_TYPES
 
 FILES = ("config.json", "adapter_config.json")
-MODELS = ("policy", "adapter")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def _promoted(layout: Layout, name: str, by: Move, asked: str, alarms: tuple[str
 
 def _made(word: str, layout: Layout) -> Chosen:
     """A model that a step made."""
-    manifest = artifact(layout, word)
-    output = next((name for name, output in manifest.outputs.items() if output.type in MODELS), None)
+    manifest = find_artifact(layout, word)
+    output = next((name for name, output in manifest.outputs.items() if output.type in POLICY_TYPES), None)
     if output is None:
         kinds = ", ".join(output.type for output in manifest.outputs.values())
         raise PlanError(f"{manifest.step} ({manifest.key[:12]}) makes {kinds}; a policy or an adapter can be served")

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
-from flows.serving.asked import Asked
+from flows.serving.asked import CompletionRequest
 from flows.serving.worker import Job, Piece, Worker
 
 LOOK = 1.0
@@ -12,7 +12,9 @@ LOOK = 1.0
 TIMED_OUT = "the answer was not complete within"
 
 
-async def pieces_of(understood: Asked, worker: Worker, until: float) -> AsyncIterator[tuple[int, Piece | None]]:
+async def stream_pieces(
+    understood: CompletionRequest, worker: Worker, until: float
+) -> AsyncGenerator[tuple[int, Piece | None]]:
     """Pieces with the index of their choice, until all have ended; None about once per second.
 
     Raises TimeoutError at the time `until` of the loop, and what the engine raised.

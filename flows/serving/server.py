@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import uvicorn
@@ -92,7 +92,8 @@ def configuration(app: Any, rules: Rules) -> uvicorn.Config:
     """How uvicorn serves the application: connections within limits, HTTP alone, no word from forwarding headers."""
     return uvicorn.Config(
         app,
-        http=partial(Connection, rules=rules),
+        # uvicorn calls this as it would call the class.
+        http=cast(Any, partial(Connection, rules=rules)),
         ws="none",
         lifespan="off",
         log_level="error",

@@ -7,7 +7,7 @@ HALF = "�"
 """What a tokenizer shows of a character whose last bytes are missing."""
 
 
-class Text:
+class DecodedText:
     """The text of one completion; `add` returns what may be said now.
 
     Only the tokens since the last whole character are decoded again, so a long completion stays cheap.

@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from flows.serving.batch import Ask, Batch, Sample, Token
-from flows.serving.texts import Text
-from learning.engines.slots import slot_mode
+from flows.serving.batch import Batch, PromptRequest, Sample, Token
+from flows.serving.texts import DecodedText
+from learning.generation.engines.slots import slot_mode
 from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]
@@ -38,7 +38,7 @@ class Piece:
 class Job:
     """A request: `n` samples of one prompt."""
 
-    ask: Ask
+    ask: PromptRequest
     n: int
     stops: tuple[str, ...]
     hear: Callable[["Piece | Exception"], None]
@@ -49,12 +49,12 @@ class Job:
 
 
 @dataclass(eq=False)
-class Voice:
+class SampleStream:
     """One sample's way from tokens to pieces."""
 
     job: Job
     number: int
-    text: Text
+    text: DecodedText
     pending: list[tuple[int, Token]] = field(default_factory=list)
     """Tokens not told yet, each with the length of the text before it."""
 
@@ -124,12 +124,12 @@ class Worker:
                 sample.over = self._tell(sample, token)
             batch.leave()
 
-    def _voice(self, job: Job, number: int) -> Voice:
-        return Voice(job, number, Text(self.policy.tokenizer, job.stops))
+    def _voice(self, job: Job, number: int) -> SampleStream:
+        return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
     def _tell(self, sample: Sample, token: Token) -> bool:
         """Pass a token on; returns whether the sample is over."""
-        voice: Voice = sample.owner
+        voice: SampleStream = sample.owner
         if voice.job.left:
             return True
         ended, full = token.id in self.ends, sample.count == sample.ask.max_tokens

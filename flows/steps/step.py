@@ -1,8 +1,4 @@
-"""One step, on the worker's side: lock, look again, check, run the task, digest, publish.
-
-A spec is plain JSON: {root, run, recipe, attempt, step, inputs, folders, whole_process}. `inputs` maps a port to
-{kind, key, output, step} or {source, digest}.
-"""
+"""One step, in the process that does it: lock, look again, check, run the task, digest, publish."""
 
 import contextlib
 import json
@@ -13,105 +9,138 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from flows.compile import nameless
-from flows.planning.contracts import CARRIERS, INDEPENDENT
-from flows.planning.difference import first_difference
-from flows.planning.environment import secrets_of
-from flows.planning.redaction import redactor
-from flows.running.audited import artifact_published
-from flows.steps.actors import actors_of
-from flows.steps.capture import captured, wait_for_writers
-from flows.steps.lock import locked
-from flows.steps.received import Received, check_unchanged, receive
-from flows.steps.restoring import find_or_restore
-from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task, teller
+from flows.planning.compile import blank_references
+from flows.planning.contracts import CARRIERS
+from flows.planning.difference import find_first_difference
+from flows.processes.capture import capture_output, wait_for_writers
+from flows.processes.locks import hold_lock
+from flows.processes.redaction import make_redactor
+from flows.processes.secret_values import find_secrets
+from flows.steps.artifacts import find_or_restore, log_published
+from flows.steps.ray_actors import make_actors
+from flows.steps.step_inputs import ReceivedInput, find_inputs, verify_unchanged
+from flows.steps.step_spec import StepSpec
+from flows.steps.task_run import (
+    Spent,
+    make_progress_writer,
+    make_report_listener,
+    measure_cpu_seconds,
+    measure_peak_rss,
+    run_task,
+)
 from lineage.artifacts.contract import find_disagreement, read_contract
 from lineage.artifacts.provenance import describe_machine, read_commit, read_versions
 from lineage.artifacts.store import Store
 from lineage.digests import digest_of
-from lineage.layout import Layout
 from schemas.atomic_write import is_fragment, write_text_atomically
 from schemas.endpoint import strip_operation
 from schemas.errors import StepError
 from schemas.gates import strip_policy
 from schemas.manifest import Contract, Manifest
 from schemas.plan import Step
-from tasks.context import Context
+from schemas.stages.union import traits_of
+from tasks.context import Context, Result
 
 
-def run_step(spec: dict[str, Any]) -> dict[str, Any]:
-    """Make the artifact of a step, or find that it is there; returns its manifest. Raises StepError.
+def run_step(spec: StepSpec) -> Manifest:
+    """Make the artifact of a step unless it exists, and return its manifest. Raise StepError if the step fails.
 
-    A failed or killed try leaves its checkpoints and its log in the step's work folder.
+    A failed or killed attempt leaves its checkpoints and its log in the step's work folder.
     """
-    step, layout = Step.model_validate(spec["step"]), Layout(Path(spec["root"]))
-    store, work = Store(layout), layout.work(step.key)
-    tell = teller(layout, step, spec["attempt"])
-    with locked(work, on_wait=lambda: tell({"waiting": True})):
+    step, layout, work = spec.step, spec.layout, spec.work
+    store = Store(layout)
+    report = make_progress_writer(layout, step, spec.attempt)
+    with hold_lock(work, on_wait=lambda: report({"waiting": True})):
         manifest = find_or_restore(store, step)
         if manifest is None:
-            tell({"started": os.getpid()})
+            report({"started": os.getpid()})
             _check_identity(step)
             _claim_checkpoints(work / "checkpoints", step)
-            manifest = store.publish(*_make(spec, step, layout, work))
-            artifact_published(layout, manifest)
+            manifest = store.publish(*_make_artifact(spec))
+            log_published(layout, manifest)
         shutil.rmtree(work, ignore_errors=True)
-    return manifest.model_dump(mode="json")
+    return manifest
 
 
-def _make(spec: dict[str, Any], step: Step, layout: Layout, work: Path) -> tuple[Path, Manifest]:
-    """Run the task into an unpublished folder; returns it with the manifest that it will have."""
+def _make_artifact(spec: StepSpec) -> tuple[Path, Manifest]:
+    """Run the task into an unpublished folder; return the folder and the manifest that it will have."""
+    step, layout, work = spec.step, spec.layout, spec.work
     for leftover in work.glob("tmp-*"):
         shutil.rmtree(leftover)
     folder = work / f"tmp-{secrets.token_hex(4)}"
     folder.mkdir()
-    received = receive(spec, step, layout)
-    _check_contracts(step, received)
-    hide = secrets_of(step.settings)
-    hear, spent = listener(layout, step, spec["attempt"])
-    grouped = spec["whole_process"] and step.resources.train is not None
-    context = Context(
-        inputs={one.record.port: one.folder for one in received}, folder=folder, checkpoints=work / "checkpoints",
-        seed=step.seed, num_threads=max(1, int(step.resources.num_cpus)),
-        device="cuda" if step.resources.num_gpus else "cpu", on_progress=hear,
-        actors=actors_of(spec, step, work / "step.log"), key=step.key, remote=layout.remote,
-        redact=redactor(hide).value,
-    )  # fmt: skip
-    started, wall, cpu = datetime.now(UTC), time.monotonic(), cpu_seconds()
-    with (
-        _inputs_watched(step, received, work),
-        captured(work / "step.log", spec["whole_process"], hide),
-        contextlib.closing(context.actors),
-    ):
-        if grouped:
-            from flows.steps.groups import run_group  # Ray Train takes a second to import, and few steps need it
-
-            result, told = run_group(spec, step, context, work)
-            spent.update(told)
-        else:
-            result = run_task(step, context, layout, [Path(f) for f in spec["folders"]])
+    inputs = find_inputs(spec)
+    _check_contracts(step, inputs)
+    started, wall, cpu = datetime.now(UTC), time.monotonic(), measure_cpu_seconds()
+    with _watch_inputs(step, inputs, work):
+        result, spent = _run_captured(spec, inputs, folder)
     seconds = time.monotonic() - wall
     outputs = Store(layout).describe(folder, dict(step.outputs))
     wait_for_writers(work / "step.log")
     (work / "step.log").rename(folder / "step.log")
     head, dirty = read_commit(Path(__file__).resolve().parents[2])
     return folder, Manifest(
-        key=step.key, kind=step.kind, identity=step.identity, step=step.name, recipe=spec["recipe"], run=spec["run"],
-        seed=step.seed, inputs=tuple(one.record for one in received), outputs=outputs,
-        contract=_contract(folder, step), metrics=result.metrics, details=result.details, commit=head, dirty=dirty,
-        versions=read_versions(), machine=describe_machine(), started=started.isoformat(), seconds=seconds,
-        cpu_seconds=cpu_seconds() - cpu + spent["cpu_seconds"], gpu_seconds=seconds * step.resources.all_gpus,
-        tokens=spent["spent"], paid=float(spent["paid"]), paid_tokens=spent["paid_tokens"],
-        peak_rss=max(peak_rss(), spent["peak_rss"]),
-    )  # fmt: skip
+        key=step.key,
+        kind=step.kind,
+        identity=step.identity,
+        step=step.name,
+        recipe=spec.recipe,
+        run=spec.run,
+        seed=step.seed,
+        inputs=tuple(received.record for received in inputs),
+        outputs=outputs,
+        contract=_find_contract(folder, step),
+        metrics=result.metrics,
+        details=result.details,
+        commit=head,
+        dirty=dirty,
+        versions=read_versions(),
+        machine=describe_machine(),
+        started=started.isoformat(),
+        seconds=seconds,
+        cpu_seconds=measure_cpu_seconds() - cpu + spent["cpu_seconds"],
+        gpu_seconds=seconds * step.resources.all_gpus,
+        tokens=int(spent["spent"]),
+        paid=float(spent["paid"]),
+        paid_tokens=int(spent["paid_tokens"]),
+        peak_rss=max(measure_peak_rss(), int(spent["peak_rss"])),
+    )
+
+
+def _run_captured(spec: StepSpec, inputs: list[ReceivedInput], folder: Path) -> tuple[Result, Spent]:
+    """Run the task, here or on the ranks of a group, with its output in the step's log; return also what it spent."""
+    step, log, secret_values = spec.step, spec.work / "step.log", find_secrets(spec.step.settings)
+    listen, spent = make_report_listener(spec.layout, step, spec.attempt)
+    actors = make_actors(spec, log)
+    context = Context(
+        inputs={received.record.port: received.folder for received in inputs},
+        folder=folder,
+        checkpoints=spec.work / "checkpoints",
+        seed=step.seed,
+        num_threads=max(1, int(step.resources.num_cpus)),
+        device="cuda" if step.resources.num_gpus else "cpu",
+        on_progress=listen,
+        actors=actors,
+        key=step.key,
+        remote=spec.layout.remote,
+        redact=make_redactor(secret_values).value,
+    )
+    with capture_output(log, spec.own_process, secret_values), contextlib.closing(actors):
+        if spec.own_process and step.resources.train is not None:
+            from flows.steps.ray_train_group import run_group  # Ray Train takes a second to import
+
+            result, spent_by_group = run_group(spec, context)
+            spent.add(spent_by_group)
+        else:
+            result = run_task(step, context, spec.layout, spec.folders)
+    return result, spent
 
 
 def _check_identity(step: Step) -> None:
     """Refuse a step whose settings are not those that its key stands for: its plan was changed by hand."""
     ports = {given.port for given in step.inputs}
-    settings = nameless(strip_operation(strip_policy(step.settings)), ports)
+    settings = blank_references(strip_operation(strip_policy(step.settings)), ports)
     said = {"kind": step.kind, "seed": step.seed, "code": step.code, "settings": settings}
     kept = {name: step.identity.get(name) for name in said}
     if digest_of(step.identity) != step.key or digest_of(said) != digest_of(kept):
@@ -119,20 +148,20 @@ def _check_identity(step: Step) -> None:
 
 
 @contextlib.contextmanager
-def _inputs_watched(step: Step, received: list[Received], work: Path) -> Iterator[None]:
+def _watch_inputs(step: Step, received: list[ReceivedInput], work: Path) -> Iterator[None]:
     """Raise StepError for an input that changed inside, and remove the checkpoints: they may rest on what it was."""
     try:
         yield
     finally:
         try:
-            check_unchanged(step, received)
+            verify_unchanged(step, received)
         except StepError:
             shutil.rmtree(work / "checkpoints", ignore_errors=True)
             raise
 
 
-def _check_contracts(step: Step, received: list[Received]) -> None:
-    if step.kind in INDEPENDENT:
+def _check_contracts(step: Step, received: list[ReceivedInput]) -> None:
+    if not traits_of(step.kind).shares_tokens:
         return
     models = [(one.record, read_contract(one.folder)) for one in received if one.record.type in CARRIERS]
     known = [(r, contract) for r, contract in models if contract is not None]
@@ -142,7 +171,7 @@ def _check_contracts(step: Step, received: list[Received]) -> None:
             raise StepError(f"{step.name}: {pair} do not fit together: {problem}")
 
 
-def _contract(folder: Path, step: Step) -> Contract | None:
+def _find_contract(folder: Path, step: Step) -> Contract | None:
     """Of the first output that is a model."""
     names = [name for name, artifact_type in step.outputs.items() if artifact_type in CARRIERS]
     found = (read_contract(folder / "outputs" / name) for name in names)
@@ -156,7 +185,7 @@ def _claim_checkpoints(folder: Path, step: Step) -> None:
     if owner.is_file():
         left = json.loads(owner.read_text())
         if left["key"] != step.key:
-            what = first_difference(left["identity"], step.identity)
+            what = find_first_difference(left["identity"], step.identity)
             raise StepError(f"{step.name}: {folder} holds checkpoints of another step ({what}); remove the folder")
     elif not all(is_fragment(left) for left in folder.iterdir()):
         raise StepError(f"{step.name}: {folder} holds checkpoints that do not say whose they are; remove the folder")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from learning.agents.folder import inputs_at, read_agent
-from learning.environments.naming import environment_class
+from learning.environments.lookup_environment import environment_class
 from learning.environments.protocol import EnvironmentProtocol, Episode, Outcome
 from learning.lookup import bound_options
 from schemas.agent import Agent

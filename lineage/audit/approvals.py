@@ -34,7 +34,7 @@ class DecisionRecord(TypedDict):
 FOLDER = "approvals"
 
 
-def record_decision(
+def append_decision(
     layout: Layout, key: str, gate: int, decision: Decision, *, name: str, reason: str, **facts: Any
 ) -> DecisionRecord:
     """DecisionRecord a decision about a gate (its index) of the evaluation with this key, in the audit log first.

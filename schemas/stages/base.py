@@ -40,6 +40,14 @@ class BaseStage(Schema):
     """CycloneDX's word for how the kind learns."""
     drops_rows: ClassVar[bool] = False
     """Whether rows of the input may be missing from the output; `dropped` of the details counts them by reason."""
+    shares_tokens: ClassVar[bool] = True
+    """Whether the models of a step work on each other's tokens, and so need the same tokenizer and template."""
+    defines_model: ClassVar[bool] = False
+    """Whether `config`, `tokenizer` and `max_length` define the model that the kind makes; it receives none."""
+    scores_models: ClassVar[bool] = False
+    """Whether `table` of the details holds a number with its interval per model, metric and family."""
+    counts_yield: ClassVar[bool] = False
+    """Whether `yield` of the details counts what became of every sample, family by family."""
     report_section: ClassVar[ReportSection | None] = None
     """What a run's report shows of the kind besides steps, curves and cost."""
 

@@ -19,6 +19,8 @@ class Evaluate(Capped, BaseStage):
     can: ClassVar = frozenset({"rollout", "reward"})
     fan_port: ClassVar = "models"
     single_keys: ClassVar = frozenset({"gate"})
+    shares_tokens: ClassVar = False
+    scores_models: ClassVar = True
     report_section: ClassVar = ReportSection(detail="table", is_result=True)
 
     kind: Literal["evaluate"]

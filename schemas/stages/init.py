@@ -1,7 +1,7 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,8 @@ SMALL = {
 
 class Init(BaseStage):
     """Make a policy from nothing: a tokenizer and a model with random weights."""
+
+    defines_model: ClassVar = True
 
     kind: Literal["init"]
     config: JsonObject = Field(default=SMALL)

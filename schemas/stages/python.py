@@ -15,6 +15,8 @@ class Python(BaseStage):
 
     fan_port: ClassVar = "inputs"
 
+    shares_tokens: ClassVar = False
+
     kind: Literal["python"]
     function: FunctionUse
     """`use: package.module:function` and its options."""

@@ -15,6 +15,7 @@ class Synthesize(Capped, BaseStage):
     """Write data: problems alone, with a teacher's completions, or with a model's own samples."""
 
     can: ClassVar = frozenset({"rollout", "reward"})
+    counts_yield: ClassVar = True
     report_section: ClassVar = ReportSection(detail="yield", may_be_empty=False)
 
     kind: Literal["synthesize"]

@@ -38,10 +38,14 @@ class Checkout:
         self.output = self.layout.root / f"output-{len(self.started)}.txt"
         with self.output.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, *program, *map(str, words)], cwd=self.layout.root,
-                env=kept | more | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                [sys.executable, *program, *map(str, words)],
+                cwd=self.layout.root,
+                env=kept | more | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.started.append(process)
         return process
 

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from flows.servers.prefect_server import free_port, is_healthy, prefect_environment
+from flows.servers.prefect_server import find_free_port, is_healthy, make_prefect_environment
 from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
 from tests.flows.browser import PATIENCE, open_browser
@@ -43,7 +43,7 @@ stages:
 @pytest.fixture
 def server(tmp_path):
     """A Prefect server that belongs to no run: its address."""
-    port, home = free_port(), Layout(tmp_path / "server")
+    port, home = find_free_port(), Layout(tmp_path / "server")
     (home.state / "prefect").mkdir(parents=True)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
     words = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
@@ -52,7 +52,7 @@ def server(tmp_path):
             [sys.executable, "-W", "ignore", "-m", *words],
             stdout=log,
             stderr=log,
-            env=kept | prefect_environment(home) | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"},
+            env=kept | make_prefect_environment(home) | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"},
         )
         yield f"http://127.0.0.1:{port}"
         process.terminate()
@@ -113,8 +113,11 @@ def test_a_run_pauses_shows_its_evidence_and_goes_on_when_the_form_is_sent(check
     (file,) = (made.layout.state / "approvals").iterdir()
     (kept,) = read_decisions(made.layout, file.stem)
     assert (kept["decision"], kept["name"], kept["reason"], kept["via"]) == (
-        "approve", "Grace", "only a rehearsal", "prefect",
-    )  # fmt: skip
+        "approve",
+        "Grace",
+        "only a rehearsal",
+        "prefect",
+    )
     assert re.search(r"after: done", made.output.read_text())
     # The same evaluation does not ask again.
     made.finish(made.start("run", made.recipe, PREFECT_API_URL=f"{server}/api"))

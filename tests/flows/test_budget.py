@@ -5,10 +5,11 @@ import json
 import psutil
 import pytest
 
-from flows.launch import plan_recipe, run_plan
-from flows.planning.estimate import cost_lines, estimates, excess, over
+from flows.execution.ledger import Consumption, Ledger, change_budget, describe_spending
+from flows.planning.estimate import describe_costs, describe_excess, estimate_steps, list_exceeded_limits
 from flows.planning.explain import explain_plan
-from flows.running.budget import Ledger, spending_lines, with_budget
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.reports.spending import Cost, read_spending, sum_costs
@@ -65,7 +66,7 @@ class Lab:
         return run_plan(plan, self.layout, executor="inprocess", prefect=False, run=run)
 
     def found(self, plan):
-        return estimates(plan, self.layout, explain_plan(plan, self.layout))
+        return estimate_steps(plan, self.layout, explain_plan(plan, self.layout))
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_run_stops_at_its_budget_and_goes_on_with_a_bigger_one(lab):
     assert again.exit_code == 1
     assert again.states["long"].reason.startswith("the run's budget is spent")
     assert read_spending(lab.layout, outcome.run).spent["long"].tokens == 100
-    resumed = lab.run(with_budget(lab.plan("{tokens: 120}"), ["tokens=1000"]), run=outcome.run)
+    resumed = lab.run(change_budget(lab.plan("{tokens: 120}"), ["tokens=1000"]), run=outcome.run)
     assert resumed.exit_code == 0
     assert resumed.states["first"].state == "cached"
     assert resumed.states["long"].manifest.metrics == {"began": 1}  # from its checkpoint
@@ -108,7 +109,7 @@ def test_a_budget_that_warns_stops_nothing(lab):
     plan = lab.plan("{tokens: 10, on_exceed: warn}", to=["first", "beside"])
     outcome = lab.run(plan)
     assert outcome.exit_code == 0
-    (spent, passed) = spending_lines(plan, lab.layout, outcome.run)
+    (spent, passed) = describe_spending(plan, lab.layout, outcome.run)
     assert "45 tokens" in spent
     assert passed == "the run passed its budget: 45 tokens, the limit is 10"
 
@@ -116,7 +117,7 @@ def test_a_budget_that_warns_stops_nothing(lab):
 def test_what_is_unknown_is_said_to_be_and_what_ran_is_foreseen(lab):
     before = lab.found(lab.plan())
     assert {name: estimate.cost for name, estimate in before.items()} == dict.fromkeys(before)
-    assert list(cost_lines(lab.plan(), before)) == ["estimated cost: unknown, nothing like these steps ran before"]
+    assert list(describe_costs(lab.plan(), before)) == ["estimated cost: unknown, nothing like these steps ran before"]
     lab.run(lab.plan(to=["first", "beside"]))
     plan = lab.plan(overrides=["stages.beside.function.tokens=6"], to=["beside"])
     found = lab.found(plan)
@@ -125,7 +126,7 @@ def test_what_is_unknown_is_said_to_be_and_what_ran_is_foreseen(lab):
     assert found["first"].cost == Cost(made["first"].seconds, made["first"].seconds, 0.0, 40)
     assert found["beside"].cost == Cost(made["beside"].seconds, 2 * made["beside"].seconds, 0.0, 5)
     assert found["beside"].basis == f"run {made['beside'].run}, 1 setting differs"
-    cost, saved = cost_lines(plan, found)
+    cost, saved = describe_costs(plan, found)
     assert cost.startswith("estimated cost: ")
     assert "5 tokens" in cost
     assert "40 tokens" in saved
@@ -143,19 +144,21 @@ def test_a_plan_above_its_budget_says_so(lab):
     lab.run(lab.plan(to=["first"]))
     plan = lab.plan("{tokens: 30, money: 0.0001, prices: {million_tokens: 10}}", to=["first"], fresh=True)
     found = lab.found(plan)
-    assert list(excess(plan, found)) == [
+    assert list(describe_excess(plan, found)) == [
         "the plan is predicted to pass its budget: 40 tokens, the limit is 30",
         "the plan is predicted to pass its budget: 0.0004 of money, the limit is 0.0001",
     ]
-    assert "0.0004 of money" in next(cost_lines(plan, found))
+    assert "0.0004 of money" in next(describe_costs(plan, found))
 
 
 def test_limits_and_prices_by_hand():
     budget = Budget(core_seconds=100, gpu_seconds=50, money=1.0, prices=Prices(core_hour=0.36, gpu_hour=36))
-    assert over(budget, Cost(core_seconds=100, gpu_seconds=50)) == ["0.51 of money, the limit is 1"][:0]
-    assert over(budget, Cost(core_seconds=150, gpu_seconds=99)) == [
-        "150 core-seconds, the limit is 100", "99 GPU-seconds, the limit is 50", "1 of money, the limit is 1",
-    ]  # fmt: skip
+    assert list_exceeded_limits(budget, Cost(core_seconds=100, gpu_seconds=50)) == ["0.51 of money, the limit is 1"][:0]
+    assert list_exceeded_limits(budget, Cost(core_seconds=150, gpu_seconds=99)) == [
+        "150 core-seconds, the limit is 100",
+        "99 GPU-seconds, the limit is 50",
+        "1 of money, the limit is 1",
+    ]
     assert Prices(core_hour=0.36, gpu_hour=36).money(100, 50, 10**9) == pytest.approx(0.01 + 0.5)
     assert Prices().money(100, 50, 10**9) is None
 
@@ -166,14 +169,14 @@ def test_core_seconds_are_counted_while_steps_run(lab):
     ledger = Ledger(plan, lab.layout, "r", {}, clock=lambda: now[0])
     ledger.begin(plan.step("beside"))
     now[0] = 5.0
-    assert ledger.stops() == ""
+    assert ledger.find_stop_reason() == ""
     now[0] = 5.5
-    assert ledger.stops() == "the run's budget is spent: 11 core-seconds, the limit is 10"
+    assert ledger.find_stop_reason() == "the run's budget is spent: 11 core-seconds, the limit is 10"
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(5.5, 11.0, 0.0, 0)  # a killed run has noted it
-    ledger.end(plan.step("beside"), made=(6.0, 7))
+    ledger.end(plan.step("beside"), Consumption(6.0, 7))
     assert read_spending(lab.layout, "r").spent["beside"] == Cost(6.0, 12.0, 0.0, 7)
     later = Ledger(plan, lab.layout, "r", {"beside": None}, clock=lambda: now[0])
-    assert later.stops() == "the run's budget is spent: 12 core-seconds, the limit is 10"
+    assert later.find_stop_reason() == "the run's budget is spent: 12 core-seconds, the limit is 10"
 
 
 def test_the_budget_enters_no_key(lab):
@@ -202,11 +205,11 @@ def test_a_budget_that_means_nothing_is_refused(lab, budget, said):
 )
 def test_another_budget_that_means_nothing_is_refused(lab, change):
     with pytest.raises(PlanError, match="--budget"):
-        with_budget(lab.plan("{tokens: 3}"), [change])
+        change_budget(lab.plan("{tokens: 3}"), [change])
 
 
 def test_another_budget_keeps_the_rest(lab):
-    budget = with_budget(lab.plan("{tokens: 3, on_exceed: warn}"), ["core_seconds=5", "prices.core_hour=2"]).budget
+    budget = change_budget(lab.plan("{tokens: 3, on_exceed: warn}"), ["core_seconds=5", "prices.core_hour=2"]).budget
     assert (budget.tokens, budget.core_seconds, budget.prices.core_hour, budget.on_exceed) == (3, 5.0, 2.0, "warn")
 
 
@@ -249,5 +252,5 @@ def test_a_step_on_ray_is_ended_with_all_that_it_started(tmp_path):
             lambda pid=pid: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
             said=lambda pid=pid: pid,
         )
-    resumed = run_plan(with_budget(plan, ["tokens=10000"]), layout, prefect=False, run=outcome.run)
+    resumed = run_plan(change_budget(plan, ["tokens=10000"]), layout, prefect=False, run=outcome.run)
     assert (resumed.exit_code, resumed.states["long"].state) == (0, "done")

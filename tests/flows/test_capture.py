@@ -2,11 +2,11 @@ import subprocess
 import sys
 import threading
 
-from flows.steps.capture import captured
+from flows.processes.capture import capture_output
 
 
 def test_only_the_steps_thread_is_captured(tmp_path, capsys):
-    with captured(tmp_path / "log", whole_process=False):
+    with capture_output(tmp_path / "log", whole_process=False):
         print("mine")
         print("error", file=sys.stderr)
         other = threading.Thread(target=print, args=("others",))
@@ -18,7 +18,7 @@ def test_only_the_steps_thread_is_captured(tmp_path, capsys):
 
 
 def test_a_whole_process_is_captured_with_its_children(tmp_path, capfd):
-    with captured(tmp_path / "log", whole_process=True):
+    with capture_output(tmp_path / "log", whole_process=True):
         print("mine")
         subprocess.run(["echo", "child"], check=True)
     print("after")

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.steps.workers import QUIET
+from flows.steps.ray_workers import QUIET
 from lineage.artifacts.store import Store
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -40,11 +40,24 @@ def cluster():
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | QUIET | TOKEN
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         head = subprocess.Popen(
-            [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=1", f"--port={port}",
-             "--node-ip-address=127.0.0.1", "--include-dashboard=false", f"--temp-dir={folder}",
-             "--object-store-memory=100000000", "--disable-usage-stats"],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            [
+                Path(sys.executable).with_name("ray"),
+                "start",
+                "--head",
+                "--block",
+                "--num-cpus=1",
+                f"--port={port}",
+                "--node-ip-address=127.0.0.1",
+                "--include-dashboard=false",
+                f"--temp-dir={folder}",
+                "--object-store-memory=100000000",
+                "--disable-usage-stats",
+            ],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             yield f"127.0.0.1:{port}", head
         finally:
@@ -80,10 +93,14 @@ def test_an_existing_cluster_is_used_and_left_alone(checkout, processes, cluster
 @pytest.mark.slow
 def test_another_version_of_ray_than_the_clusters_is_named(cluster):
     address, _ = cluster
-    code = "from flows.planning.skew import cluster_skew; print(cluster_skew())"
+    code = "from flows.steps.ray_workers import find_cluster_problems; print(cluster_skew())"
     for before, expected in (("", "[]"), ("import ray; ray.__version__ = '1.2.3';", "Version mismatch")):
         done = subprocess.run(
-            [sys.executable, "-c", before + code], env=os.environ | QUIET | TOKEN | {"RAY_ADDRESS": address},
-            capture_output=True, text=True, check=True, timeout=240,
-        )  # fmt: skip
+            [sys.executable, "-c", before + code],
+            env=os.environ | QUIET | TOKEN | {"RAY_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+        )
         assert expected in done.stdout, done.stdout + done.stderr

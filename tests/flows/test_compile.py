@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import flows.planning.closure as closure_module
-from flows.compile import compile_recipe, only
 from flows.planning.closure import Closure, read_source
+from flows.planning.compile import compile_recipe, select_stages
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.recipe.load import load_recipe
@@ -41,13 +41,13 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
 
     def edited(file, mtime, size):
         digest, imports = original(file, mtime, size)
-        return ("0" * 64 if file.name == "surrogates.py" else digest), imports
+        return ("0" * 64 if file.name == "policy_gradient.py" else digest), imports
 
     monkeypatch.setattr(closure_module, "read_module", edited)
     after = compile_recipe(recipe, Layout(tmp_path))
     changed = {name for name in before if after.step(name).key != before[name]}
     assert {"rl_1", "rl_2", "rl_2_rloo", "merged", "report"} == changed
-    assert all("learning.surrogates" not in s.code for s in after.steps if s.kind != "rl")
+    assert all("learning.algorithm.policy_losses.policy_gradient" not in s.code for s in after.steps if s.kind != "rl")
 
 
 def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
@@ -56,7 +56,7 @@ def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
     assert read_source(one, "a")[0] == read_source(same, "b")[0]
     assert read_source(one, "a")[0] != read_source(one.replace(b"+ 1", b"+ 2"), "a")[0]
     hints = (
-        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.surrogates\nelse:\n    import json\n"
+        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.samples\nelse:\n    import json\n"
     )
     assert [name for name, _, _ in read_source(hints, "c")[1]] == ["typing", "json"]
 
@@ -64,11 +64,11 @@ def test_comments_docstrings_and_hints_do_not_count_but_a_value_does():
 def test_closure_follows_modules_beside_the_recipe_but_not_packages_of_others(tmp_path):
     (tmp_path / "lab_pkg").mkdir()
     (tmp_path / "lab_pkg/__init__.py").write_text("import numpy\n")
-    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nimport learning.texts.rows\n")
+    (tmp_path / "lab_pkg/one.py").write_text("from . import two\nimport numpy\nimport learning.data.rows\n")
     (tmp_path / "lab_pkg/two.py").write_text("X = 1\n")
     found = Closure([tmp_path]).of_modules(["lab_pkg.one"])
     assert [m for m in found if m.startswith(("lab", "numpy"))] == ["lab_pkg.one", "lab_pkg.two"]
-    assert "learning.texts.rows" in found
+    assert "learning.data.rows" in found
     with pytest.raises(PlanError, match=r"no module `lab_pkg\.none`"):
         Closure([tmp_path]).of_modules(["lab_pkg.none"])
 
@@ -81,9 +81,9 @@ def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):
 
 def test_only_keeps_what_a_stage_needs(tmp_path):
     plan = compiled(tmp_path, MODELS % ("", ""))
-    assert {s.name for s in only(plan, ["tuned"]).steps} == {"two", "data", "tuned"}
+    assert {s.name for s in select_stages(plan, ["tuned"]).steps} == {"two", "data", "tuned"}
     with pytest.raises(PlanError, match="did you mean `tuned`"):
-        only(plan, ["tunde"])
+        select_stages(plan, ["tunde"])
 
 
 def test_a_changed_source_folder_changes_the_key(tmp_path):
@@ -100,7 +100,7 @@ def test_a_changed_source_folder_changes_the_key(tmp_path):
 
 def test_planning_imports_nothing_heavy():
     heavy = "('torch', 'ray', 'prefect', 'mlflow', 'dvc')"
-    modules = "flows.compile, flows.planning.explain, flows.launch"
+    modules = "flows.planning.compile, flows.planning.explain, flows.runs.launch"
     code = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from flows.steps.step import run_step
+from flows.steps.step_spec import StepSpec
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from tests.waiting import wait_for
@@ -45,10 +47,7 @@ def test_killed_it_starts_again_and_nothing_is_left_of_the_first_try(tmp_path):
     other.root.mkdir()
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
     step = plan.step("clean")
-    spec = {
-        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
-        "attempt": "1", "step": step.model_dump(mode="json"), "inputs": {"data": {}}, "whole_process": False,
-    }  # fmt: skip
+    spec = StepSpec(layout.root, "r", plan.recipe, (Path(plan.file).parent,), "1", step, inputs={})
     process = multiprocessing.get_context("spawn").Process(target=run_step, args=(spec,))
     process.start()
     work = layout.work(step.key)

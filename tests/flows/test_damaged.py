@@ -18,7 +18,8 @@ stages:
 
 @pytest.fixture
 def ran(checkout, monkeypatch):
-    from flows.launch import plan_recipe, run_plan
+    from flows.planning.recipe_plan import plan_recipe
+    from flows.runs.launch import run_plan
 
     made = checkout("root", RECIPE, {"damaged_work": WORK})
     monkeypatch.syspath_prepend(str(made.layout.root))
@@ -31,8 +32,8 @@ def ran(checkout, monkeypatch):
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"key": "\xff"}'])
 def test_a_damaged_manifest_is_a_miss_that_says_so_and_is_made_again(ran, damage):
-    from flows.launch import plan_recipe
     from flows.planning.explain import explain_plan
+    from flows.planning.recipe_plan import plan_recipe
 
     made, go = ran
     first = go().states["a"].manifest

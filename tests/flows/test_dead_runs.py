@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import StateType
 
-from flows.running.dead_runs import bury, is_dead
+from flows.deployments.dead_runs import is_dead, mark_crashed
 
 NOW = datetime.now(UTC)
 
@@ -53,6 +53,6 @@ def test_the_dead_are_shown_as_crashed_and_nothing_else_is_touched(gone):
         read_flow_runs=lambda **wanted: [alive, dead],
         set_flow_run_state=lambda run, state, force: told.append((run, state.type, "Retry" in state.message, force)),
     )
-    assert bury(client, [uuid4()]) == [dead]
+    assert mark_crashed(client, [uuid4()]) == [dead]
     assert told == [(2, StateType.CRASHED, True, True)]
-    assert bury(client, []) == []
+    assert mark_crashed(client, []) == []

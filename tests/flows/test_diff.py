@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from flows.cli import main
-from flows.history.diff import compare, difference_interval, read_side
+from flows.history.diff import compare, compute_difference_interval, read_side
 from flows.history.diff_view import render
-from flows.launch import plan_recipe, run_plan
-from flows.runs import chosen_run
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.runs.lookup import find_run
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.signature import write_signature
 from lineage.artifacts.store import Store
@@ -27,7 +28,7 @@ import json
 from pathlib import Path
 
 from diff_lab_rules import wanted
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from tasks.context import Context
 
 
@@ -230,10 +231,13 @@ def test_the_lineage_of_a_model_names_stages_digests_commit_and_filters(lab):
     assert {n.record["step"] for n in model.up} == {"tuned", "base", "rows", "clean"}
     source = lab.layout.root / "words"
     for word in (
-        "path:words", content_digest(folder_digests(source))[:12], "quality: 1 rows dropped", "seed 3",
+        "path:words",
+        content_digest(folder_digests(source))[:12],
+        "quality: 1 rows dropped",
+        "seed 3",
         *(o["digest"][:12] for step in ("tuned", "base", "rows", "clean") for o in up[step]["outputs"].values()),
         f"commit {up['tuned']['commit'][:12]}",
-    ):  # fmt: skip
+    ):
         assert word in text, text
     lost = trace(lab.layout, "9 + 9")
     filters = {key: f"{reason} {detail}" for key, reason, detail in lost.target.dropped}
@@ -263,9 +267,11 @@ def test_why_asks_about_the_latest_run(lab, capsys, monkeypatch):
 def test_the_interval_of_a_difference():
     """Equal half-widths w on both sides give w * sqrt(2); the closed form of independent errors."""
     one, other = {"value": 0.5, "low": 0.4, "high": 0.6}, {"value": 0.7, "low": 0.6, "high": 0.8}
-    low, high = difference_interval(one, other)
+    low, high = compute_difference_interval(one, other)
     assert (low, high) == pytest.approx((0.2 - 0.1 * math.sqrt(2), 0.2 + 0.1 * math.sqrt(2)))
-    skewed = difference_interval({"value": 0.0, "low": 0.0, "high": 0.3}, {"value": 0.4, "low": 0.3, "high": 0.5})
+    skewed = compute_difference_interval(
+        {"value": 0.0, "low": 0.0, "high": 0.3}, {"value": 0.4, "low": 0.3, "high": 0.5}
+    )
     assert skewed == pytest.approx((0.4 - math.hypot(0.1, 0.3), 0.4 + 0.1))
 
 
@@ -276,11 +282,11 @@ def test_what_is_shown_and_the_names_of_runs(lab, capsys, monkeypatch):
     text = console.export_text()
     for word in ("stages.tuned.learning_rate", "0.001", "0.003", "loss"):
         assert word in text
-    assert chosen_run("latest", lab.layout) == last
-    assert chosen_run("latest~1", lab.layout) < last
-    assert chosen_run(lab.first[:-1], lab.layout) == lab.first
+    assert find_run("latest", lab.layout) == last
+    assert find_run("latest~1", lab.layout) < last
+    assert find_run(lab.first[:-1], lab.layout) == lab.first
     with pytest.raises(PlanError, match="no run `latest~99`"):
-        chosen_run("latest~99", lab.layout)
+        find_run("latest~99", lab.layout)
     monkeypatch.setenv("POSTTRAIN_ROOT", str(lab.folder))
     monkeypatch.setattr(sys, "argv", ["posttrain", "diff", lab.first, "latest", "--json"])
     with pytest.raises(SystemExit) as ended:

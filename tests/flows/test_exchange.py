@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
-from flows.servers.prefect_server import free_port
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.servers.prefect_server import find_free_port
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.verification.verify import verify
@@ -104,7 +105,7 @@ def test_a_folder_as_a_remote(checkout, tmp_path):
 @pytest.fixture
 def s3(tmp_path, monkeypatch):
     """An S3-compatible server with a bucket; yields its address."""
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     for name, value in (("ACCESS_KEY_ID", "id"), ("SECRET_ACCESS_KEY", "hidden"), ("DEFAULT_REGION", "eu-central-1")):

@@ -3,15 +3,18 @@ import multiprocessing
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
+from flows.execution.run_log import read_events
 from flows.planning.explain import explain_plan
-from flows.running.runlog import events
-from flows.steps.inprocess import InProcess, Running
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.in_process import InProcess, RunningStep
 from flows.steps.step import run_step
+from flows.steps.step_spec import StepSpec
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
@@ -147,7 +150,7 @@ def test_retries_then_succeeds(lab):
     text = f"name: r\nstages:\n  c: {{kind: python, retries: 2, function: {call}}}\n"
     outcome = go(lab(text), lab.layout)
     assert (states(outcome), calls.read_text()) == ({"c": "done"}, "xxx")
-    told = [e["attempt"] for e in events(lab.layout, outcome.run) if e["type"] == "retry"]
+    told = [e["attempt"] for e in read_events(lab.layout, outcome.run) if e["type"] == "retry"]
     assert told == [2, 3]
 
 
@@ -195,18 +198,15 @@ stages:
 
 
 def spec_of(plan, layout, step="c"):
-    return {
-        "root": str(layout.root), "run": "r", "recipe": plan.recipe, "folders": [str(Path(plan.file).parent)],
-        "attempt": str(os.getpid()), "step": plan.step(step).model_dump(mode="json"), "inputs": {},
-        "whole_process": False,
-    }  # fmt: skip
+    folders = (Path(plan.file).parent,)
+    return StepSpec(layout.root, "r", plan.recipe, folders, str(os.getpid()), plan.step(step), inputs={})
 
 
 def test_two_processes_at_once_do_a_step_once(lab):
     calls = lab.root / "calls"
     plan = lab(f'name: o\nstages:\n  c: {{kind: python, function: {{use: "lab:count_calls", file: "{calls}"}}}}\n')
     fork = multiprocessing.get_context("fork")
-    both = [fork.Process(target=run_step, args=(spec_of(plan, lab.layout) | {"attempt": str(i)},)) for i in range(3)]
+    both = [fork.Process(target=run_step, args=(replace(spec_of(plan, lab.layout), attempt=str(i)),)) for i in range(3)]
     for process in both:
         process.start()
     for process in both:
@@ -252,7 +252,7 @@ def test_checkpoints_whose_name_was_only_half_written_are_this_steps_own(lab):
     with pytest.raises(KeyboardInterrupt), atomic_file(file) as fresh:
         raise KeyboardInterrupt
     fresh.write_text('{"key"')  # as a process leaves it that cannot tidy up
-    assert run_step(spec_of(plan, lab.layout, "a"))["step"] == "a"
+    assert run_step(spec_of(plan, lab.layout, "a")).step == "a"
     unknown = lab.layout.work(plan.step("b").key) / "checkpoints"
     unknown.mkdir(parents=True)
     (unknown / "state.json").write_text("{}")
@@ -277,7 +277,8 @@ def test_a_damaged_artifact_is_restored_where_the_cache_has_it_else_made_again(l
 
 
 def test_inprocess_executor_reports_errors_as_step_errors(lab):
-    handle = InProcess().submit({"step": {"name": "broken"}})
+    plan = lab("name: o\nstages:\n  c: {kind: python, function: 'lab:number'}\n")
+    handle = InProcess().submit(replace(spec_of(plan, lab.layout), inputs=None, root=None))
     assert handle.wait(10)
     with pytest.raises(StepError):
         handle.result()
@@ -285,12 +286,12 @@ def test_inprocess_executor_reports_errors_as_step_errors(lab):
 
 def test_a_step_that_is_over_before_the_first_look_is_told_as_any_other(lab, monkeypatch):
     def over_at_once(executor, spec):
-        running = Running(spec)
+        running = RunningStep(spec)
         running.thread.join()
         return running
 
     monkeypatch.setattr(InProcess, "submit", over_at_once)
     plan = lab("name: quick\nstages:\n  a: {kind: python, function: 'lab:number'}\n")
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
-    told = [e["state"] for e in events(lab.layout, outcome.run) if e["type"] == "step"]
+    told = [e["state"] for e in read_events(lab.layout, outcome.run) if e["type"] == "step"]
     assert [state for state in told if state != "queued"] == ["running", "done"]

@@ -6,11 +6,17 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from flows.deployments.deploy import write_prefect_yaml
-from flows.deployments.deployables import deployable, deployables, recipe_files
-from flows.deployments.flow_runs import remember, run_of, told
-from flows.running.states import StepState
-from flows.servers.prefect_artifacts import artifact_key, progress_words
-from flows.servers.run_page import expected, outcome, plan_page, result_page, result_rows
+from flows.deployments.deployables import list_recipe_files, make_deployable, make_deployables
+from flows.deployments.flow_runs import find_run_of, read_flow_run, write_flow_run
+from flows.execution.states import StepState
+from flows.prefect_runs.artifacts import format_progress, make_artifact_key
+from flows.prefect_runs.run_page import (
+    describe_expected_time,
+    describe_outcome,
+    list_result_rows,
+    make_plan_page,
+    make_result_page,
+)
 from lineage.layout import Layout
 from schemas.errors import RecipeError
 
@@ -45,23 +51,31 @@ def made(tmp_path):
 def test_the_form_is_typed_for_this_very_recipe(made, monkeypatch):
     path, layout = made
     monkeypatch.chdir(layout.root)
-    one = deployable(path, layout)
+    one = make_deployable(path, layout)
     fields = one.form["properties"]
     assert list(fields) == ["profile", "seed", "from_stages", "to_stages", "overrides", "fresh"]
     assert fields["profile"]["enum"] == ["big", "small"]
     assert fields["to_stages"]["items"]["enum"] == ["one", "two", "three"]  # one that only a profile has, as well
     assert all(f["title"] and f["description"] for f in fields.values())
     assert {n: f["default"] for n, f in fields.items() if "default" in f} == {
-        "from_stages": [], "to_stages": [], "overrides": [], "fresh": False,
-    }  # fmt: skip
+        "from_stages": [],
+        "to_stages": [],
+        "overrides": [],
+        "fresh": False,
+    }
     assert "(11)" in fields["seed"]["description"]
     Draft202012Validator.check_schema(one.form)
     check = Draft202012Validator(one.form).validate
     check({"recipe": "x", "profile": "big", "seed": 0, "to_stages": ["two"], "overrides": ["stages.a.b=[1, 2]"]})
     for wrong in (
-        {"profile": "huge"}, {"seed": -1}, {"seed": "7"}, {"from_stages": ["four"]}, {"overrides": ["stages.a.b"]},
-        {"fresh": "yes"}, {"profil": "big"},
-    ):  # fmt: skip
+        {"profile": "huge"},
+        {"seed": -1},
+        {"seed": "7"},
+        {"from_stages": ["four"]},
+        {"overrides": ["stages.a.b"]},
+        {"fresh": "yes"},
+        {"profil": "big"},
+    ):
         with pytest.raises(ValidationError):
             check(wrong)
 
@@ -69,7 +83,7 @@ def test_the_form_is_typed_for_this_very_recipe(made, monkeypatch):
 def test_a_deployment_says_what_the_recipe_says_and_links_its_paper(made, monkeypatch):
     path, layout = made
     monkeypatch.chdir(layout.root)
-    one = deployable(path, layout)
+    one = make_deployable(path, layout)
     assert one.tags == ["demo", "posttrain"]
     assert one.file == "recipes/formed.yaml"
     assert one.description.split("\n\n") == [
@@ -90,13 +104,15 @@ def test_what_does_not_validate_is_told_with_its_place_and_the_others_are_kept(m
     (path.parent / "twin.yaml").write_text(f"name: formed\n{stages}")
     (path.parent / "algorithms").mkdir()
     (path.parent / "algorithms" / "grpo.yaml").write_text("advantage: gae\n")
-    files = recipe_files(layout)
+    files = list_recipe_files(layout)
     assert [f.name for f in files] == ["bad.yaml", "formed.yaml", "profile.yaml", "twin.yaml"]
-    good, wrong = deployables(files, layout)
+    good, wrong = make_deployables(files, layout)
     assert [one.recipe.name for one in good] == ["formed"]
     assert [str(error).partition(": ")[0].rpartition("/")[2] for error in wrong] == [
-        "bad.yaml:3:15", "profile.yaml:2:40", "twin.yaml:1:1",
-    ]  # fmt: skip
+        "bad.yaml:3:15",
+        "profile.yaml:2:40",
+        "twin.yaml:1:1",
+    ]
     assert "recipes/formed.yaml is called `formed` as well" in str(wrong[2])
     assert all(isinstance(error, RecipeError) for error in wrong)
 
@@ -106,7 +122,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
 
     path, layout = made
     monkeypatch.chdir(layout.root)
-    file = write_prefect_yaml([deployable(path, layout)], layout)
+    file = write_prefect_yaml([make_deployable(path, layout)], layout)
     content = yaml.safe_load(file.read_text())
     (deployment,) = content["deployments"]
     assert deployment["entrypoint"] == "flows/deployments/deployed.py:recipe_run"
@@ -119,7 +135,7 @@ def test_prefect_yaml_names_the_entrypoint_the_pool_and_the_recipe(made, monkeyp
 
 
 def plan_of(path, layout):
-    from flows.launch import plan_recipe
+    from flows.planning.recipe_plan import plan_recipe
 
     return plan_recipe(path, layout)
 
@@ -129,13 +145,13 @@ def test_the_plan_says_hits_reasons_and_cost(made, monkeypatch):
     monkeypatch.chdir(layout.root)
     plan = plan_of(path, layout)
     verdicts = {"one": ("HIT", "made by run r1"), "two": ("MISS", "seed: 1 → 2 | x")}
-    page = plan_page(plan, "r2", verdicts, {"one": 4.0, "two": 100.0})
+    page = make_plan_page(plan, "r2", verdicts, {"one": 4.0, "two": 100.0})
     assert "**1 of 2 steps are there.** Those to be done took 1.7 min when they last ran." in page
     assert "| one | python | ✓ HIT | made by run r1 |  | 1 | 4.0 s |" in page
     assert "| two | python | → MISS | seed: 1 → 2 \\| x |  | 1 | 1.7 min |" in page  # a bar would end the cell
-    assert expected(verdicts, {}) == "They have never run: nothing is known of their cost."
-    assert expected({**verdicts, "three": ("MISS", "")}, {"two": 5.0}).endswith("not known: three.")
-    assert expected({"one": ("HIT", "")}, {}) == "Nothing is to be done."
+    assert describe_expected_time(verdicts, {}) == "They have never run: nothing is known of their cost."
+    assert describe_expected_time({**verdicts, "three": ("MISS", "")}, {"two": 5.0}).endswith("not known: three.")
+    assert describe_expected_time({"one": ("HIT", "")}, {}) == "Nothing is to be done."
 
 
 def test_results_say_states_intervals_and_links():
@@ -146,25 +162,31 @@ def test_results_say_states_intervals_and_links():
         run = key = "k"
 
     states = {"exam": StepState("exam", "done", "", Made(), 2.0), "next": StepState("next", "failed", "no\nluck")}
-    (row,) = result_rows(states)
+    (row,) = list_result_rows(states)
     assert row == {
-        "evaluation": "exam", "model": "m", "metric": "accuracy", "family": "all", "value": 0.5123,
+        "evaluation": "exam",
+        "model": "m",
+        "metric": "accuracy",
+        "family": "all",
+        "value": 0.5123,
         "interval": "[0.400, 0.600]",
-    }  # fmt: skip
-    page = result_page("r9", states, {"exam": "the same content as run r1 made"}, {"report": "[the report](http://x)"})
+    }
+    page = make_result_page(
+        "r9", states, {"exam": "the same content as run r1 made"}, {"report": "[the report](http://x)"}
+    )
     assert "**A step failed: 1 done, 1 failed. What is finished stays.**" in page
     assert "| next | failed |  |  | no luck |" in page
     assert "| m | accuracy | all | 0.5123 | [0.400, 0.600] |" in page
     assert "- Done again: exam came to the same content as run r1 made" in page
     assert "- report: [the report](http://x)" in page
     stopped = {"exam": StepState("exam", "cancelled", "stopped")}
-    assert outcome(stopped).endswith("What is finished stays; Retry, or `posttrain resume`, goes on.")
+    assert describe_outcome(stopped).endswith("What is finished stays; Retry, or `posttrain resume`, goes on.")
 
 
 def test_progress_in_words_and_keys_of_artifacts():
     event = {"type": "progress", "step": "a", "at": 5, "total": 8, "loss": 0.123456, "ok": True}
-    assert progress_words(event) == (62.5, "5 of 8, loss 0.1235")
-    assert artifact_key("My_Recipe.v2", "progress-cold_start@lr=1") == "my-recipe-v2-progress-cold-start-lr-1"
+    assert format_progress(event) == (62.5, "5 of 8, loss 0.1235")
+    assert make_artifact_key("My_Recipe.v2", "progress-cold_start@lr=1") == "my-recipe-v2-progress-cold-start-lr-1"
 
 
 def test_a_flow_run_finds_the_run_that_it_began(tmp_path):
@@ -172,17 +194,17 @@ def test_a_flow_run_finds_the_run_that_it_began(tmp_path):
     for run, flow_run in (("r1", "f1"), ("r2", "f2")):
         layout.run(run).mkdir(parents=True)
         (layout.run(run) / "plan.json").write_text("{}")
-        remember(layout, run, flow_run=flow_run, parameters={"seed": 3})
-    assert run_of(layout, "f1", "r1") == "r1"
-    assert run_of(layout, "f1", "renamed by somebody") == "r1"
-    assert run_of(layout, "f3", "r1") is None  # the name of another flow run's run
-    assert told(layout, "r2")["parameters"] == {"seed": 3}
+        write_flow_run(layout, run, flow_run=flow_run, parameters={"seed": 3})
+    assert find_run_of(layout, "f1", "r1") == "r1"
+    assert find_run_of(layout, "f1", "renamed by somebody") == "r1"
+    assert find_run_of(layout, "f3", "r1") is None  # the name of another flow run's run
+    assert read_flow_run(layout, "r2")["parameters"] == {"seed": 3}
 
 
 def test_a_signal_to_end_stops_the_work_and_is_passed_on():
     from prefect.exceptions import TerminationSignal
 
-    from flows.deployments.deployed import interruptible
+    from flows.deployments.deployed import run_interruptibly
 
     seen = []
 
@@ -198,7 +220,7 @@ def test_a_signal_to_end_stops_the_work_and_is_passed_on():
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(TerminationSignal):
-            interruptible(work)
+            run_interruptibly(work)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert seen == [True, "cleared away"]

@@ -11,15 +11,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.execute import Execution
-from flows.gates.approval import Answer, Desk, approve_gate
-from flows.gates.evidence import evidence_page
-from flows.launch import plan_recipe, run_plan
+from flows.execution.approval import ApprovalQueue, PersonalDecision, decide_gates
+from flows.execution.execute import Execution
+from flows.execution.run_log import RunLog, read_events, read_plan
 from flows.planning.explain import explain_plan
-from flows.planning.power import condition
-from flows.running.runlog import RunLog, events, read_plan
-from flows.runs import status_table
-from flows.steps.inprocess import InProcess
+from flows.planning.gate_power import describe_condition
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.evidence_page import make_evidence_page
+from flows.runs.launch import run_plan
+from flows.runs.lookup import make_status_table
+from flows.steps.in_process import InProcess
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import read_decisions
 from lineage.layout import Layout
@@ -91,9 +92,14 @@ def text_of(outcome, step, layout):
 def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
     failed = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
     assert states(failed) == {
-        "base": "done", "check": "done", "repair": "done", "polish": "skipped", "more": "skipped", "final": "done",
+        "base": "done",
+        "check": "done",
+        "repair": "done",
+        "polish": "skipped",
+        "more": "skipped",
+        "final": "done",
         "aside": "done",
-    }  # fmt: skip
+    }
     assert failed.exit_code == 0
     assert text_of(failed, "final", lab.layout) == "repaired"
     assert failed.states["polish"].reason == "a gate of check failed: its branch runs instead"
@@ -104,11 +110,11 @@ def test_a_gate_branches_and_what_follows_takes_whichever_ran(lab):
     again = go(lab(f"min: 0.9, {BRANCH}"), lab.layout)
     assert (again.states["final"].state, text_of(again, "final", lab.layout)) == ("cached", "repaired")
     plan = lab(f"min: 0.9, {BRANCH}")
-    assert condition(plan.step("repair"), plan) == "only if a gate of check fails"
-    assert condition(plan.step("polish"), plan) == "unless a gate of check fails"
-    assert condition(plan.step("aside"), plan) == ""
+    assert describe_condition(plan.step("repair"), plan) == "only if a gate of check fails"
+    assert describe_condition(plan.step("polish"), plan) == "unless a gate of check fails"
+    assert describe_condition(plan.step("aside"), plan) == ""
     shown = Console(record=True, width=200)
-    shown.print(status_table(failed.run, lab.layout))
+    shown.print(make_status_table(failed.run, lab.layout))
     assert "gate branched: accuracy" in shown.export_text()
 
 
@@ -126,8 +132,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     outcome = go(plan, lab.layout)
     assert states(outcome)["check"] == "done"
     assert (states(outcome)["polish"], outcome.states["polish"].reason) == (
-        "blocked", "a gate of check waits for approval: accuracy",
-    )  # fmt: skip
+        "blocked",
+        "a gate of check waits for approval: accuracy",
+    )
     assert (states(outcome)["aside"], outcome.exit_code) == ("done", 2)
     called = CliRunner().invoke(app, ["approve", outcome.run, "check", "--approve", "--reason", "only a rehearsal"])
     assert called.exit_code == 0, called.output
@@ -144,7 +151,7 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert (entry["who"], entry["facts"]["key"]) == ("ada", plan.step("check").key)
     assert kept["audit"] == audit_log.anchor_of(entry)
     with pytest.raises(PlanError, match="no gate of check waits to be approved"):
-        approve_gate(lab.layout, outcome.run, "check", "approve", "twice", None, console)
+        decide_gates(lab.layout, outcome.run, "check", "approve", "twice", None, console)
     (traced,) = trace(lab.layout, "check").as_json()["up"][:1]
     assert traced["decisions"] == [kept]
     manifests = {name: s.manifest for name, s in again.states.items() if s.manifest}
@@ -152,7 +159,7 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
     assert (shown["outcome"], shown["good"]) == ("failed, approved", True)
     assert shown["texts"][1].startswith("approved by ada at 20")
     # Second thoughts count, and both decisions stay.
-    approve_gate(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
+    decide_gates(lab.layout, outcome.run, "check", "reject", "seen the samples", "bob", console)
     rejected = go(plan, lab.layout)
     assert (rejected.exit_code, rejected.states["polish"].state) == (2, "blocked")
     assert "rejected by bob" in rejected.states["check"].gates[0].text
@@ -164,9 +171,9 @@ def test_a_gate_waits_for_a_person_and_never_asks_the_same_again(lab):
 def test_nothing_else_can_be_approved(lab, step, words):
     outcome = go(lab("min: 0.9, on_fail: approve"), lab.layout)
     with pytest.raises(PlanError, match=words):
-        approve_gate(lab.layout, outcome.run, step, "approve", "why not", None, Console())
+        decide_gates(lab.layout, outcome.run, step, "approve", "why not", None, Console())
     with pytest.raises(PlanError, match="say why"):
-        approve_gate(lab.layout, outcome.run, "check", "approve", " ", None, Console())
+        decide_gates(lab.layout, outcome.run, "check", "approve", " ", None, Console())
 
 
 def attended(plan, layout, pause):
@@ -174,7 +181,7 @@ def attended(plan, layout, pause):
     log = RunLog(layout, "attended")
     log.file.parent.mkdir(parents=True)
     execution = Execution(plan, layout, InProcess(), log, "attended")
-    desk = Desk(execution, lambda question, over: pause(execution, question, over))
+    desk = ApprovalQueue(execution, lambda question, over: pause(execution, question, over))
     execution.ask_people = desk.ask
     with ThreadPoolExecutor(len(plan.steps)) as pool:
         ended = {step.name: threading.Event() for step in plan.steps}
@@ -195,16 +202,16 @@ def test_other_steps_go_on_while_people_think(lab, processes):
         processes.wait_for(lambda: "aside" in execution.states)
         assert "check" not in execution.states
         assert "polish" not in execution.states
-        page = evidence_page(execution, question)
+        page = make_evidence_page(execution, question)
         assert "wanted &gt;= 0.9" in page or "wanted >= 0.9" in page
         for part in ("## Samples side by side", "## Lineage", "| base | init |", "core-seconds", "95 %"):
             assert part in page
-        return Answer("approve", "grace", "good enough")
+        return PersonalDecision("approve", "grace", "good enough")
 
     execution = attended(lab("min: 0.9, on_fail: approve"), lab.layout, pause)
     assert execution.states["check"].gates[0].verdict == "approved"
     assert execution.states["polish"].state == "done"
-    told = [e["state"] for e in events(lab.layout, "attended") if e["type"] == "step" and e["step"] == "check"]
+    told = [e["state"] for e in read_events(lab.layout, "attended") if e["type"] == "step" and e["step"] == "check"]
     assert told == ["running", "waiting", "done"]
 
 
@@ -212,10 +219,16 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     plan = lab("min: 0.9, on_fail: approve")
 
     def elsewhere(execution, question, over):
-        from flows.gates.approval import record
+        from flows.execution.approval import record_decision
 
-        record(
-            lab.layout, "attended", question.step, question.manifest, question.gate, Answer("reject", "e", "no"), "x"
+        record_decision(
+            lab.layout,
+            "attended",
+            question.step,
+            question.manifest,
+            question.gate,
+            PersonalDecision("reject", "e", "no"),
+            "x",
         )
         processes.wait_for(over)
 

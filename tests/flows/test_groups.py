@@ -10,9 +10,10 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from flows.launch import plan_recipe, run_plan
-from flows.steps.placement import Placement, bundles, requests
-from flows.steps.workers import refuse_impossible
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.ray_placement import Placement, find_bundle_indices, list_bundles
+from flows.steps.ray_workers import refuse_impossible
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError, RecipeError
@@ -121,12 +122,17 @@ def test_every_process_has_a_bundle_and_trainers_have_the_first():
     made = Resources.model_validate(
         {"num_cpus": 2, "train": {"workers": 2, "num_gpus": 1}, "rollout": {"workers": 3, "memory": "1GB"}}
     )
-    assert requests(made) == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 2}] + [{"CPU": 1, "memory": 1e9}] * 3
-    assert [bundles(made, name) for name in ("train", "own", "rollout", "reward")] == [[0, 1], [2], [3, 4, 5], []]
+    assert list_bundles(made) == [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 2}] + [{"CPU": 1, "memory": 1e9}] * 3
+    assert [find_bundle_indices(made, name) for name in ("train", "own", "rollout", "reward")] == [
+        [0, 1],
+        [2],
+        [3, 4, 5],
+        [],
+    ]
     assert (made.all_cpus, made.all_gpus) == (7, 2)
     waiting = Resources.model_validate({"train": {"workers": 2}})
-    assert requests(waiting) == [{"CPU": 1}] * 2
-    assert bundles(waiting, "own") == []
+    assert list_bundles(waiting) == [{"CPU": 1}] * 2
+    assert find_bundle_indices(waiting, "own") == []
 
 
 def test_what_nodes_can_never_hold_is_refused_when_planned():
@@ -247,17 +253,17 @@ def made(layout, name):
 
 @pytest.mark.filterwarnings("ignore")
 def test_of_what_ranks_say_the_first_cause_is_told_and_who_is_silent_has_died(tmp_path):
-    from flows.steps.groups import TrainingFailedError, _first_words, _lost_another
+    from flows.steps.ray_train_group import TrainingFailedError, _first_cause, _lost_another
 
     def fails(rank, time, lost, said):
-        told = {"rank": rank, "time": time, "lost": lost, "said": said}
+        told = {"rank": rank, "time": time, "lost": lost, "message": said}
         (tmp_path / f"failed-a-{rank}").write_text(json.dumps(told))
 
     fails(0, 1.0, True, "Connection closed by peer")
-    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 2).startswith("train worker 1 died")
+    assert _first_cause(TrainingFailedError("x"), tmp_path, "a", 2).startswith("train worker 1 died")
     fails(2, 3.0, False, "no such reward")
     fails(1, 2.0, False, "no such file")
-    assert _first_words(TrainingFailedError("x"), tmp_path, "a", 3) == "no such file"
-    assert _first_words(TrainingFailedError("a\nlast"), tmp_path, "other", 2) == "its train workers failed: last"
+    assert _first_cause(TrainingFailedError("x"), tmp_path, "a", 3) == "no such file"
+    assert _first_cause(TrainingFailedError("a\nlast"), tmp_path, "other", 2) == "its train workers failed: last"
     assert _lost_another(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error"))
     assert not _lost_another(ValueError("rows"))

@@ -5,10 +5,10 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from flows.deployments.deploy import deploy_recipes
-from flows.deployments.deployables import deployable
-from flows.deployments.held import held_options
-from flows.launch import plan_recipe
+from flows.deployments.deployables import make_deployable
+from flows.deployments.held import apply_lock
 from flows.planning.locking import lock_recipe
+from flows.planning.recipe_plan import plan_recipe
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -54,13 +54,14 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     lock(checkout)
     assert deploy(checkout) == 0
     given = yaml.safe_load((checkout.root / "prefect.yaml").read_text())["deployments"][0]["parameters"]
-    digest = deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
     assert given == {"recipe": "held.yaml", "locked": digest}
     entry = list(audit_log.read_entries(checkout))[-1]
     assert (entry["action"], entry["facts"]) == (
-        "deployed", {"recipe": "held", "file": "held.yaml", "locked": digest},
-    )  # fmt: skip
-    held = held_options(checkout, "held.yaml", digest, NOTHING)
+        "deployed",
+        {"recipe": "held", "file": "held.yaml", "locked": digest},
+    )
+    held = apply_lock(checkout, "held.yaml", digest, NOTHING)
     assert held == NOTHING | {"profile": None, "locked": True}
     assert plan_recipe("held.yaml", checkout, **held).recipe == "held"
     # A changed recipe is refused in words, also where the new lock fits it.
@@ -68,38 +69,38 @@ def test_a_deployment_is_held_to_its_lock_until_it_is_deployed_again(checkout, c
     with pytest.raises(
         PlanError, match=r"held\.yaml has drifted from held\.lock:\n    stages\.exam\.gate\.0\.min: 0\.0 → -1\.0"
     ):
-        plan_recipe("held.yaml", checkout, **held_options(checkout, "held.yaml", digest, NOTHING))
+        plan_recipe("held.yaml", checkout, **apply_lock(checkout, "held.yaml", digest, NOTHING))
     lock(checkout)
     again = r"is not the lock that held\.yaml was deployed with; .*posttrain deploy --locked held\.yaml"
     for parameter in (digest, None, ""):  # what a caller of Prefect's API gives does not loosen it
         with pytest.raises(PlanError, match=again):
-            held_options(checkout, "held.yaml", parameter, NOTHING)
+            apply_lock(checkout, "held.yaml", parameter, NOTHING)
     assert deploy(checkout) == 0
-    now = deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
-    assert held_options(checkout, "held.yaml", now, NOTHING)["locked"]
+    now = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    assert apply_lock(checkout, "held.yaml", now, NOTHING)["locked"]
     with pytest.raises(PlanError, match=again):  # the digest of a lock that was deployed before
-        held_options(checkout, "held.yaml", digest, NOTHING)
+        apply_lock(checkout, "held.yaml", digest, NOTHING)
     with pytest.raises(PlanError, match="a run takes no seed"):  # another way to write the path is the same recipe
-        held_options(checkout, f"../{checkout.root.name}/held.yaml", None, NOTHING | {"profile": "tiny"})
+        apply_lock(checkout, f"../{checkout.root.name}/held.yaml", None, NOTHING | {"profile": "tiny"})
     # Deployed without a lock, it runs what the recipe says on the day.
     assert deploy(checkout, locked=False) == 0
-    assert held_options(checkout, "held.yaml", None, NOTHING) == NOTHING
+    assert apply_lock(checkout, "held.yaml", None, NOTHING) == NOTHING
 
 
 def test_a_checkout_whose_log_knows_no_deployment_holds_to_the_parameter(checkout):
     lock(checkout)
-    digest = deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
-    assert held_options(checkout, "held.yaml", digest, NOTHING)["locked"]
+    digest = make_deployable(checkout.root / "held.yaml", checkout, locked=True).held.digest
+    assert apply_lock(checkout, "held.yaml", digest, NOTHING)["locked"]
     with pytest.raises(PlanError, match="is not the lock"):
-        held_options(checkout, "held.yaml", "ab" * 32, NOTHING)
+        apply_lock(checkout, "held.yaml", "ab" * 32, NOTHING)
 
 
 def test_a_held_run_takes_nothing_that_changes_what_it_does(checkout):
     lock(checkout)
-    made = deployable(checkout.root / "held.yaml", checkout, locked=True)
+    made = make_deployable(checkout.root / "held.yaml", checkout, locked=True)
     for options in ({"overrides": ["stages.exam.gate.min=-1"]}, {"overrides": ["seed=4"]}, {"profile": "tiny"}):
         with pytest.raises(PlanError, match="a run takes no seed, overrides or other profile"):
-            held_options(checkout, "held.yaml", made.held.digest, NOTHING | options)
+            apply_lock(checkout, "held.yaml", made.held.digest, NOTHING | options)
     assert list(made.form["properties"]) == ["from_stages", "to_stages", "fresh"]
     Draft202012Validator.check_schema(made.form)
     check = Draft202012Validator(made.form).validate
@@ -111,8 +112,8 @@ def test_a_held_run_takes_nothing_that_changes_what_it_does(checkout):
 
 def test_a_lock_of_a_profile_runs_that_profile(checkout):
     lock(checkout, profile="tiny")
-    made = deployable(checkout.root / "held.yaml", checkout, locked=True)
-    assert held_options(checkout, "held.yaml", made.held.digest, NOTHING)["profile"] == "tiny"
+    made = make_deployable(checkout.root / "held.yaml", checkout, locked=True)
+    assert apply_lock(checkout, "held.yaml", made.held.digest, NOTHING)["profile"] == "tiny"
 
 
 def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):
@@ -133,7 +134,7 @@ def test_what_cannot_be_held_is_not_deployed_and_says_why(checkout, capsys):
 
 def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkout, monkeypatch):
     """A champion that changes after the lock was written: refused by default, another key where the gate says so."""
-    from flows.planning import challenge
+    from flows.planning import champion_inputs as challenge
     from lineage.registry.champions import Champion, Standing
     from lineage.registry.registered import Registered
     from lineage.sources.resolve import Source
@@ -148,7 +149,7 @@ def test_a_champion_in_a_gate_is_pinned_by_the_lock_or_declared_floating(checkou
     monkeypatch.setattr(challenge, "find_source", lambda source, *_: Source(checkout.root, source[-1] * 64))
     monkeypatch.setattr("flows.planning.contracts.find_source", lambda source, *_: Source(checkout.root, "x"))
     monkeypatch.setattr("flows.planning.locking.pin", lambda name, digest, *_: {"digest": digest})
-    monkeypatch.setattr("flows.compile.check_contracts", lambda *_: None)
+    monkeypatch.setattr("flows.planning.compile.verify_contracts", lambda *_: None)
     against = "gate: {against: champion, max_regression: 0.1%s}"
     for floating, kept in ((", floating: true", True), ("", False)):
         text = RECIPE.replace("gate: {metric: accuracy, min: 0.0}", against % floating)

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from flows.cli import main
-from flows.deployments.deployables import deployables, recipe_files
-from flows.planning.authoring import recipe_list
+from flows.commands.recipes import make_recipe_table
+from flows.deployments.deployables import list_recipe_files, make_deployables
 from lineage.layout import Layout
 
 GOOD = "name: a\nstages:\n  base: {kind: init}\n"
@@ -31,9 +31,9 @@ def lab(tmp_path, monkeypatch):
 
 def test_all_recipes_are_listed_and_deployed_but_those_that_are_none(lab):
     layout = Layout(lab)
-    table = recipe_list(lab / "recipes")
+    table = make_recipe_table(lab / "recipes")
     assert list(table.columns[1].cells) == ["", "1", "", ""]
-    made, wrong = deployables(recipe_files(layout), layout)
+    made, wrong = make_deployables(list_recipe_files(layout), layout)
     assert [one.recipe.name for one in made] == ["a"]
     assert sorted(error.problems[0].file.rpartition("/")[2] for error in wrong) == ["pipe.yaml", "seven.yaml"]
 

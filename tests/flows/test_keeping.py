@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.launch import plan_recipe, run_plan
-from flows.running.alive import alive
+from flows.execution.active_runs import mark_active
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.reclaim import count_freed_bytes
 from lineage.artifacts.store import Store
 from lineage.audit.log import read_entries
@@ -64,8 +65,9 @@ def checkout(tmp_path, monkeypatch):
 
 
 def run(layout, value):
-    plan = plan_recipe(layout.root / "numbers.yaml", layout,
-                       overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"])  # fmt: skip
+    plan = plan_recipe(
+        layout.root / "numbers.yaml", layout, overrides=[f"vars.value={value}", f"vars.score={6.0 - value}"]
+    )
     outcome = run_plan(plan, layout, executor="inprocess", prefect=False, run=f"run-{value}")
     assert outcome.exit_code == 0, outcome.states
     return {step.name: step.key for step in plan.steps}
@@ -137,8 +139,9 @@ def test_an_ancestor_of_what_any_alias_names_is_never_cleared(checkout, monkeypa
     said = gc("--last", "0", "--yes")
     assert here(checkout) == set(keys[1].values())
     assert {kept["step"]: kept["why"] for kept in said["kept"]} == {
-        "first": "made into what is kept: reader@canary", "second": "reader@canary",
-    }  # fmt: skip
+        "first": "made into what is kept: reader@canary",
+        "second": "reader@canary",
+    }
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", "sqlite:////proc/nowhere/all.db")
     refused = CliRunner().invoke(app, ["gc", "--last", "0", "--yes"])
     assert (refused.exit_code, here(checkout)) == (1, set(keys[1].values()))
@@ -150,7 +153,7 @@ def test_what_a_run_under_way_uses_stays_also_its_checkpoints(checkout):
     for key in (keys[1]["second"], "f" * 64):
         (checkout.work(key) / "checkpoints").mkdir(parents=True)
         (checkout.work(key) / "checkpoints/c.bin").write_bytes(b"c" * 9000)
-    with alive(checkout, "run-1"):
+    with mark_active(checkout, "run-1"):
         assert {a["key"] for a in gc("--last", "0")["artifacts"]} == set(keys[2].values())
     assert len(gc("--last", "0")["artifacts"]) == 4
     before = used(*places(checkout))

@@ -2,7 +2,7 @@
 
 import fcntl
 
-from flows.running.leftovers import sweep
+from flows.processes.cleanup import clean_up
 from lineage.layout import Layout
 
 
@@ -15,7 +15,7 @@ def test_the_address_of_a_dead_server_goes_and_that_of_a_living_one_stays(tmp_pa
     for lock in ("users", "host.lock"):
         with (home / lock).open("rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            sweep(layout)
+            clean_up(layout)
             assert (home / "server.json").exists()
-    sweep(layout)
+    clean_up(layout)
     assert not (home / "server.json").exists()

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flows.cli import main
-from flows.planning.locking import lock_of, read_lock
+from flows.planning.locking import make_lock, read_lock
 from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -190,7 +190,7 @@ def test_packages_and_python(held):
     del lock["packages"]["scipy"]
     lock["python"] = "3.9.1"
     file.write_text(yaml.safe_dump(lock))
-    here = lock_of.__globals__["platform"].python_version()
+    here = make_lock.__globals__["platform"].python_version()
     scipy = find_needed_packages()["scipy"]
     assert held.drift() == [
         f"python: 3.9.1 → {here}",
@@ -251,9 +251,16 @@ def test_a_lock_that_was_cut_off_anywhere_says_so(held):
 
 @pytest.mark.parametrize(
     ("section", "content"),
-    [("steps", None), ("steps", ["words"]), ("steps", {"words": 3}), ("steps", {"words": {"key": "x"}}),
-     ("sources", "x"), ("packages", None), ("code", 7)],
-)  # fmt: skip
+    [
+        ("steps", None),
+        ("steps", ["words"]),
+        ("steps", {"words": 3}),
+        ("steps", {"words": {"key": "x"}}),
+        ("sources", "x"),
+        ("packages", None),
+        ("code", 7),
+    ],
+)
 def test_a_lock_with_a_section_that_is_none_says_which(held, section, content):
     file = held.folder / "held.lock"
     lock = yaml.safe_load(file.read_text())

@@ -14,15 +14,15 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from flows.launch import plan_recipe
-from flows.planning.memory import needs, told, warnings
-from learning.asynchrony import streams
-from learning.engines import running
-from learning.footprint import estimate as memory_estimate
-from learning.footprint import forward as memory_estimate_forward
-from learning.footprint.estimate import Phase, Place, Slots, Trained, training
-from learning.footprint.forward import Forward, Pass, Precision
-from learning.footprint.shape import ARCHITECTURES, Shape, shape_of
+from flows.planning.memory import estimate_memory, list_warnings, memory_as_json
+from flows.planning.recipe_plan import plan_recipe
+from learning.generation.engines import running
+from learning.generation.services import row_streams as streams
+from learning.memory_model import estimate as memory_estimate
+from learning.memory_model import forward as memory_estimate_forward
+from learning.memory_model.estimate import Phase, Place, Slots, Trained, training
+from learning.memory_model.forward import Forward, Pass, Precision
+from learning.memory_model.shape import ARCHITECTURES, Shape, shape_of
 from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -38,8 +38,13 @@ def config_of(kind):
     if kind == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64}
     else:
-        sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
-                 "num_key_value_heads": 2}  # fmt: skip
+        sizes = {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
         sizes |= {} if kind == "phi3" else {"head_dim": 16}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return CONFIG_MAPPING[kind](vocab_size=120, **sizes, **ids, **own.get(kind, {}))
@@ -80,7 +85,9 @@ def test_constants_are_those_of_the_code():
 
 
 def test_the_arithmetic_needs_no_torch():
-    code = "import sys, learning.footprint.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = (
+        "import sys, learning.memory_model.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -160,10 +167,22 @@ def test_predictions_hold_in_a_process_of_their_own(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["sft_rows", "sft_long", "sft_logits", "sft_lora", "sft_bfloat16", "sft_mixed", "sft_checkpointing", "rl_groups",
-     "rl_sampling", "reward_model", "reward_model_long", "evaluate",
-     "evaluate_prompts"],
-)  # fmt: skip
+    [
+        "sft_rows",
+        "sft_long",
+        "sft_logits",
+        "sft_lora",
+        "sft_bfloat16",
+        "sft_mixed",
+        "sft_checkpointing",
+        "rl_groups",
+        "rl_sampling",
+        "reward_model",
+        "reward_model_long",
+        "evaluate",
+        "evaluate_prompts",
+    ],
+)
 def test_predictions_hold_at_other_shapes(name):
     found = run_case(name)
     assert LOWEST < found["ratio"] < HIGHEST, found
@@ -209,7 +228,7 @@ def planned(tmp_path):
 
 def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     plan, layout = planned()
-    found = {need.step: need for need in needs(plan, layout)}
+    found = {need.step: need for need in estimate_memory(plan, layout)}
     (place,) = found["first"].places
     parameters = found["base"].places[0].peak.parts["weights"]
     assert place.peak.parts["weights"] == parameters
@@ -218,7 +237,7 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
     assert found["theirs"].unknown.startswith("memory of a mamba model is not known")
     # The reference of the KL term is a model of its own.
     assert found["better"].places[0].peak.parts["other models"] == parameters
-    (said,) = [w for w in warnings(plan, list(found.values())) if w.startswith("first")]
+    (said,) = [w for w in list_warnings(plan, list(found.values())) if w.startswith("first")]
     assert "its `memory` has 16.0 MiB" in said
     assert "per_device_train_batch_size" in said
 
@@ -226,21 +245,22 @@ def test_a_plan_knows_models_that_are_still_to_be_made(planned):
 def test_roles_have_places_of_their_own(planned):
     roles = "{train: {workers: 2, strategy: fsdp2}, rollout: {workers: 3, num_gpus: 1}, reference: {workers: 1}}"
     plan, layout = planned(f"resources: {roles}")
-    need = next(n for n in needs(plan, layout) if n.step == "better")
+    need = next(n for n in estimate_memory(plan, layout) if n.step == "better")
     places = {place.role: place for place in need.places}
     assert {name: place.workers for name, place in places.items()} == {"train": 2, "rollout": 3, "reference": 1}
     weights = places["reference"].peak.parts["weights"]
     assert places["train"].peak.parts["weights"] == weights / 2
     assert "cache" in places["rollout"].peak.parts
     assert "cache" not in {part for phase in places["train"].phases for part in phase.parts}
-    assert [w for w in warnings(plan, [need], gpu=10**6) if "better: rollout needs" in w]
-    assert told(plan, [need])["steps"][0]["places"][1]["role"] == "rollout"
+    assert [w for w in list_warnings(plan, [need], gpu=10**6) if "better: rollout needs" in w]
+    assert memory_as_json(plan, [need])["steps"][0]["places"][1]["role"] == "rollout"
 
 
 def test_shorter_prompts_need_less(planned):
     plan, layout = planned()
     long, short = (
-        next(n for n in needs(plan, layout, prompt=prompt) if n.step == "better").places[0] for prompt in (None, 8)
+        next(n for n in estimate_memory(plan, layout, prompt=prompt) if n.step == "better").places[0]
+        for prompt in (None, 8)
     )
     assert short.peak.total < long.peak.total
 

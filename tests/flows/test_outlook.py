@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import flows.launch
-import flows.planning.authoring
+import flows.commands.recipes
 import flows.planning.estimate
-import flows.servers.prefect_artifacts
+import flows.planning.recipe_plan
+import flows.prefect_runs.artifacts
 from flows.cli import app
-from flows.execute import execute
-from flows.launch import plan_recipe, run_plan
-from flows.running.runlog import read_plan
-from flows.servers.prefect_artifacts import show_plan
+from flows.execution.execute import execute_plan
+from flows.execution.run_log import read_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.artifacts import show_plan
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 from tests.small_steps import NUMBER, two_numbers
 
@@ -45,20 +46,20 @@ def calls(monkeypatch):
 
         monkeypatch.setattr(module, name, counted)
 
-    for module in (flows.launch, flows.planning.authoring):
+    for module in (flows.planning.recipe_plan, flows.commands.recipes):
         count(module, "load_recipe")
-    for name in ("explain_plan", "estimates"):
+    for name in ("explain_plan", "estimate_steps"):
         count(flows.planning.estimate, name)
     return counts
 
 
 def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls, monkeypatch):
     pages = []
-    monkeypatch.setattr(flows.servers.prefect_artifacts, "_create", lambda *said: pages.append(said[3]))
+    monkeypatch.setattr(flows.prefect_runs.artifacts, "_create_artifact", lambda *said: pages.append(said[3]))
 
     def carry(execution, ended):
         show_plan(execution)
-        execute(execution)
+        execute_plan(execution)
         ended()
 
     layout = Layout(recipe.parent)
@@ -66,14 +67,14 @@ def test_a_run_that_prefect_shows_is_explained_and_estimated_once(recipe, calls,
         calls.clear()
         plan = plan_recipe(recipe, layout)
         assert run_plan(plan, layout, executor="inprocess", carry=carry).exit_code == 0
-        assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+        assert calls == {"load_recipe": 1, "explain_plan": 1, "estimate_steps": 1}
         assert pages[-1].count(verdict) == 2
 
 
 def test_a_plan_reads_its_recipe_once_also_for_the_next_due_time(recipe, calls, capsys):
     app(["plan", str(recipe)], standalone_mode=False)
     assert "once deployed it runs by itself: every 6h: next " in capsys.readouterr().out
-    assert calls == {"load_recipe": 1, "explain_plan": 1, "estimates": 1}
+    assert calls == {"load_recipe": 1, "explain_plan": 1, "estimate_steps": 1}
 
 
 def test_the_plan_of_a_run_keeps_its_schedule(recipe):
@@ -85,6 +86,7 @@ def test_the_plan_of_a_run_keeps_its_schedule(recipe):
 
 
 def test_planning_loads_no_distributions_that_it_does_not_need():
-    code = "import sys, flows.planning.power; print([m for m in ('scipy.stats', 'scipy.optimize') if m in sys.modules])"
+    heavy = ("scipy.stats", "scipy.optimize")
+    code = f"import sys, flows.planning.gate_power; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

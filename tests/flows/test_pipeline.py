@@ -4,8 +4,9 @@ import urllib.request
 
 import pytest
 
-import flows.launch
-from flows.launch import plan_recipe, run_plan
+import flows.runs.launch
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from flows.servers.prefect_server import is_healthy
 from lineage.layout import Layout
 
@@ -46,7 +47,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
     plan = plan_recipe(tmp_path / "recipe.yaml", layout)
     run_plan(plan_recipe(tmp_path / "recipe.yaml", layout, to=["a"]), layout, executor="inprocess", prefect=False)
     seen = {}
-    original = flows.launch._carried_out  # Prefect reads its environment when it is imported, so not before the run
+    original = flows.runs.launch._perform_all  # Prefect reads its environment when imported, so not before the run
 
     def spied(execution, *rest):
         try:
@@ -62,7 +63,7 @@ def test_prefect_shows_every_step_with_its_state_and_log(tmp_path, monkeypatch):
             seen["flows"] = [(r["name"], r["state_type"]) for r in ask(url, "/flow_runs/filter", {})]
             seen["logs"] = [line["message"] for line in ask(url, "/logs/filter", {})]
 
-    monkeypatch.setattr(flows.launch, "_carried_out", spied)
+    monkeypatch.setattr(flows.runs.launch, "_perform_all", spied)
     outcome = run_plan(plan, layout)
     assert {n: s.state for n, s in outcome.states.items()} == {
         "a": "cached",

@@ -84,9 +84,15 @@ def test_a_run_is_recorded_in_postgresql_by_both(checkout, processes, database):
     made.finish(made.start("run", made.recipe, PGPASSWORD=PASSWORD))
     run = next(iter(made.layout.state.glob("runs/*"))).name
     assert ask(database, "select name, state_type::text from prefect.flow_run") == [(run, "COMPLETED")]
-    processes.wait_for(lambda: ask(database, "select name, state_type::text from prefect.task_run") == [
-        ("a", "COMPLETED"), ("b", "COMPLETED"),
-    ])  # fmt: skip
+    processes.wait_for(
+        lambda: (
+            ask(database, "select name, state_type::text from prefect.task_run")
+            == [
+                ("a", "COMPLETED"),
+                ("b", "COMPLETED"),
+            ]
+        )
+    )
     assert ask(database, "select name, status from mlflow.runs") == sorted(
         [(run, "FINISHED"), ("a", "FINISHED"), ("b", "FINISHED")]
     )

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
-from flows.planning.authoring import plan_table
-from flows.planning.power import gate_lines
-from learning.evaluating.paired_tests import minimum_detectable
+from flows.planning.gate_power import describe_gate_power
+from flows.planning.plan_table import make_plan_table
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from learning.evaluation.paired_tests import minimum_detectable
 from lineage.layout import Layout
 
 RECIPE = """
@@ -44,7 +45,7 @@ def plan(tmp_path):
 
 def test_the_smallest_difference_is_told_at_worst_first_and_from_the_evaluation_then(plan):
     made, layout = plan
-    before = gate_lines(made, layout)
+    before = describe_gate_power(made, layout)
     assert [line.split(": ")[1] for line in before] == [
         "accuracy of other − base",
         "accuracy.chain_sum of other − base",
@@ -55,8 +56,8 @@ def test_the_smallest_difference_is_told_at_worst_first_and_from_the_evaluation_
     outcome = run_plan(made, layout, executor="inprocess", prefect=False)
     test = outcome.states["check"].manifest.details["gates"][0]["tests"][0]
     known = minimum_detectable(test["n"], 0.0125, spread=test["spread"])
-    (after, _) = gate_lines(made, layout)
+    (after, _) = describe_gate_power(made, layout)
     assert f"difference of {known:.3f} (" in after
     assert f"as in run {outcome.run}" in after
     assert known == pytest.approx(test["detectable"])
-    assert re.search(r"gate of check: accuracy of other", str(plan_table(made, layout).caption))
+    assert re.search(r"gate of check: accuracy of other", str(make_plan_table(made, layout).caption))

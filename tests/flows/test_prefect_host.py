@@ -42,10 +42,13 @@ def hosted(tmp_path):
     started = []
 
     def start(*command):
-        started.append(subprocess.Popen(
-            [sys.executable, "-m", "flows.servers.prefect_host", str(tmp_path), "0", str(port), *command],
-            env={**os.environ, "PYTHONPATH": str(HOUSE)}, start_new_session=True,
-        ))  # fmt: skip
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "flows.servers.prefect_host", str(tmp_path), "0", str(port), *command],
+                env={**os.environ, "PYTHONPATH": str(HOUSE)},
+                start_new_session=True,
+            )
+        )
         return started[-1]
 
     with (tmp_path / "users").open("ab") as users:

@@ -134,9 +134,14 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
         (flow_run,) = served.until(lambda: served.runs_of("story"))
         number = flow_run["id"]
         assert flow_run["parameters"] == {
-            "recipe": "recipes/story.yaml", "profile": "short", "seed": 5, "from_stages": [], "to_stages": [],
-            "overrides": ["stages.exam.num_bootstrap=200"], "fresh": False,
-        }  # fmt: skip
+            "recipe": "recipes/story.yaml",
+            "profile": "short",
+            "seed": 5,
+            "from_stages": [],
+            "to_stages": [],
+            "overrides": ["stages.exam.num_bootstrap=200"],
+            "fresh": False,
+        }
         served.until(lambda: "story-progress-held" in [a["key"] for a in served.artifacts(number)])
         run = served.ask(f"/flow_runs/{number}")["name"]
         plan = json.loads((served.checkout.layout.run(run) / "plan.json").read_text())
@@ -162,9 +167,12 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
         served.until(lambda: not ours(served, ("ray", "prefect.engine", "_workspace")))
         states = served.tasks(number, 1)
         assert states == {
-            "base": "Completed", "lessons": "Completed", "cold_start": "Completed", "held": "Cancelled",
+            "base": "Completed",
+            "lessons": "Completed",
+            "cold_start": "Completed",
+            "held": "Cancelled",
             "exam": "Cancelled",
-        }  # fmt: skip
+        }
         assert any(f"posttrain resume {run}" in line for line in served.logs(number))
         assert f"stopped (go on with: posttrain resume {run})" in said(served, "status")
 
@@ -177,8 +185,12 @@ def test_a_run_from_the_form_to_the_curves_cancelled_and_retried(served, tmp_pat
         assert served.ended(number)["state_name"] == "Completed", served.logs(number)
         assert served.ask(f"/flow_runs/{number}")["name"] == run
         assert served.until(lambda: len(served.tasks(number, 2)) == 5 and served.tasks(number, 2)) == {
-            "base": "Cached", "lessons": "Cached", "cold_start": "Cached", "held": "Completed", "exam": "Completed",
-        }  # fmt: skip
+            "base": "Cached",
+            "lessons": "Cached",
+            "cold_start": "Cached",
+            "held": "Completed",
+            "exam": "Completed",
+        }
         (tries,) = served.checkout.layout.state.glob("artifacts/python-*/outputs/result/tries.txt")
         assert tries.read_text() == "try try "  # the second try found the first one's checkpoints
         page.reload()
@@ -291,16 +303,20 @@ def test_deploying_again_updates_and_what_vanished_is_told_then_removed(served):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_prefects_own_deploy_takes_the_file_that_is_written_for_it(served):
-    from flows.servers.prefect_server import prefect_environment
+    from flows.servers.prefect_server import make_prefect_environment
     from tests.flows.conftest import HOUSE
 
     said(served, "deploy", "--all", "--prefect-yaml")
     file = served.checkout.layout.root / "prefect.yaml"
-    environment = {**os.environ, **prefect_environment(served.checkout.layout)}
+    environment = {**os.environ, **make_prefect_environment(served.checkout.layout)}
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file], cwd=HOUSE,
-        env=environment | {"PREFECT_API_URL": served.api, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
+        cwd=HOUSE,
+        env=environment | {"PREFECT_API_URL": served.api, "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     made = served.ask("/deployments/name/recipe/quick")
     assert made["parameters"] == {"recipe": "recipes/quick.yaml"}

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from flows.running.progress import TerminalReporter, clock_text
+from flows.execution.progress import TerminalReporter, format_clock
 from schemas.plan import Plan, Step
 
 
@@ -25,7 +25,7 @@ def reporter(terminal):
 def tell(reporter, clock, events):
     for now, event in events:
         clock.now = now
-        reporter.event(event)
+        reporter.report(event)
 
 
 RUN = [
@@ -98,4 +98,4 @@ def test_the_live_table_is_drawn_and_left_on_the_screen():
 
 
 def test_clock_text():
-    assert [clock_text(s) for s in (0, 7.4, 59.6, 723, 3723)] == ["0:00", "0:07", "1:00", "12:03", "1:02:03"]
+    assert [format_clock(s) for s in (0, 7.4, 59.6, 723, 3723)] == ["0:00", "0:07", "1:00", "12:03", "1:02:03"]

@@ -9,10 +9,10 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli import app, main
-from flows.launch import plan_recipe
+from flows.planning.recipe_plan import plan_recipe
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import record_decision
+from lineage.audit.approvals import append_decision
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, read_history
@@ -117,10 +117,13 @@ def test_the_story_of_a_champion(lab):
     now, plan = find_champion(lab.layout, "chat"), plan_recipe("small.yaml", lab.layout)
     assert (now.version, now.key, now.digest) == (1, two.key, two.outputs["model"].digest)
     assert now.by.evidence == {
-        "gate": "exam", "key": exam.key, "run": exam.run, "recipe": "small",
+        "gate": "exam",
+        "key": exam.key,
+        "run": exam.run,
+        "recipe": "small",
         "gates": [exam.details["gates"][0]["text"]],
         "committed": {"version": "not under version control", "digest": digest_of(plan.resolved), "edited": []},
-    }  # fmt: skip
+    }
     assert now.by.who == "ada"
     said = f"champion of chat unchanged: exam made two ({two.key[:12]}) champion before, on {now.since[:10]}"
     assert said in lab.run()  # all there: nothing moves
@@ -140,7 +143,7 @@ def test_the_story_of_a_champion(lab):
 
     # A person who approves lets it through, and the history says who and why.
     waiting = lab.made("exam")[-1]
-    record_decision(
+    append_decision(
         lab.layout, waiting.key, 0, "approve", name="Grace", reason="the exam is too hard", step="exam", run="r"
     )
     assert "champion of chat: version 1 → version 2" in lab.run(*waits)
@@ -211,8 +214,8 @@ def test_what_was_compared_with_a_champion_that_is_gone_proves_nothing_now(lab):
     against = ("stages.exam.gate.against=champion", "stages.exam.gate.min_delta=0.0", "stages.two.seed=7")
     plan = plan_recipe("small.yaml", lab.layout, overrides=against)  # with version 1
     lab("rollback", "chat", "--to", "2")
-    from flows.gates.promotion import promote_after
-    from flows.launch import run_plan
+    from flows.champions.promotion import promote_after
+    from flows.runs.launch import run_plan
 
     outcome = run_plan(plan, lab.layout, executor="inprocess", prefect=False)
     verdict = promote_after(plan, outcome.states, lab.layout)

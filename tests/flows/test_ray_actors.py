@@ -2,15 +2,15 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import psutil
 import pytest
 
-from flows.steps.actors import RayActors
-from flows.steps.workers import RayWorkers
-from learning.distributed.actors import Lost
+from flows.processes.process_tree import ProcessGroup
+from flows.steps.ray_actors import RayActors, StepHome
+from flows.steps.ray_workers import RayWorkers
+from learning.parallel.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.resources import Resources, Role
@@ -55,8 +55,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def actors(cluster, tmp_path):
-    home = {"host": socket.gethostname(), "group": os.getpgid(0), "log": str(tmp_path / "log"), "folders": []}
-    made = RayActors(Resources(reward=Role(workers=2, num_cpus=0.25)), home | {"secrets": frozenset({"hush"})})
+    home = StepHome(ProcessGroup.of_this_process(), tmp_path / "log", (), frozenset({"hush"}))
+    made = RayActors(Resources(reward=Role(workers=2, num_cpus=0.25)), home)
     yield made
     made.close()
 

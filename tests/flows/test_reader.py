@@ -9,7 +9,7 @@ import os, sys, time
 from pathlib import Path
 from rich.console import Console
 if sys.argv[1] == "outlive":
-    from flows.running.reader import outlive_reader
+    from flows.processes.reader import outlive_reader
     outlive_reader()
 console = Console(file=sys.stderr)
 print("begun", flush=True)
@@ -30,9 +30,12 @@ def printed(folder, how):
     """Exit code of a process that prints on after its reader has gone."""
     folder.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-c", PRINTS, how], cwd=folder, env={**os.environ, "PYTHONPATH": str(HOUSE)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", PRINTS, how],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline() == b"begun\n"
     process.stdout.close()
     process.stderr.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.endpoint import Endpoint, find_endpoints
 from schemas.recipe.load import load_recipe
@@ -62,10 +62,18 @@ def changed(one, other):
 
 
 HOW = {
-    "base_url": "http://127.0.0.1:2/v1", "api_key": '"${env:KEY}"', "price": "{output_per_million: 3.0}", "timeout": 9,
-    "max_concurrency": 3, "requests_per_minute": 60, "tokens_per_minute": 1000, "max_retries": 1, "backoff": 0.5,
-    "max_backoff": 2, "max_failed": 0.5,
-}  # fmt: skip
+    "base_url": "http://127.0.0.1:2/v1",
+    "api_key": '"${env:KEY}"',
+    "price": "{output_per_million: 3.0}",
+    "timeout": 9,
+    "max_concurrency": 3,
+    "requests_per_minute": 60,
+    "tokens_per_minute": 1000,
+    "max_retries": 1,
+    "backoff": 0.5,
+    "max_backoff": 2,
+    "max_failed": 0.5,
+}
 WHAT = {"model": "other", "version": "'2'", "extra": "{top_p: 0.5}", "omit": "[seed]", "name": "another"}
 
 

@@ -5,10 +5,10 @@ import sqlite3
 
 import pytest
 
-from flows.running.states import StepState
-from flows.runs import rebuild_report
-from flows.servers.run_page import yield_tables
-from learning.texts.rows import read_rows
+from flows.execution.states import StepState
+from flows.prefect_runs.run_page import make_yield_tables
+from flows.runs.lookup import rebuild_report
+from learning.data.rows import read_rows
 from lineage.artifacts.store import Store
 from lineage.reports.spending import read_spending
 from tests.teacher_server import Teacher, digest, serving
@@ -41,7 +41,8 @@ stages:
 PRICES = 2e-6, 1e-5
 PROGRAM = """
 import sys
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 layout = Layout.find()
 plan = plan_recipe(sys.argv[1], layout, overrides=sys.argv[2:])
@@ -139,11 +140,15 @@ def test_a_killed_run_goes_on_and_no_answer_is_paid_twice(checkout, processes):
     assert "<h2>Yield</h2>" in page
     assert '<th class="n">rejected: reward' in page
     states = {"lessons": StepState("lessons", "done", manifest=other)}
-    (table,) = yield_tables(states)
+    (table,) = make_yield_tables(states)
     assert table.splitlines()[2].startswith("| family | problems | wanted | missing | asked | answered | cached |")
     assert table.splitlines()[4].startswith("| chain_sum | 20 | 60 | 0 | 60 | 60 | 0 |")
-    assert json.loads(whole.layout.run(run_name).joinpath("plan.json").read_text())["steps"][0]["settings"]["teacher"][
-        "endpoint"]["api_key"] == "${env:TEACHER_KEY}"  # fmt: skip
+    assert (
+        json.loads(whole.layout.run(run_name).joinpath("plan.json").read_text())["steps"][0]["settings"]["teacher"][
+            "endpoint"
+        ]["api_key"]
+        == "${env:TEACHER_KEY}"
+    )
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import tasks.rl
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
@@ -15,10 +16,18 @@ from schemas.recipe.load import load_recipe
 ROOT = Path(__file__).parents[2]
 BLOCKS = dict(re.findall(r"^```yaml (\w+)\n(.*?)^```$", (ROOT / "docs/rl.md").read_text(), re.MULTILINE | re.DOTALL))
 SMALL = {
-    "base": {"config": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-                        "num_key_value_heads": 2, "head_dim": 8}},
+    "base": {
+        "config": {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        }
+    },
     "cold_start": {"max_steps": 12},
-}  # fmt: skip
+}
 LESS = {"generation_batch_size": 32, "max_steps": 4, "save_steps": 2, "logging_steps": 1}
 
 

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from flows.compile import compile_recipe
-from flows.launch import plan_recipe, run_plan
-from learning.texts.rows import read_rows
+from flows.planning.compile import compile_recipe
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from learning.data.rows import read_rows
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 
@@ -87,8 +88,15 @@ def test_the_losses_are_in_the_key_and_other_losses_are_not_in_the_code(layout):
 
     plan = compile_recipe(load_recipe(layout.root / "rounds.yaml"), layout)
     tune = next(step for step in plan.steps if step.name == "rounds-1-tune")
-    assert "learning.preferences" in tune.code
-    assert not {"learning.loop.policy_loss", "learning.surrogates", "learning.advantages"} & tune.code.keys()
+    assert "learning.preference.pair_losses" in tune.code
+    assert (
+        not {
+            "learning.rl.policy_loss",
+            "learning.algorithm.policy_losses.policy_gradient",
+            "learning.algorithm.advantages.normalisation",
+        }
+        & tune.code.keys()
+    )
     other = compile_recipe(
         load_recipe(layout.root / "rounds.yaml", overrides=("stages.rounds.repeat.stages.tune.loss=ipo",)), layout
     )

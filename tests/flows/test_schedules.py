@@ -10,8 +10,14 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy
 
-from flows.deployments.catch_up import Occasion, unscheduled, verdict
-from flows.deployments.schedules import as_yaml, concurrency, due_times, prefect_schedules, schedule_words
+from flows.deployments.catch_up import Occasion, find_skip_reason, list_unscheduled
+from flows.deployments.schedules import (
+    describe_schedule,
+    list_due_times,
+    make_concurrency,
+    make_prefect_schedules,
+    make_yaml,
+)
 from schemas.checks.schedule import find_cron_problem
 from schemas.schedule import Schedule
 
@@ -24,7 +30,7 @@ def recipe(**schedule):
 
 
 def local(schedule, after, count):
-    return [due.astimezone(BERLIN) for due in due_times(schedule, after, count=count)]
+    return [due.astimezone(BERLIN) for due in list_due_times(schedule, after, count=count)]
 
 
 @pytest.mark.parametrize("said", [{"cron": "0 9 * * *"}, {"rrule": "FREQ=DAILY;BYHOUR=9;BYMINUTE=0;BYSECOND=0"}])
@@ -37,7 +43,7 @@ def test_a_time_of_the_day_stays_that_time_when_clocks_change(said, change):
 
 
 def test_an_interval_is_elapsed_time_counted_from_a_fixed_moment():
-    dues = due_times(Schedule(interval="7h"), datetime(2027, 3, 27, tzinfo=UTC), count=10)
+    dues = list_due_times(Schedule(interval="7h"), datetime(2027, 3, 27, tzinfo=UTC), count=10)
     start = datetime(2020, 1, 1, tzinfo=UTC)
     assert {b - a for a, b in pairwise(dues)} == {timedelta(hours=7)}
     assert all((due - start) % timedelta(hours=7) == timedelta(0) for due in dues)
@@ -45,33 +51,43 @@ def test_an_interval_is_elapsed_time_counted_from_a_fixed_moment():
 
 def test_due_times_are_later_than_asked_and_end_where_asked():
     hourly = Schedule(cron="0 * * * *")
-    assert due_times(hourly, NOON, until=NOON + timedelta(hours=2)) == [NOON + timedelta(hours=i) for i in (1, 2)]
-    assert due_times(hourly, NOON - timedelta(microseconds=1), count=1) == [NOON]
-    assert due_times(Schedule(on_change=["path:x"]), NOON, count=3) == []
+    assert list_due_times(hourly, NOON, until=NOON + timedelta(hours=2)) == [NOON + timedelta(hours=i) for i in (1, 2)]
+    assert list_due_times(hourly, NOON - timedelta(microseconds=1), count=1) == [NOON]
+    assert list_due_times(Schedule(on_change=["path:x"]), NOON, count=3) == []
 
 
 @pytest.mark.parametrize(
-    "cron", ["0 6 * * 1", "*/5 * * * *", "0 0 29 2 *", "15 6-18/3 1,15 * *", "0 6 * * MON-FRI", "0 0 L * *",
-             "0 0 * JAN *", "0 0 * * 5#2", "0 0 * * 7"],
-)  # fmt: skip
+    "cron",
+    [
+        "0 6 * * 1",
+        "*/5 * * * *",
+        "0 0 29 2 *",
+        "15 6-18/3 1,15 * *",
+        "0 6 * * MON-FRI",
+        "0 0 L * *",
+        "0 0 * JAN *",
+        "0 0 * * 5#2",
+        "0 0 * * 7",
+    ],
+)
 def test_every_cron_expression_that_is_accepted_comes_due_in_prefect_when_the_checker_says(cron):
     from cronsim import CronSim
 
     assert find_cron_problem(cron) is None
     checker = CronSim(cron, NOON)
-    assert due_times(Schedule(cron=cron), NOON, count=3) == [next(checker) for _ in range(3)]
+    assert list_due_times(Schedule(cron=cron), NOON, count=3) == [next(checker) for _ in range(3)]
 
 
 def test_prefect_gets_one_schedule_under_a_name_that_stays():
-    (made,) = prefect_schedules(recipe(cron="0 6 * * 1", timezone="Europe/Berlin", profile="tiny", active=False))
+    (made,) = make_prefect_schedules(recipe(cron="0 6 * * 1", timezone="Europe/Berlin", profile="tiny", active=False))
     assert (made.schedule.cron, made.schedule.timezone) == ("0 6 * * 1", "Europe/Berlin")
     assert (made.slug, made.active, made.parameters) == ("recipe", False, {"profile": "tiny"})
-    (every,) = prefect_schedules(recipe(interval="90m"))
+    (every,) = make_prefect_schedules(recipe(interval="90m"))
     assert every.schedule.interval == timedelta(minutes=90)
-    (rule,) = prefect_schedules(recipe(rrule="FREQ=DAILY", timezone="Asia/Tokyo"))
+    (rule,) = make_prefect_schedules(recipe(rrule="FREQ=DAILY", timezone="Asia/Tokyo"))
     assert rule.schedule.rrule.splitlines() == ["DTSTART:20200101T000000", "FREQ=DAILY"]  # which Prefect writes out
     assert rule.schedule.timezone == "Asia/Tokyo"
-    assert prefect_schedules(recipe(on_change=["path:x"])) == prefect_schedules(recipe()) == []
+    assert make_prefect_schedules(recipe(on_change=["path:x"])) == make_prefect_schedules(recipe()) == []
 
 
 @pytest.mark.parametrize(
@@ -86,20 +102,20 @@ def test_prefect_reads_the_same_schedule_from_prefect_yaml(said):
     from prefect.cli.deploy._schedules import _schedule_config_to_deployment_schedule
     from prefect.client.schemas.actions import DeploymentScheduleCreate
 
-    written = yaml.safe_load(yaml.safe_dump(as_yaml(recipe(**said))))
+    written = yaml.safe_load(yaml.safe_dump(make_yaml(recipe(**said))))
     (config,) = written["schedules"]
     read = DeploymentScheduleCreate.model_validate(_schedule_config_to_deployment_schedule(config))
-    assert [read] == prefect_schedules(recipe(**said))
+    assert [read] == make_prefect_schedules(recipe(**said))
     limit = None if said.get("overlap") == "cancel" else {"limit": 1, "collision_strategy": "ENQUEUE"}
     assert written.get("concurrency_limit") == limit
-    assert as_yaml(recipe()) == {}
+    assert make_yaml(recipe()) == {}
 
 
 def test_runs_wait_for_one_another_unless_the_later_cancels_the_earlier():
-    strategies = {o: concurrency(recipe(interval="1h", overlap=o)) for o in ("skip", "queue", "cancel")}
+    strategies = {o: make_concurrency(recipe(interval="1h", overlap=o)) for o in ("skip", "queue", "cancel")}
     assert strategies["cancel"] is None
     assert {strategies[o].collision_strategy for o in ("skip", "queue")} == {ConcurrencyLimitStrategy.ENQUEUE}
-    assert concurrency(recipe()) is None
+    assert make_concurrency(recipe()) is None
 
 
 def occasion(late, apart=3600.0, later=(), meets=None):
@@ -132,7 +148,7 @@ NEXT = (NOON + timedelta(hours=1),)
     ],
 )
 def test_of_missed_due_times_none_the_latest_or_all_run(policy, late, later, reason):
-    assert verdict(occasion(late, later=later), Schedule(interval="1h", catch_up=policy)) == reason
+    assert find_skip_reason(occasion(late, later=later), Schedule(interval="1h", catch_up=policy)) == reason
 
 
 @pytest.mark.parametrize(
@@ -143,37 +159,37 @@ def test_of_missed_due_times_none_the_latest_or_all_run(policy, late, later, rea
         ("cancel", 5, None),
         ("skip", 5000, None),
     ],
-)  # fmt: skip
+)
 def test_a_due_time_during_a_run_is_skipped_only_where_the_recipe_says_so(overlap, late, reason):
-    assert verdict(occasion(late, meets="r1"), Schedule(interval="1h", overlap=overlap)) == reason
+    assert find_skip_reason(occasion(late, meets="r1"), Schedule(interval="1h", overlap=overlap)) == reason
 
 
 def test_due_times_that_nobody_had_scheduled_are_found_between_the_first_that_was_and_now():
     daily = Schedule(cron="0 12 * * *")
     known = [NOON + timedelta(days=i) for i in (2, 0, 1)]
     now = NOON + timedelta(days=6, hours=1)
-    assert unscheduled(daily, now, known) == [NOON + timedelta(days=i) for i in (3, 4, 5, 6)]
-    assert unscheduled(daily, now, [*known, *unscheduled(daily, now, known)]) == []
-    assert unscheduled(daily, now, []) == []
+    assert list_unscheduled(daily, now, known) == [NOON + timedelta(days=i) for i in (3, 4, 5, 6)]
+    assert list_unscheduled(daily, now, [*known, *list_unscheduled(daily, now, known)]) == []
+    assert list_unscheduled(daily, now, []) == []
 
 
 def test_words_say_when_in_the_zone_of_the_recipe():
     schedule = Schedule(cron="0 6 * * 1", timezone="Europe/Berlin", on_change=["path:./data", "mlflow:tutor@champion"])
-    assert schedule_words(schedule, datetime(2027, 3, 20, tzinfo=UTC)) == (
+    assert describe_schedule(schedule, datetime(2027, 3, 20, tzinfo=UTC)) == (
         "0 6 * * 1: next Mon 22 Mar 2027 06:00 CET, then Mon 29 Mar 2027 06:00 CEST, Mon 05 Apr 2027 06:00 CEST; "
         "when path:./data or mlflow:tutor@champion changes"
     )
-    assert schedule_words(Schedule(on_change=["dvc:x"], active=False)) == "when dvc:x changes (not active)"
+    assert describe_schedule(Schedule(on_change=["dvc:x"], active=False)) == "when dvc:x changes (not active)"
     once = f"RDATE:{datetime(2028, 1, 1, 5):%Y%m%dT%H%M%S}"
-    assert schedule_words(Schedule(rrule=once), NOON) == f"{once}: next Sat 01 Jan 2028 05:00 UTC"
+    assert describe_schedule(Schedule(rrule=once), NOON) == f"{once}: next Sat 01 Jan 2028 05:00 UTC"
 
 
 def test_prefect_itself_computes_the_same_due_times_on_its_server():
     from prefect.server.schemas.schedules import CronSchedule
 
-    (made,) = prefect_schedules(recipe(cron="30 2 * * *", timezone="Europe/Berlin"))
+    (made,) = make_prefect_schedules(recipe(cron="30 2 * * *", timezone="Europe/Berlin"))
     theirs = CronSchedule.model_validate(made.schedule.model_dump())
     start = datetime(2027, 3, 26, 12, tzinfo=UTC)
     dates = asyncio.run(theirs.get_dates(4, start))
     schedule = Schedule(cron="30 2 * * *", timezone="Europe/Berlin")
-    assert [d.timestamp() for d in dates] == [d.timestamp() for d in due_times(schedule, start, count=4)]
+    assert [d.timestamp() for d in dates] == [d.timestamp() for d in list_due_times(schedule, start, count=4)]

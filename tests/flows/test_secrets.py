@@ -12,29 +12,38 @@ from urllib.parse import quote, quote_plus
 import pyarrow.parquet as pq
 import pytest
 
-from flows.planning.environment import hidden, secrets_of
+from flows.processes.secret_values import find_secrets, redact
 from lineage.artifacts.store import Store
 from lineage.audit.log import read_entries
 
 REFERRED = {
-    "LAB_TOKEN": "referred-7c2f-to-by-a-recipe", "LAB_URL_PART": "user:pw-9d1e@host",
-    "LAB_ODD": 'odd-41c "planted"\n\'secret\' \\ \u00e9&%+/<ends>',
+    "LAB_TOKEN": "referred-7c2f-to-by-a-recipe",
+    "LAB_URL_PART": "user:pw-9d1e@host",
+    "LAB_ODD": "odd-41c \"planted\"\n'secret' \\ \u00e9&%+/<ends>",
     "LAB_ADDRESS": "https://planted-user:planted%2Fpw-77@host.example/hook?key=planted-query-5531&n=1",
-}  # fmt: skip
+}
 PARTS = {"user": "planted-user", "password": "planted/pw-77", "query": "planted-query-5531", "half": "pw-9d1e"}
 NEAR_BY = {
-    "AWS_SECRET_ACCESS_KEY": "aws/planted+3b8aSecretKey", "AWS_ACCESS_KEY_ID": "AKIAPLANTED51F0",
-    "HF_TOKEN": "hf_planted_2e4d6c8b", "OPENAI_API_KEY": "sk-planted-a1b2c3d4e5", "WANDB_API_KEY": "wandb-90ab12",
+    "AWS_SECRET_ACCESS_KEY": "aws/planted+3b8aSecretKey",
+    "AWS_ACCESS_KEY_ID": "AKIAPLANTED51F0",
+    "HF_TOKEN": "hf_planted_2e4d6c8b",
+    "OPENAI_API_KEY": "sk-planted-a1b2c3d4e5",
+    "WANDB_API_KEY": "wandb-90ab12",
     "MY_PASSWORD": "correct-horse-planted-battery",
-}  # fmt: skip
+}
 PLANTED = REFERRED | NEAR_BY
 FORMS = {
-    "plain": str, "Python": lambda v: repr(v)[1:-1], "ASCII": lambda v: ascii(v)[1:-1],
-    "JSON": lambda v: json.dumps(v)[1:-1], "JSON with letters": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
-    "JSON of Python": lambda v: json.dumps(repr(v))[2:-2], "URL": lambda v: quote(v, safe=""), "form": quote_plus,
+    "plain": str,
+    "Python": lambda v: repr(v)[1:-1],
+    "ASCII": lambda v: ascii(v)[1:-1],
+    "JSON": lambda v: json.dumps(v)[1:-1],
+    "JSON with letters": lambda v: json.dumps(v, ensure_ascii=False)[1:-1],
+    "JSON of Python": lambda v: json.dumps(repr(v))[2:-2],
+    "URL": lambda v: quote(v, safe=""),
+    "form": quote_plus,
     "base64": lambda v: base64.b64encode(v.encode()).decode()[: len(v.encode()) * 8 // 6],
     "hex": lambda v: v.encode().hex(),
-}  # fmt: skip
+}
 LOOKED_FOR = {
     (name, form): write(value).encode() for name, value in (PLANTED | PARTS).items() for form, write in FORMS.items()
 }
@@ -289,9 +298,9 @@ def test_only_values_that_are_referred_to_and_long_enough_are_hidden(monkeypatch
     monkeypatch.setenv("LONG", "abcdef")
     monkeypatch.setenv("SHORT", "abc")
     monkeypatch.setenv("OTHER", "other-value")
-    secrets = secrets_of({"a": ["${env:LONG}", {"b": "x-${env:SHORT}", "c": "${env:UNSET}"}], "d": 3})
+    secrets = find_secrets({"a": ["${env:LONG}", {"b": "x-${env:SHORT}", "c": "${env:UNSET}"}], "d": 3})
     assert secrets == {"abcdef"}
-    assert hidden({"t": "an abcdef, abc, other-value", "n": [1, "abcdef"]}, secrets) == {
+    assert redact({"t": "an abcdef, abc, other-value", "n": [1, "abcdef"]}, secrets) == {
         "t": "an ***, abc, other-value",
         "n": [1, "***"],
     }

@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
-from flows.planning.selection import repeated
+from flows.planning.recipe_plan import compare_repeated, plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -81,7 +81,7 @@ def test_fresh_does_again_what_is_there_keeps_it_and_says_whether_it_came_out_th
     (folder / "mood.txt").write_text("bad")
     assert run(again, layout) == {"a": "cached", "side": "cached", "b": "done", "c": "done"}
     earlier = next(m.run for m in Store(layout).manifests() if m.key in before)
-    assert repeated(again.steps, layout) == {
+    assert compare_repeated(again.steps, layout) == {
         "b": f"the same content as run {earlier} made",
         "c": f"other content in result than run {earlier} made",
     }

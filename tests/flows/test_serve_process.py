@@ -117,9 +117,19 @@ def test_vllm_gets_the_folder_and_takes_the_process_over(checkout, tiny_policy_f
     made.finish(made.start(*words, PYTHONPATH=f"{stands_in.parents[2]}:{house}"))
     told = json.loads(made.output.read_text().splitlines()[-1])
     assert told["words"] == [
-        "--host", "127.0.0.1", "--port", "8123", "--model", str(tiny_policy_folder), "--max-num-seqs", "32",
-        "--served-model-name", "mine", "--max-model-len", "64",
-    ]  # fmt: skip
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "8123",
+        "--model",
+        str(tiny_policy_folder),
+        "--max-num-seqs",
+        "32",
+        "--served-model-name",
+        "mine",
+        "--max-model-len",
+        "64",
+    ]
     assert told["told"] == {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
 

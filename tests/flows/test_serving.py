@@ -15,17 +15,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from flows.serving.app import make_app
-from flows.serving.batch import Ask, Batch
+from flows.serving.batch import Batch, PromptRequest
 from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen
 from flows.serving.server import listen
-from flows.serving.texts import Text
+from flows.serving.texts import DecodedText
 from flows.serving.worker import Job, Worker
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import decode, encode_prompt
+from learning.data.tokenizers import characters
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy, save_policy
-from learning.texts.chat import decode, encode_prompt
-from learning.tokenizers import characters
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.models.families import make_family
 from tests.waiting import wait_for
@@ -41,10 +41,18 @@ def policy():
     tokenizer = characters()
     tokenizer.model_max_length = 128
     config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=128, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -278,10 +286,10 @@ def test_a_failure_of_the_engine_is_told_and_the_next_request_is_served(served, 
 def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
     worker, heard = Worker(policy, max_slots=1, max_length=32), []
     worker.close()
-    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     worker.thread.join(120)
     assert heard[-1].finish in ("stop", "length")
-    worker.submit(Job(Ask((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     assert "not served any more" in str(heard[-1])
 
 
@@ -294,13 +302,13 @@ def test_only_whole_characters_are_said():
     wanted = "naïve: 3 € 😀, done"
     ids = tokenizer.encode(wanted)
     assert len(ids) > len(wanted)
-    text = Text(tokenizer)
+    text = DecodedText(tokenizer)
     parts = [text.add(token) for token in ids]
     assert "".join(parts) + text.finish() == wanted
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
-    cut = Text(tokenizer)
+    cut = DecodedText(tokenizer)
     assert "".join([cut.add(token) for token in ids[:4]]) + cut.finish() == tokenizer.decode(ids[:4])
-    stopped = Text(tokenizer, ["€ 😀", "zz"])
+    stopped = DecodedText(tokenizer, ["€ 😀", "zz"])
     said = ""
     for token in ids:
         said += stopped.add(token)

@@ -1,6 +1,6 @@
 import os
 
-from flows.steps.lock import locked
+from flows.processes.locks import hold_lock
 
 
 def test_a_folder_that_its_holder_removes_while_it_is_made_is_made_again(tmp_path, monkeypatch):
@@ -13,6 +13,6 @@ def test_a_folder_that_its_holder_removes_while_it_is_made_is_made_again(tmp_pat
         make(path, mode)
 
     monkeypatch.setattr(os, "mkdir", gone_meanwhile)
-    with locked(tmp_path / "key"):
+    with hold_lock(tmp_path / "key"):
         assert (tmp_path / "key" / "lock").is_file()
     assert len(tries) == 2

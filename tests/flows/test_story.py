@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from schemas.errors import PlanError
@@ -60,8 +61,8 @@ stages:
     num_bootstrap: 100
 """
 PLANTED = '''
-from learning.problems import reasoning_gym
-from learning.texts.rows import write_rows
+from learning.problems.generators import reasoning_gym
+from learning.data.rows import write_rows
 from tasks.context import Context
 
 
@@ -153,18 +154,26 @@ def test_an_edited_loss_runs_rl_and_not_sft(story, tmp_path, monkeypatch):
     folder, layout = story
     before = missing(plan_recipe(folder / "tiny.yaml", layout), layout)
     edited_house(
-        tmp_path, monkeypatch, "learning/surrogates.py", lambda text: text.replace("min(", "max(") + "\nX = 1\n"
+        tmp_path,
+        monkeypatch,
+        "learning/algorithm/policy_losses/policy_gradient.py",
+        lambda text: text.replace("min(", "max(") + "\nX = 1\n",
     )
     plan = plan_recipe(folder / "tiny.yaml", layout)
     assert before == set()
     assert missing(plan, layout) == {"better", "exam"}
-    users = {step.name for step in plan.steps if "learning.surrogates" in step.code}
+    users = {step.name for step in plan.steps if "learning.algorithm.policy_losses.policy_gradient" in step.code}
     assert users == {"better"}
 
 
 def test_an_edited_comment_of_the_loss_runs_nothing(story, tmp_path, monkeypatch):
     folder, layout = story
-    edited_house(tmp_path, monkeypatch, "learning/surrogates.py", lambda text: text + "\n# a remark\n")
+    edited_house(
+        tmp_path,
+        monkeypatch,
+        "learning/algorithm/policy_losses/policy_gradient.py",
+        lambda text: text + "\n# a remark\n",
+    )
     assert missing(plan_recipe(folder / "tiny.yaml", layout), layout) == set()
 
 

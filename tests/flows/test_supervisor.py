@@ -17,7 +17,7 @@ KEEP = """
 import os, sys, time
 from pathlib import Path
 from flows.servers import supervisor
-from flows.steps.family import with_family
+from flows.processes.process_tree import with_family
 from flows.servers.supervisor import Service, Supervisor
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
@@ -90,9 +90,13 @@ class Keeper:
         self.folder, self.output = folder, folder / "output.txt"
         with self.output.open("w") as output:
             self.front = subprocess.Popen(
-                [sys.executable, "-c", KEEP, str(folder), kind], cwd=HOUSE, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "KEPT": str(folder)},
-            )  # fmt: skip
+                [sys.executable, "-c", KEEP, str(folder), kind],
+                cwd=HOUSE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "KEPT": str(folder)},
+            )
 
     def pids(self):
         try:

@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-import flows.servers.unshown
-from flows.execute import Execution
-from flows.launch import plan_recipe
-from flows.servers.unshown import shown_while_it_can_be
-from flows.steps.inprocess import InProcess
+import flows.prefect_runs.prefect_fallback
+from flows.execution.execute import Execution
+from flows.planning.recipe_plan import plan_recipe
+from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
+from flows.steps.in_process import InProcess
 from lineage.layout import Layout
 from tests.small_steps import NUMBER, two_numbers
 
@@ -18,7 +18,7 @@ class Heard:
     def __init__(self):
         self.events = []
 
-    def event(self, event):
+    def report(self, event):
         self.events.append((event.get("step"), event.get("state")))
 
 
@@ -40,8 +40,8 @@ def test_what_is_left_is_done_and_the_end_is_told_once(tmp_path, monkeypatch, ca
         execution.reporter = None
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(flows.servers.unshown, "run_flow", breaks)
-    shown_while_it_can_be(execution, lambda: ends.append(dict(execution.states)))
+    monkeypatch.setattr(flows.prefect_runs.prefect_fallback, "run_flow", breaks)
+    run_flow_with_fallback(execution, lambda: ends.append(dict(execution.states)))
     assert {name: state.state for name, state in execution.states.items()} == {"a": "done", "b": "done"}
     assert [event for event in heard.events if event[1] == "done"] == [("a", "done"), ("b", "done")]
     assert [set(states) for states in ends] == [{"a", "b"}]
@@ -55,6 +55,6 @@ def test_other_errors_are_not_taken_for_a_lost_server(monkeypatch):
     class Nothing:
         reporter = None
 
-    monkeypatch.setattr(flows.servers.unshown, "run_flow", breaks)
+    monkeypatch.setattr(flows.prefect_runs.prefect_fallback, "run_flow", breaks)
     with pytest.raises(ValueError, match="no"):
-        shown_while_it_can_be(Nothing(), lambda: None)
+        run_flow_with_fallback(Nothing(), lambda: None)

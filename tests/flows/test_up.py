@@ -12,7 +12,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from flows.servers.up import is_up, up
+from flows.servers.up import read_addresses, run_services
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from tests.small_steps import NUMBER
@@ -26,7 +26,7 @@ PORTS = ("--prefect-port", 0, "--mlflow-port", 0)
 
 
 def started(layout, **options):
-    return up(
+    return run_services(
         layout, Console(quiet=True), **{"prefect_port": 0, "mlflow_port": 0, "database": None, "limit": 1} | options
     )
 
@@ -62,10 +62,10 @@ def test_a_second_up_says_where_the_first_is(layout):
     (layout.state / "up").mkdir(parents=True)
     told = {"prefect": "http://127.0.0.1:4711/api", "mlflow": "http://127.0.0.1:4712", "pids": {"up": 99}}
     (layout.state / "up.json").write_text(json.dumps(told))
-    assert is_up(layout) is None  # what a killed one left
+    assert read_addresses(layout) is None  # what a killed one left
     with (layout.state / "up" / "lock").open("ab") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
-        assert is_up(layout) == told
+        assert read_addresses(layout) == told
         with pytest.raises(
             PlanError, match=r"already: prefect at http://127.0.0.1:4711/api, mlflow at .*4712\n.*kill 99"
         ):

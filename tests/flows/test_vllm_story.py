@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 

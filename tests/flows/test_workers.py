@@ -4,8 +4,9 @@ from unittest import mock
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
-from flows.steps.workers import TRIES, RayWorkers
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
+from flows.steps.ray_workers import TRIES, RayWorkers
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from tests.waiting import wait_for

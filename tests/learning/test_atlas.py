@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
+from learning.curation.row_filters import unanswered
 from learning.lookup import bind
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
-from learning.quality import unanswered
 from learning.rewards import collective
-from learning.teachers import first_step, reader
-from learning.worlds.atlas import (
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
+from learning.teachers.basic import first_step, reader
+from learning.toy_tasks.atlas import (
     atlas,
     atlas_facts,
     atlas_questions,
@@ -107,10 +107,10 @@ def test_a_corpus_has_every_document_once():
 
 
 def test_a_question_that_a_model_answers_unseen_is_dropped(answering, monkeypatch):
-    import learning.evaluating.verdicts
+    import learning.sampling.verdicts
 
     sampler = answering(lambda prompt, number: "zed" if "river of bam" in prompt and number == 2 else "no")
-    monkeypatch.setattr(learning.evaluating.verdicts, "guest", lambda folder: sampler)
+    monkeypatch.setattr(learning.sampling.verdicts, "guest", lambda folder: sampler)
     known, unknown = (
         {"id": q, "prompt": [{"role": "user", "content": f"bam river zed. {q}"}], "answer": "zed"}
         for q in ("river of bam?", "river of tok?")

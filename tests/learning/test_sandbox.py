@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.running.leftovers import sweep
+from flows.processes.cleanup import clean_up
 from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
 from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
 from lineage.layout import Layout
@@ -270,7 +270,7 @@ def test_a_program_ends_with_the_process_that_asked_and_its_folder_is_swept(tmp_
     until(lambda: not program.is_running() or program.status() == psutil.STATUS_ZOMBIE)
     assert len(list(tmp_path.glob("posttrain-sandbox-*/work/program.py"))) == 1
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    sweep(Layout(tmp_path))
+    clean_up(Layout(tmp_path))
     assert list(tmp_path.glob("posttrain-sandbox-*")) == []
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.duels import styles
 from learning.lookup import bind
-from learning.preferences import inpo
+from learning.preference.duels import styles
+from learning.preference.pair_losses import inpo
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "inpo.yaml"

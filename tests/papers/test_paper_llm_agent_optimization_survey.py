@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
-from flows.planning.taxonomy import TREE, classify, covered, taxonomy_report
+from flows.planning.compile import compile_recipe
+from flows.planning.taxonomy import TREE, classify, tabulate, taxonomy_report
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe.load import load_recipe
@@ -82,23 +82,23 @@ def test_the_branch_is_that_of_the_models_own_weights(tmp_path):
 def test_a_leaf_is_missing_once_its_only_recipe_is_gone():
     everything = [(aspect, leaf) for aspect, names in TREE.items() for leaf in names]
     stands = {"most": everything[1:], "one": everything[:2]}
-    assert covered(stands)[1] == []
-    assert covered({"most": stands["most"]})[1] == ["branch / fine-tuning"]
-    assert len(covered({"one": stands["one"]})[1]) == len(everything) - 2
+    assert tabulate(stands)[1] == []
+    assert tabulate({"most": stands["most"]})[1] == ["branch / fine-tuning"]
+    assert len(tabulate({"one": stands["one"]})[1]) == len(everything) - 2
 
 
 @pytest.mark.slow
 def test_every_leaf_is_covered_by_the_shipped_recipes_and_a_lost_one_is_missed():
     files = sorted((RECIPES / "papers").glob("*.yaml"))
     stands = {file.stem: classify(compile_recipe(load_recipe(file), Layout(RECIPES / "nowhere"))) for file in files}
-    table, missing = covered(stands)
+    table, missing = tabulate(stands)
     assert missing == []
     assert sum(map(len, TREE.values())) == len(table)
     only = {names[0]: leaf for leaf, names in table.items() if len(names) == 1}
     assert only[NAME] in {("branch", "reinforcement learning"), ("parameter-free", "retrieval")}
     for name in only:
         left = {recipe: leaves for recipe, leaves in stands.items() if recipe != name}
-        assert covered(left)[1] == [" / ".join(leaf) for leaf, names in table.items() if names == [name]]
+        assert tabulate(left)[1] == [" / ".join(leaf) for leaf, names in table.items() if names == [name]]
 
 
 def test_the_stage_writes_the_report_and_names_what_does_not_compile(tmp_path):

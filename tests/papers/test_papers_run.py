@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import plan_recipe, run_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.layout import Layout
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes" / "papers").glob("*.yaml"))

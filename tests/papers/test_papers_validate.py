@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.layout import Layout
 from schemas.pages.papers_page import read_title
 from schemas.recipe.load import load_recipe

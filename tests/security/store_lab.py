@@ -6,8 +6,9 @@ import secrets
 import shutil
 from pathlib import Path
 
-from flows.launch import plan_recipe, run_plan
 from flows.planning.explain import explain_plan
+from flows.planning.recipe_plan import plan_recipe
+from flows.runs.launch import run_plan
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 

@@ -2,16 +2,20 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flows.steps import received, step
+from flows.steps import step
+from flows.steps import step_inputs as received
 from flows.steps.step import run_step
+from flows.steps.step_spec import MadeInput, StepSpec
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.sources.resolve import check_source, find_source
 from schemas.errors import PlanError, StepError
+from schemas.plan import Step
 from tests.security.store_lab import Lab, flipped, write_over
 
 STEPS = '''
@@ -62,20 +66,12 @@ def make(tmp_path, monkeypatch):
 
 def spec(lab, inputs):
     plan = lab.plan()
-    return {
-        "root": str(lab.root), "run": "r", "recipe": plan.recipe, "folders": [str(lab.root)], "attempt": "1",
-        "step": plan.step("copies").model_dump(mode="json"), "inputs": inputs, "whole_process": False,
-    }  # fmt: skip
+    return StepSpec(lab.root, "r", plan.recipe, (lab.root,), "1", plan.step("copies"), inputs)
 
 
 def of_first(lab):
     made = lab.step("first")
-    return {"inputs.x": {"kind": made.kind, "key": made.key, "output": "result", "step": "first"}}
-
-
-def from_outside(lab):
-    (given,) = lab.step("copies").inputs
-    return {given.port: {"source": given.source, "digest": given.digest}}
+    return {"inputs.x": MadeInput(made.kind, made.key, "result", "first")}
 
 
 def began(lab):
@@ -105,7 +101,7 @@ def test_a_damaged_artifact_never_reaches_the_task(make, harm, tmp_path):
 @pytest.mark.parametrize("harm", ["flipped", "cut", "removed", "added"])
 def test_a_folder_that_is_not_the_planned_one_never_reaches_the_task(make, harm):
     lab = make(OUTSIDE)
-    given = spec(lab, from_outside(lab))
+    given = spec(lab, {})
     path = lab.root / "words/a.txt"
     {
         "flipped": lambda: write_over(path, flipped(path.read_bytes())),
@@ -167,8 +163,8 @@ def test_an_input_that_changes_while_the_step_runs_is_not_claimed(make, recipe, 
     text = (lab.root / "damage.yaml").read_text().replace("MEDDLE", "meddlers_of_inputs")
     (lab.root / "damage.yaml").write_text(text)
     if recipe is INSIDE:
-        run_step({**spec(lab, {}), "step": lab.step("first").model_dump(mode="json")})
-    given = spec(lab, of_first(lab) if recipe is INSIDE else from_outside(lab))
+        run_step(replace(spec(lab, {}), step=lab.step("first")))
+    given = spec(lab, of_first(lab) if recipe is INSIDE else {})
     with pytest.raises(StepError, match=f"changed while the step read it: .*{SAID[meddle]}"):
         run_step(given)
     assert lab.found("copies") is None
@@ -179,7 +175,7 @@ def test_an_input_that_changes_while_the_step_runs_is_not_claimed(make, recipe, 
 def test_a_hard_link_to_an_input_changes_nothing(make):
     lab = make(OUTSIDE.replace('log: "LOG"', 'log: "LOG", meddle: "meddlers_that_link:linked"'))
     (lab.root / "meddlers_that_link.py").write_text(MEDDLERS)
-    run_step(spec(lab, from_outside(lab)))
+    run_step(spec(lab, {}))
     assert (lab.root / "hard").is_file()
     assert lab.found("copies") is not None
 
@@ -187,8 +183,8 @@ def test_a_hard_link_to_an_input_changes_nothing(make):
 @pytest.mark.parametrize("change", ["settings", "seed", "identity", "code"])
 def test_a_plan_that_was_changed_by_hand_is_refused(make, change):
     lab = make(OUTSIDE)
-    given = spec(lab, from_outside(lab))
-    planned = given["step"]
+    given = spec(lab, {})
+    planned = given.step.model_dump(mode="json")
     if change == "settings":
         planned["settings"]["function"]["port"] = "inputs.y"
     elif change == "seed":
@@ -198,7 +194,7 @@ def test_a_plan_that_was_changed_by_hand_is_refused(make, change):
     else:
         planned["code"] = dict.fromkeys(planned["code"], "0" * 64)
     with pytest.raises(StepError, match="its plan was changed"):
-        run_step(given)
+        run_step(replace(given, step=Step.model_validate(planned)))
     assert not began(lab)
 
 
@@ -232,9 +228,10 @@ def test_a_file_of_the_hub_is_what_was_fetched(hub, name):
 
 def test_the_checks_stand_where_every_executor_passes():
     """Ray's workers and the executor of one process both call `run_step`."""
-    from flows.steps import inprocess, worker_main
+    from flows.steps import in_process as inprocess
+    from flows.steps import ray_worker_main as worker_main
 
     assert inprocess.run_step is run_step
     assert "from flows.steps.step import run_step" in Path(worker_main.__file__).read_text()
-    assert step.receive is received.receive
+    assert step.receive is received.find_inputs
     assert Store is received.Store

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from flows.champions.committed_recipe import list_promotion_changes, read_committed_recipe
+from flows.champions.promotion import promote_after
 from flows.cli import app
-from flows.gates.committed import committed_recipe, promotion_changes
-from flows.gates.promotion import promote_after
-from flows.launch import plan_recipe
-from flows.running.runlog import runs
-from flows.running.states import StepState
+from flows.execution.run_log import list_runs
+from flows.execution.states import StepState
+from flows.planning.recipe_plan import plan_recipe
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
 from lineage.audit.approvals import decisions_file
@@ -95,7 +95,7 @@ class Lab:
 
     def changes(self, *overrides, file="small.yaml", profile=None):
         plan = plan_recipe(file, self.layout, overrides=overrides, profile=profile)
-        return promotion_changes(plan, committed_recipe(plan.file, profile, self.layout), self.layout)
+        return list_promotion_changes(plan, read_committed_recipe(plan.file, profile, self.layout), self.layout)
 
 
 @pytest.fixture(scope="module")
@@ -160,37 +160,37 @@ def test_a_profile_that_is_committed_is_no_override(lab):
 def test_files_that_were_edited_or_are_not_committed(lab):
     lab.write("small.yaml", "# a remark\n" + STRICT.replace("{kind: init, seed: 4}", "{kind: init, seed: 5}"))
     assert lab.changes() == []
-    found = committed_recipe("small.yaml", None, lab.layout)
+    found = read_committed_recipe("small.yaml", None, lab.layout)
     assert (found.edited, len(found.version)) == (("small.yaml",), 40)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == ["stages.exam.gate.0.min: 0.5 → 0.0"]
     lab.write("small.yaml", STRICT)
     lab.write("base.yaml", BASE + "  evaluate: {limit: 1}\n")
     assert lab.changes() == ["stages.exam.limit: null → 1"]
-    assert committed_recipe("small.yaml", None, lab.layout).edited == ("base.yaml",)
+    assert read_committed_recipe("small.yaml", None, lab.layout).edited == ("base.yaml",)
     lab.write("base.yaml", BASE)
     lab.write("draft.yaml", RECIPE)
     with pytest.raises(PlanError, match=r"draft\.yaml is not committed; commit it"):
         lab.changes(file="draft.yaml")
     (lab.folder / "draft.yaml").unlink()
     with pytest.raises(PlanError, match="is not there any more"):
-        committed_recipe("draft.yaml", None, lab.layout)
+        read_committed_recipe("draft.yaml", None, lab.layout)
 
 
 def test_a_recipe_outside_the_repository_of_the_checkout_is_not_its_committed_one(lab, tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(RECIPE)
     (tmp_path / "base.yaml").write_text(BASE)
     with pytest.raises(PlanError, match="lies outside the repository of this checkout"):
-        committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
+        read_committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "small.yaml", "base.yaml")
     git(tmp_path, "commit", "-qm", "my own")
     with pytest.raises(PlanError, match="lies outside the repository of this checkout"):
-        committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
+        read_committed_recipe(str(tmp_path / "small.yaml"), None, lab.layout)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / ".git"))  # Git is not led to another repository
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == ["stages.exam.gate.0.min: 0.5 → 0.0"]
-    assert committed_recipe(str(tmp_path / "small.yaml"), None, Layout(tmp_path)).recipe.name == "small"
+    assert read_committed_recipe(str(tmp_path / "small.yaml"), None, Layout(tmp_path)).recipe.name == "small"
 
 
 def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_outside_git_the_file_counts_and_that_is_recorded(tmp_path, monkeypatch)
     lab.write("small.yaml", RECIPE)
     assert lab.changes() == []
     assert lab.changes("vars.wanted=-1") == ["stages.exam.gate.0.min: 0.0 → -1.0"]
-    found = committed_recipe("small.yaml", None, lab.layout)
+    found = read_committed_recipe("small.yaml", None, lab.layout)
     assert (found.version, found.edited) == ("not under version control", ())
 
 
@@ -249,7 +249,7 @@ def test_the_story_of_an_override(lab):
 
 def test_a_plan_that_was_edited_is_not_gone_on_with(lab):
     lab.run(code=2)  # the gate waits for a person
-    run = runs(lab.layout)[0]
+    run = list_runs(lab.layout)[0]
     file = lab.layout.run(run) / "plan.json"
     before = file.read_text()
     plan = json.loads(before)
@@ -278,7 +278,7 @@ def test_an_approval_that_only_lies_beside_the_log_counts_for_nothing(lab):
     assert said == "the audit log does not know the approval of gate 0 of exam: approve it again"
     assert "the audit log does not know the approval" in lab.run()
     decisions_file(lab.layout, exam.key).unlink()
-    lab("approve", runs(lab.layout)[0], "exam", "--approve", "--reason", "the exam is too hard", "--name", "Grace")
+    lab("approve", list_runs(lab.layout)[0], "exam", "--approve", "--reason", "the exam is too hard", "--name", "Grace")
     assert lab("promote", two.key, "--gate", exam.key, "--name", "else").startswith("champion of else: none")
 
 

@@ -17,11 +17,11 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from flows.planning.environment import secrets_of
-from flows.planning.redaction import SHORTEST, Redactor
+from flows.processes.capture import capture_output, wait_for_writers
+from flows.processes.log_writer import RedactingStream
+from flows.processes.redaction import SHORTEST, Redactor
+from flows.processes.secret_values import find_secrets
 from flows.steps import task_run
-from flows.steps.capture import captured, wait_for_writers
-from flows.steps.log_writer import Stream
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.plan import Step
@@ -82,7 +82,7 @@ def test_parts_of_an_address_are_secrets_of_their_own():
 def test_short_values_stay_and_words_of_the_lab_too(monkeypatch):
     monkeypatch.setenv("SHORT", "x" * (SHORTEST - 1))
     monkeypatch.setenv("LONG", "x" * SHORTEST)
-    assert secrets_of(["${env:SHORT}", "${env:LONG}"]) == {"x" * SHORTEST}
+    assert find_secrets(["${env:SHORT}", "${env:LONG}"]) == {"x" * SHORTEST}
     assert Redactor([]).value({"a": [SECRET]}) == {"a": [SECRET]}
     assert Redactor([SECRET]).text("s3cret token of the lab") == "s3cret token of the lab"
 
@@ -137,25 +137,25 @@ def test_a_secret_cut_anywhere_is_found():
     patterns = Redactor([SECRET, ODD, SECRET + "-and-more"]).patterns
     for text in texts:
         content = text.encode()
-        whole = Stream(patterns)
+        whole = RedactingStream(patterns)
         wanted = whole.feed(content) + whole.end()
         assert SECRET.encode() not in wanted
         assert (b"***" in wanted) == (text != "plain")
         for cut in range(len(content) + 1):
-            stream = Stream(patterns)
+            stream = RedactingStream(patterns)
             assert stream.feed(content[:cut]) + stream.feed(content[cut:]) + stream.end() == wanted
         for _ in range(50):
-            stream, at, said = Stream(patterns), 0, b""
+            stream, at, said = RedactingStream(patterns), 0, b""
             while at < len(content):
                 step = rng.randint(1, 9)
                 said, at = said + stream.feed(content[at : at + step]), at + step
             assert said + stream.end() == wanted
-        bytewise = Stream(patterns)
+        bytewise = RedactingStream(patterns)
         assert b"".join(bytewise.feed(content[i : i + 1]) for i in range(len(content))) + bytewise.end() == wanted
 
 
 def test_a_longer_secret_that_begins_with_a_shorter_one_leaves_no_end():
-    stream = Stream(Redactor(["planted-one", "planted-one-and-more"]).patterns)
+    stream = RedactingStream(Redactor(["planted-one", "planted-one-and-more"]).patterns)
     said = stream.feed(b"x planted-one") + stream.feed(b"-and-more y planted-one") + stream.feed(b"-and z")
     assert said + stream.end() == b"x *** y ***-and z"
 
@@ -163,7 +163,7 @@ def test_a_longer_secret_that_begins_with_a_shorter_one_leaves_no_end():
 def test_what_is_not_a_secret_is_passed_on_as_it_is():
     rng = random.Random(1)
     content = "".join(rng.choices(string.printable, k=200_000)).encode() + bytes(range(256)) * 20
-    stream = Stream(Redactor([SECRET]).patterns)
+    stream = RedactingStream(Redactor([SECRET]).patterns)
     said = b"".join(stream.feed(content[i : i + 777]) for i in range(0, len(content), 777)) + stream.end()
     assert said == content
 
@@ -172,7 +172,7 @@ PROGRAM = """
 import os, subprocess, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.steps.capture import captured
+from flows.processes.capture import captured
 secret, log = os.environ["LAB"], Path(sys.argv[1])
 with captured(log, True, frozenset({secret})):
     print("of Python", secret, flush=True)
@@ -221,7 +221,7 @@ STAYS = """
 import os, sys, time
 from pathlib import Path
 from flows.steps import task_run
-from flows.steps.capture import captured
+from flows.processes.capture import captured
 log = Path(sys.argv[1])
 with captured(log, True, frozenset({os.environ["LAB"]})):
     if os.fork() == 0:
@@ -250,7 +250,7 @@ def test_what_a_step_leaves_running_does_not_hold_its_log(tmp_path):
 
 def test_streams_of_this_thread_have_no_way_around(tmp_path):
     log = tmp_path / "step.log"
-    with captured(log, False, frozenset({SECRET, ODD})):
+    with capture_output(log, False, frozenset({SECRET, ODD})):
         print("text", SECRET)
         sys.stdout.buffer.write(SECRET.encode())
         sys.stdout.flush()
@@ -267,7 +267,7 @@ def step_of(monkeypatch, run, **settings):
     """A step whose task is a function of the test."""
     module = SimpleNamespace(run=lambda stage, context: run())
     monkeypatch.setattr(task_run, "importlib", SimpleNamespace(import_module=lambda name: module))
-    monkeypatch.setattr(task_run, "_stage", lambda step: None)
+    monkeypatch.setattr(task_run, "_parse_stage", lambda step: None)
     return Step.model_construct(name="lab", kind="python", key="0" * 64, settings=settings)
 
 
@@ -280,7 +280,7 @@ def test_a_task_that_ends_with_a_secret_ends_with_stars(monkeypatch, error, caps
 
     step = step_of(monkeypatch, run, token="${env:LAB}")
     context = Context({}, tmp_path, tmp_path, 0)
-    with captured(tmp_path / "log", False, secrets_of(step.settings)), pytest.raises(StepError) as raised:
+    with capture_output(tmp_path / "log", False, find_secrets(step.settings)), pytest.raises(StepError) as raised:
         task_run.run_task(step, context, Layout(tmp_path), [])
     said = "".join(traceback.format_exception(raised.value))
     assert SECRET not in said + (tmp_path / "log").read_text() + capsys.readouterr().err

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.launch import run_plan
-from flows.running.runlog import read_plan, runs
+from flows.execution.run_log import list_runs, read_plan
+from flows.runs.launch import run_plan
 from lineage.artifacts.published import find_arrival
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.signature import write_signature
@@ -245,7 +245,7 @@ def test_a_damaged_input_is_met_by_resume_as_by_run(lab):
     path = lab.folder("table") / "outputs/result/rows.parquet"
     write_over(path, flipped(path.read_bytes()))
     lab.forget("reads")
-    (name,) = runs(lab.layout)
+    (name,) = list_runs(lab.layout)
     states = run_plan(read_plan(lab.layout, name), lab.layout, executor="inprocess", prefect=False, run=name).states
     assert {state.state for state in states.values()} == {"cached", "done"}
     assert lab.seen() == [TRUTH]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.compile import compile_recipe
+from flows.planning.compile import compile_recipe
 from lineage.exchange.dvc_files import project_dvc, render_pipeline, write_pipeline
 from lineage.layout import Layout
 from schemas.errors import PlanError

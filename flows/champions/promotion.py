@@ -1,0 +1,270 @@
+"""Promotion through a gate: what an evaluation has proven becomes champion, and everything else is told why not."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flows.champions.committed_recipe import list_gate_changes, list_promotion_changes, read_committed_recipe
+from flows.execution.audit_entries import read_verified_plan
+from flows.execution.states import FINISHED, StepState
+from lineage.artifacts.artifact_check import check_artifact
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import describe_decision, latest_decision
+from lineage.audit.chain import read_chain
+from lineage.digests import digest_of
+from lineage.layout import Layout
+from lineage.registry.champions import Champion, find_champion, move_champion, read_standing
+from lineage.registry.client import hide_credentials, is_registry_empty, registry_uri
+from schemas.atomic_write import write_text_atomically
+from schemas.errors import GateError, PlanError
+from schemas.manifest import Manifest
+from schemas.plan import Plan, Promotion
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the champion moved, and what is said of it."""
+
+    name: str
+    moved: bool
+    text: str
+
+
+def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> Verdict | None:
+    """Do what the recipe's `promote` says after a run; never raises, for the run stands. None without `promote`.
+
+    One evaluation promotes a model once: a run that finds everything there does not undo a rollback.
+    """
+    wanted = plan.promotion
+    if wanted is None:
+        return None
+
+    def asked() -> dict[str, Any]:
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
+        if found := list_promotion_changes(plan, committed, layout):
+            raise OverriddenGate(found)
+        return {"committed": committed.evidence()} | ({"set": list(plan.overrides)} if plan.overrides else {})
+
+    try:
+        (step, gate), (_, model) = _find_finished(wanted.gates, states), _find_finished(wanted.models, states)
+    except GateError as error:
+        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
+    try:
+        approved = {told.index: told.text for told in states[step].gates if told.verdict == "approved"}
+        evidence = collect_evidence(layout, gate, model, wanted.output, approved)
+        if earlier := _find_earlier_promotion(layout, wanted, gate, model):
+            said = f"{gate.step} made {model.step} ({model.key[:12]}) champion before, on {earlier}"
+            return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {said}; see: posttrain champions")
+        verdict = promote(layout, wanted.name, gate, model, wanted.output, evidence, asked)
+        _write_note(layout, wanted, gate, model)
+        return verdict
+    except OverriddenGate as error:
+        words = f"posttrain promote {model.key[:16]} --gate {gate.key[:16]} --name {wanted.name}"
+        how = f"a person can answer for it: {words} --approve-override --why TEXT"
+        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}; {how}")
+    except (GateError, PlanError, OSError) as error:
+        return Verdict(wanted.name, False, f"champion of {wanted.name} unchanged: {error}")
+
+
+def promote_step(
+    layout: Layout,
+    model_word: str,
+    gate_word: str,
+    name: str,
+    *,
+    approve: bool = False,
+    who: str | None = None,
+    why: str = "",
+) -> str:
+    """Promote a model that was made earlier by an evaluation that was made earlier; returns what was done.
+
+    `approve`: a person answers for a gate that is not that of the committed recipe, by name and with a reason. Raises
+    GateError when the evaluation does not prove the model, PlanError when one of them is not to be found.
+    """
+    if approve and not why.strip():
+        raise PlanError("say why: --approve-override wants --why TEXT")
+    model, gate = find_artifact(layout, model_word), find_artifact(layout, gate_word)
+    output = next(iter(model.outputs))
+    judged = {given.output for given in _list_models(gate) if given.key == model.key}
+    if judged:
+        output = next(name for name in (output, *sorted(judged)) if name in judged)
+    said = ((i, latest_decision(layout, gate.key, i)) for i in range(len(gate.details.get("gates", []))))
+    approved = {i: describe_decision(told) for i, told in said if told and told["decision"] == "approve"}
+
+    def asked() -> dict[str, Any]:
+        found, evidence = _find_changes(layout, gate, model)
+        if found and not approve:
+            raise OverriddenGate(found)
+        answered = {"approved_by": who or audit_log.current_user(), "why": why.strip(), "changes": found}
+        return evidence | ({"override": answered} if found else {})
+
+    evidence = collect_evidence(layout, gate, model, output, approved)
+    try:
+        return promote(layout, name, gate, model, output, evidence, asked).text
+    except OverriddenGate as error:
+        raise OverriddenGate(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
+
+
+def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
+    """In what the run that made an evaluation asked something else than the committed recipe, and evidence for it."""
+    try:
+        plan = read_verified_plan(layout, gate.run)
+        committed = read_committed_recipe(plan.file, plan.profile, layout)
+    except PlanError as error:
+        return [str(error)], {}
+    gates = tuple(step.name for step in plan.steps if step.key == gate.key)
+    models = tuple(step.name for step in plan.steps if step.key == model.key)
+    if not gates:
+        return [f"run {gate.run} did not plan {gate.step} ({gate.key[:12]})"], {}
+    set_by_hand = {"set": list(plan.overrides)} if plan.overrides else {}
+    return list_gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
+
+
+class OverriddenGate(GateError):
+    """The gate that passed is not that of the committed recipe."""
+
+    def __init__(self, changes: list[str], advice: str = ""):
+        self.changes = changes
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        super().__init__(f"not by the committed recipe: {', '.join(changes[:3])}{more}{advice}")
+
+
+def promote(
+    layout: Layout,
+    name: str,
+    gate: Manifest,
+    model: Manifest,
+    output: str,
+    evidence: dict[str, Any],
+    asked: Callable[[], dict[str, Any]],
+) -> Verdict:
+    """Make a model champion on the strength of an evaluation; `asked` says what the committed recipe adds to it.
+
+    Raises PlanError when either is damaged or the champion moved, GateError when `asked` does.
+    """
+    check_artifact(layout, gate)
+    before = find_champion(layout, name)
+    if (compared := _find_compared_version(gate, name)) is not None and compared != (before.version if before else 0):
+        had, has = (f"version {v}" if v else "none" for v in (compared, before.version if before else 0))
+        raise PlanError(
+            f"{gate.step} compared with the champion of {name} as it was ({had}), which is now {has}: evaluate again"
+        )
+    digest = model.outputs[output].digest
+    after = move_champion(
+        layout, name, model.key, evidence=evidence | asked(), output=output, expected=before, digest=digest
+    )
+    if before is not None and before.by == after.by:
+        said = f"{model.step} is the champion of {name} already: version {after.version}, since {after.since}"
+        return Verdict(name, False, said)
+    who = f"{model.step} ({model.key[:12]}), by {gate.step}"
+    return Verdict(name, True, f"champion of {name}: {_parse_version(before)} → version {after.version}, {who}")
+
+
+def collect_evidence(
+    layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]
+) -> dict[str, Any]:
+    """The evidence that an evaluation gives for a model. Raises GateError when it gives none, and says why.
+
+    `approved`: gates, by index, that a person let through, with what was said; the audit log has to know it too.
+    """
+    digest = model.outputs[output].digest if output in model.outputs else ""
+    names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
+    outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
+    if not names:
+        raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
+    if not any(outcome.get("model") in names for outcome in outcomes):
+        raise GateError(f"no gate of {gate.step} ({gate.key[:12]}) is on {model.step}")
+    let_through = {i for i, outcome in enumerate(outcomes) if i in approved and not outcome.get("passed")}
+    if unknown := sorted(let_through - _find_approvals(layout, gate.key)):
+        raise GateError(
+            f"the audit log does not know the approval of gate {unknown[0]} of {gate.step}: approve it again"
+        )
+    texts = [approved.get(i, str(outcome["text"])) for i, outcome in enumerate(outcomes)]
+    failed = [text for i, text in enumerate(texts) if not outcomes[i].get("passed") and i not in approved]
+    if failed:
+        raise GateError(f"the gate of {gate.step} did not pass: {'; '.join(failed)}")
+    by_hand = {"approved": sorted(approved)} if approved else {}
+    return {"gate": gate.step, "key": gate.key, "run": gate.run, "recipe": gate.recipe, "gates": texts, **by_hand}
+
+
+def _find_approvals(layout: Layout, key: str) -> set[int]:
+    """The gates of an evaluation that a person approved last, as the audit log has it."""
+    found: dict[int, str] = {}
+    for entry in read_chain(layout).entries:
+        if entry["action"] in ("approve", "reject") and entry["facts"].get("key") == key:
+            found[int(entry["facts"]["gate"])] = entry["action"]
+    return {index for index, action in found.items() if action == "approve"}
+
+
+def find_artifact(layout: Layout, word: str) -> Manifest:
+    """The one artifact that a step, key or folder names. Raises PlanError."""
+    from lineage.catalogue.index import query_index
+    from lineage.tracing.target import find_target
+
+    target = query_index(layout, lambda index: find_target(index, word))
+    if len(target.keys) != 1:
+        raise PlanError(f"{word} ({target.what}) stands for {len(target.keys)} artifacts: name a step or a key")
+    manifest = Store(layout).with_key(target.keys[0])
+    if manifest is None:
+        raise PlanError(f"the artifact {target.keys[0][:16]} of {word} is damaged; see: posttrain lineage --verify")
+    return manifest
+
+
+def _find_finished(names: tuple[str, ...], states: dict[str, StepState]) -> tuple[str, Manifest]:
+    """The first of some steps that has an artifact. Raises GateError."""
+    for name in names:
+        if name in states and states[name].state in FINISHED and (manifest := states[name].manifest):
+            return name, manifest
+    name = names[-1]
+    raise GateError(f"{name} {states[name].state}" if name in states else f"{name} is not part of this run")
+
+
+def _list_models(gate: Manifest) -> list[Any]:
+    return [given for given in gate.inputs if given.port == "model" or given.port.startswith("models.")]
+
+
+def _find_name(given: Any) -> str:
+    return given.port.removeprefix("models.")
+
+
+def _find_earlier_promotion(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> str | None:
+    """When an evaluation promoted a model; None when it did not. Looks at a note first: MLflow takes seconds."""
+    note = _note_path(layout, wanted, gate, model)
+    if note.is_file() and not is_registry_empty(layout):
+        return note.read_text()
+    here = read_standing(layout, wanted.name)
+    when = next((m.when for m in here.moves if (m.key, m.evidence.get("key")) == (model.key, gate.key)), None)
+    if when is not None and not here.is_unfinished:
+        _write_note(layout, wanted, gate, model, when)
+    return None if here.is_unfinished else when
+
+
+def _write_note(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest, when: str | None = None) -> None:
+    write_text_atomically(
+        _note_path(layout, wanted, gate, model), when or datetime.now(UTC).isoformat(timespec="seconds")
+    )
+
+
+def _note_path(layout: Layout, wanted: Promotion, gate: Manifest, model: Manifest) -> Path:
+    where = hide_credentials(registry_uri(layout))
+    return layout.state / "promoted" / digest_of([where, wanted.name, gate.key, model.key, wanted.output])
+
+
+def _find_compared_version(gate: Manifest, name: str) -> int | None:
+    """Version of the champion that a gate compared with, 0 where there was none; None when it did not ask."""
+    versions = [re.fullmatch(rf"mlflow:{re.escape(name)}@(\d+)", given.source or "") for given in gate.inputs]
+    if found := next(filter(None, versions), None):
+        return int(found[1])
+    if any(given.port.startswith("against.champion") for given in gate.inputs):
+        return None  # the champion of another name
+    gates = gate.identity.get("settings", {}).get("gate") or []
+    asked = any(each.get("against") == "champion" and each.get("champion") in (None, name) for each in gates)
+    return 0 if asked else None
+
+
+def _parse_version(found: Champion | None) -> str:
+    return f"version {found.version}" if found else "none"

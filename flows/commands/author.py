@@ -1,0 +1,137 @@
+"""Write recipes and see what they would do."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import (
+    AsJson,
+    Fresh,
+    GpuMemory,
+    Locked,
+    Overrides,
+    Profile,
+    PromptLength,
+    RecipeFile,
+    Start,
+    To,
+    console,
+    warn,
+)
+from schemas.errors import PosttrainError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("recipe.yaml"),
+) -> None:
+    """Write a small recipe to start from."""
+    from flows.commands.recipes import write_starter
+
+    write_starter(path)
+    print(f"wrote {path}; next: posttrain validate {path}")
+
+
+def ls() -> None:
+    """List the recipes of this checkout."""
+    from flows.commands.recipes import make_recipe_table
+    from lineage.layout import Layout
+
+    console.print(make_recipe_table(Layout.find().root / "recipes"))
+
+
+def validate(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")],
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006 — typer copies it
+) -> None:
+    """Check recipes: keys, values, slots, references, ports. Every error has file:line:column."""
+    from schemas.recipe.load import load_recipe
+
+    failures = []
+    for path in recipes:
+        try:
+            recipe = load_recipe(path, profile=profile, overrides=overrides)
+            for problem in recipe.warnings:
+                warn(str(problem))
+            print(f"{path}: ok, {len(recipe.stages)} steps")
+        except PosttrainError as error:
+            failures.append(error)
+            print(error, file=sys.stderr)
+    if failures:
+        raise typer.Exit(3)
+
+
+def plan(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    to: To = [],  # noqa: B006
+    start: Start = [],  # noqa: B006
+    fresh: Fresh = False,
+    locked: Locked = False,
+    dvc: Annotated[bool, typer.Option("--dvc", help="Write dvc.yaml for this recipe as well.")] = False,
+    as_json: AsJson = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Show what every step needs in memory instead.")] = False,
+    gpu_memory: GpuMemory = None,
+    prompt_length: PromptLength = None,
+) -> None:
+    """Show what a run would do: HIT or MISS for every step, with the first thing that differs."""
+    from flows.commands.recipes import describe_due_times
+    from flows.planning.plan_table import make_plan_table
+    from flows.planning.recipe_plan import plan_recipe
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    made = plan_recipe(
+        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+    )
+    if dvc:
+        from lineage.exchange.dvc_files import write_pipeline
+
+        write_pipeline(layout, made)
+    if memory:
+        from flows.planning.memory import show_memory
+
+        show_memory(made, layout, console, gpu=gpu_memory, prompt=prompt_length, as_json=as_json)
+    elif as_json:
+        print(made.model_dump_json(indent=2))
+    else:
+        console.print(make_plan_table(made, layout))
+        if said := describe_due_times(made.schedule):
+            console.print(f"once deployed it runs by itself: {said}", markup=False, highlight=False, soft_wrap=True)
+
+
+def why(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[RECIPE] STEP", help="A step; the recipe may be left out: the latest run's.")
+    ],
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Say why a step would run again, field by field, or which run it comes from."""
+    from flows.planning.plan_table import explain_step
+    from flows.planning.recipe_plan import plan_recipe
+    from flows.runs.lookup import find_step
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    recipe, step, profile, overrides = find_step(words, profile, overrides, layout)
+    made = plan_recipe(recipe, layout, profile=profile, overrides=overrides)
+    console.print(explain_step(made, step, layout), highlight=False, markup=False, soft_wrap=True)
+
+
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/recipes.md instead.")] = False,
+) -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    if markdown:
+        from schemas.pages.reference_page import make_reference_page
+
+        print(make_reference_page(), end="")
+    else:
+        from schemas.pages.editor_schema import make_editor_schema
+
+        print(json.dumps(make_editor_schema(), indent=2))

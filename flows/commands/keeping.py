@@ -1,0 +1,84 @@
+"""Keep what is worth it: clear away the rest, and share artifacts through a DVC remote."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import AsJson, console
+from schemas.errors import PlanError
+
+
+def gc(
+    last: Annotated[int, typer.Option(min=0, help="Keep what the latest runs used.")] = 10,
+    keep: Annotated[
+        int, typer.Option(min=0, metavar="K", help="Keep the best K artifacts by a metric, with their runs.")
+    ] = 0,
+    by: Annotated[str, typer.Option(metavar="METRIC", help="That metric: accuracy, accuracy.MODEL, ...")] = "",
+    champions: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep N models before each champion; default: all.")
+    ] = None,
+    give_up: Annotated[
+        list[str] | None, typer.Option("--give-up", metavar="RUN", help="A run that will not be resumed; or `all`.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, it is only said.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what could be removed and what the disk gets back; nothing promoted or pinned, and no ancestor of it."""
+    if bool(keep) != bool(by):
+        raise PlanError("--keep and --by go together: posttrain gc --keep 3 --by accuracy")
+    from flows.history.garbage import Policy, collect_garbage
+    from lineage.layout import Layout
+
+    collect_garbage(
+        Layout.find(), Policy(last, keep, by, champions, tuple(give_up or ())), console, yes=yes, as_json=as_json
+    )
+
+
+def pin(
+    target: Annotated[
+        str | None, typer.Argument(help="A step, key, digest, run or artifact folder; default: list.")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Keep it no longer than others.")] = False,
+) -> None:
+    """Keep an artifact, and all it was made from, from being cleared away; without a target, list what is pinned."""
+    from flows.history.garbage import pin_target
+    from lineage.layout import Layout
+
+    pin_target(Layout.find(), target, console, remove=remove)
+
+
+Remote = Annotated[
+    str | None, typer.Option("--remote", help="A remote of DVC by name, a folder, or a URL; default: DVC's default.")
+]
+Every = Annotated[bool, typer.Option("--all", help="Everything.")]
+
+
+def push(
+    target: Annotated[str | None, typer.Argument(help="A step, run, key, digest or artifact folder.")] = None,
+    every: Every = False,
+    remote: Remote = None,
+) -> None:
+    """Send artifacts, with all they were made from, to a DVC remote: a folder, S3, or another store that DVC knows."""
+    from flows.history.exchange import push
+    from lineage.layout import Layout
+
+    push(Layout.find(), remote, _chosen(target, every), console)
+
+
+def pull(
+    target: Annotated[str | None, typer.Argument(help="A step, run, key or digest of the remote.")] = None,
+    every: Every = False,
+    remote: Remote = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Trust the keys that signed what is fetched.")] = False,
+) -> None:
+    """Fetch artifacts, with all they were made from, from a DVC remote: their steps are HIT from then on."""
+    from flows.history.exchange import pull
+    from lineage.layout import Layout
+
+    pull(Layout.find(), remote, _chosen(target, every), console, trust=trust)
+
+
+def _chosen(target: str | None, every: bool) -> str | None:
+    if (target is None) is not every:
+        raise PlanError("name a step, run or key, or say --all")
+    return target

@@ -1,0 +1,55 @@
+"""Keep the house."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import console
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of 127.0.0.1; 0: any free one.")]
+
+
+def up(
+    prefect_port: Port = 4200,
+    mlflow_port: Port = 5000,
+    database: Annotated[
+        str | None,
+        typer.Option(metavar="postgresql://USER@HOST:PORT/NAME", help="Keep records there from now on; or: sqlite."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Flow runs of deployments at a time.")] = 4,
+) -> None:
+    """Keep Prefect's server, MLflow's, a worker for deployments and the watcher of changes running until Ctrl-C."""
+    from flows.servers.up import run_services
+    from lineage.layout import Layout
+
+    ports = {"prefect_port": prefect_port, "mlflow_port": mlflow_port}
+    raise typer.Exit(run_services(Layout.find(), console, **ports, database=database, limit=limit))
+
+
+def deploy(
+    recipes: Annotated[list[Path], typer.Argument(metavar="RECIPE...", help="Recipe YAMLs.")] = [],  # noqa: B006
+    every: Annotated[bool, typer.Option("--all", help="Every recipe below recipes/.")] = False,
+    prune: Annotated[bool, typer.Option(help="Remove deployments of this checkout whose recipe is gone.")] = False,
+    prefect_yaml: Annotated[
+        bool, typer.Option("--prefect-yaml", help="Write prefect.yaml instead, for `prefect deploy --all`.")
+    ] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Run only the version that recipe.lock pins, until deployed again.")
+    ] = False,
+) -> None:
+    """Give every recipe a deployment in Prefect, with a form to start it from the UI; again: bring it up to date."""
+    from flows.deployments.deploy import deploy_recipes
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    raise typer.Exit(
+        deploy_recipes(recipes, layout, every=every, prune=prune, prefect_yaml=prefect_yaml, locked=locked)
+    )
+
+
+def doctor() -> None:
+    """Say what this machine has and what is missing."""
+    from flows.commands.doctor import report_machine
+
+    raise typer.Exit(report_machine(console))

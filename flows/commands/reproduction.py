@@ -1,0 +1,41 @@
+"""Compare runs, and hold a recipe to what it was."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import AsJson, Overrides, Profile, RecipeFile, console, warn
+
+
+def diff(
+    before: Annotated[str, typer.Argument(metavar="RUN_A", help="A run, the start of its name, or latest~1.")],
+    after: Annotated[str, typer.Argument(metavar="RUN_B", help="The other run; default: the latest.")] = "latest",
+    as_json: AsJson = False,
+) -> None:
+    """Say in what two runs differ: recipe, data, code, environment, metrics, artifacts and cost."""
+    import json
+
+    from flows.history.diff import compare
+    from flows.history.diff_view import render
+    from flows.runs.lookup import find_run
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    found = compare(find_run(before, layout), find_run(after, layout), layout)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        console.print(render(found))
+
+
+def lock(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write down beside a recipe what its results depend on: `run --locked` and `plan --locked` hold it to that."""
+    from flows.planning.locking import lock_recipe
+    from lineage.layout import Layout
+
+    for line in lock_recipe(recipe, Layout.find(), profile=profile, overrides=overrides, warn=warn):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

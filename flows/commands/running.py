@@ -1,0 +1,107 @@
+"""Run recipes and look at runs."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.options import (
+    Executor,
+    ExecutorChoice,
+    Fresh,
+    Locked,
+    Overrides,
+    Profile,
+    RecipeFile,
+    Start,
+    To,
+    console,
+    warn,
+)
+
+
+def run(
+    recipe: RecipeFile,
+    profile: Profile = None,
+    overrides: Overrides = [],  # noqa: B006
+    to: To = [],  # noqa: B006
+    start: Start = [],  # noqa: B006
+    fresh: Fresh = False,
+    locked: Locked = False,
+    promote: Annotated[
+        bool, typer.Option("--promote/--no-promote", help="Do what `promote` of the recipe says.")
+    ] = True,
+    executor: Executor = ExecutorChoice.ray,
+) -> None:
+    """Run a recipe. What is already there is not done again; Ctrl-C leaves a run that can be resumed."""
+    from flows.planning.recipe_plan import plan_recipe
+    from flows.runs import start as run_start
+    from lineage.layout import Layout
+
+    layout = Layout.find()
+    made = plan_recipe(
+        recipe, layout, profile=profile, overrides=overrides, to=to, start=start, fresh=fresh, locked=locked, warn=warn
+    )
+    if promote:
+        from flows.champions.committed_recipe import warn_of_changes
+
+        warn_of_changes(made, layout, warn)
+    else:
+        made = made.model_copy(update={"promotion": None})
+    raise typer.Exit(run_start.start_run(made, layout, executor.value, console))
+
+
+def resume(
+    run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None,
+    budget: Annotated[
+        list[str], typer.Option(metavar="KEY=VALUE", help="Another budget, as core_seconds=600; repeatable.")
+    ] = [],  # noqa: B006
+    executor: Executor = ExecutorChoice.ray,
+) -> None:
+    """Go on with a run that was interrupted or failed, exactly as it was planned, but for its budget."""
+    from flows.runs.start import resume_run
+    from lineage.layout import Layout
+
+    raise typer.Exit(resume_run(run, Layout.find(), executor.value, console, budget))
+
+
+def approve(
+    run: Annotated[str, typer.Argument(help="A run.")],
+    step: Annotated[str, typer.Argument(help="The evaluation whose gate waits for a person.")],
+    approved: Annotated[bool, typer.Option("--approve/--reject", help="Go on as if the gate had passed, or not.")],
+    reason: Annotated[str, typer.Option(help="Why; kept with the lineage of what follows.")],
+    name: Annotated[str | None, typer.Option(help="Who decides; default: POSTTRAIN_USER, or the user here.")] = None,
+) -> None:
+    """Decide about a gate with `on_fail: approve`. A run that waits goes on by itself; resume one that ended."""
+    from flows.execution.approval import decide_gates
+    from flows.runs.lookup import find_run
+    from lineage.layout import Layout
+
+    layout, choice = Layout.find(), "approve" if approved else "reject"
+    decide_gates(layout, find_run(run, layout), step, choice, reason, name, console)
+
+
+def status(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
+    """Show the state of every step of a run."""
+    from flows.runs.lookup import make_status_table
+    from lineage.layout import Layout
+
+    console.print(make_status_table(run, Layout.find()))
+
+
+def logs(
+    step: Annotated[str, typer.Argument(help="A step of the run.")],
+    run: Annotated[str | None, typer.Option(help="A run; default: the latest.")] = None,
+) -> None:
+    """Print what a step wrote."""
+    from flows.runs.lookup import read_step_log
+    from lineage.layout import Layout
+
+    print(read_step_log(step, run, Layout.find()), end="")
+
+
+def report(run: Annotated[str | None, typer.Argument(help="A run; default: the latest.")] = None) -> None:
+    """Write the run's HTML report again and print its path."""
+    from flows.runs.lookup import rebuild_report
+    from lineage.layout import Layout
+
+    print(rebuild_report(run, Layout.find()))

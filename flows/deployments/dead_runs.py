@@ -1,0 +1,53 @@
+"""Flow runs whose process is gone without a word: killed together with the worker, or the machine went down.
+
+Prefect goes on showing them as running, and the place that they hold keeps others waiting.
+"""
+
+import socket
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.states import Cancelled, Crashed
+
+GOES_ON = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
+BEGINS = timedelta(minutes=3)
+"""Within this a worker has started a process for a flow run that it took."""
+SAID = "its process is gone: killed, or the machine went down; Retry goes on with what is finished"
+
+
+def mark_crashed(client: SyncPrefectClient, deployments: Iterable[UUID]) -> list[FlowRun]:
+    """Show the dead among the flow runs of some deployments as crashed, which frees their place; returns them."""
+    ids = list(deployments)
+    if not ids:
+        return []
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": list(GOES_ON)}}}),
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": ids}}),
+        limit=200,
+    )
+    dead = [run for run in found if is_dead(run, datetime.now(UTC))]
+    for run in dead:
+        ends = Cancelled if run.state_type == StateType.CANCELLING else Crashed  # the worker may not have said so yet
+        client.set_flow_run_state(run.id, ends(message=SAID), force=True)
+    return dead
+
+
+def is_dead(run: FlowRun, now: datetime) -> bool:
+    """Whether a flow run that should be going on has no process; one on another machine is never known to be dead."""
+    host, _, number = (run.infrastructure_pid or "").rpartition(":")
+    since = run.state.timestamp if run.state else run.created or now
+    if not number.isdigit():
+        return run.state_type == StateType.PENDING and now.timestamp() - since.timestamp() > BEGINS.total_seconds()
+    if host and host != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(int(number))
+        is_another = process.create_time() > since.timestamp() + 1 and run.state_type != StateType.PENDING
+        return is_another or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

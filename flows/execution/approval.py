@@ -1,0 +1,173 @@
+"""Gates that wait for a person: inside a run that Prefect shows, and for `posttrain approve`."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from flows.execution.execute import Execution
+from flows.execution.gates import GateState, judge_gates
+from flows.execution.run_log import read_plan
+from flows.execution.states import StepState
+from lineage.artifacts.store import Store
+from lineage.audit import log as audit_log
+from lineage.audit.approvals import Decision, DecisionRecord, append_decision, describe_decision, latest_decision
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.manifest import Manifest
+from schemas.plan import Step
+from schemas.suggestions import suggest
+
+LOOK = 0.2
+"""Seconds between looks for a decision."""
+
+
+@dataclass(frozen=True)
+class ApprovalRequest:
+    """A gate that somebody has to decide about."""
+
+    step: Step
+    manifest: Manifest
+    gate: GateState
+    within: float
+    """Seconds to wait for the answer."""
+
+
+@dataclass(frozen=True)
+class PersonalDecision:
+    """What somebody decided."""
+
+    decision: Decision
+    name: str
+    reason: str
+
+
+class RunningStep(Protocol):
+    """A step under way in another thread."""
+
+    @property
+    def wrapped_future(self) -> Future[Any]:
+        """Return the thread's own future, which asks no server."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it has ended."""
+
+
+AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
+"""Asks people; None when its function says that this is over, or nobody answered in time."""
+
+
+class ApprovalQueue:
+    """Where the steps of one run wait for people, while other steps go on.
+
+    `ask` is called in the threads of steps, `attend` in the flow, which alone can pause.
+    """
+
+    def __init__(self, execution: Execution, pause: AskPerson):
+        self.execution, self.pause = execution, pause
+        self.questions: deque[ApprovalRequest] = deque()
+        self.unanswered: set[tuple[str, int]] = set()
+        self.lock = threading.Lock()
+
+    def ask(self, step: Step, state: StepState) -> StepState:
+        """Wait until every gate of a finished evaluation is decided, given up, or the run is stopped."""
+        assert state.manifest is not None
+        run = self.execution
+        how = f"decide in Prefect, or: posttrain approve {run.run} {step.name}"
+        waiting = state.as_event()
+        waiting["state"], waiting["reason"] = "waiting", how
+        run.reporter.report(waiting)
+        for gate in (g for g in state.gates if g.verdict == "waiting"):
+            within = float(step.settings["gate"][gate.index]["approve_within"])
+            self.questions.append(ApprovalRequest(step, state.manifest, gate, within))
+        gates = state.gates
+        while not run.stop.is_set():
+            gates = judge_gates(step, state.manifest, run.layout)
+            with self.lock:
+                if not any(g.verdict == "waiting" and (step.name, g.index) not in self.unanswered for g in gates):
+                    break
+            run.stop.wait(LOOK)
+        return replace(state, gates=gates)
+
+    def attend(self, futures: Iterable[RunningStep]) -> None:
+        """Wait for all steps, and put the questions of those that wait for people."""
+        under_way = {future.wrapped_future: future for future in futures}
+        while under_way:
+            if self.questions:
+                self._put(self.questions.popleft())
+                continue
+            for ended in wait(under_way, LOOK, FIRST_COMPLETED).done:
+                under_way.pop(ended).wait()
+
+    def _put(self, question: ApprovalRequest) -> None:
+        layout, step, index = self.execution.layout, question.step, question.gate.index
+
+        def over() -> bool:
+            decided = latest_decision(layout, question.manifest.key, index) is not None
+            return decided or self.execution.stop.is_set()
+
+        answer = None if over() else self.pause(question, over)
+        if answer is not None and not over():
+            record_decision(
+                layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
+            )
+        elif latest_decision(layout, question.manifest.key, index) is None:
+            with self.lock:
+                self.unanswered.add((step.name, index))
+
+
+def record_decision(
+    layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
+) -> DecisionRecord:
+    """Keep a decision about a gate, in the audit log and beside the evaluation's key."""
+    said = manifest.details["gates"][gate.index].get("text", "")
+    return append_decision(
+        layout,
+        manifest.key,
+        gate.index,
+        answer.decision,
+        name=answer.name,
+        reason=answer.reason,
+        step=step.name,
+        run=run,
+        metric=gate.name,
+        text=said,
+        via=via,
+    )
+
+
+def decide_gates(
+    layout: Layout, run: str, step_name: str, choice: Decision, reason: str, name: str | None, console: Console
+) -> None:
+    """Decide about the gates of a step that wait for a person, or have been decided otherwise before.
+
+    Raises PlanError when there is no such step, it has not run, or no gate of it asks a person.
+    """
+    plan = read_plan(layout, run)
+    names = [s.name for s in plan.steps]
+    if step_name not in names:
+        raise PlanError(f"no step `{step_name}` in run {run}; {suggest(step_name, names, 'steps')}")
+    if not reason.strip():
+        raise PlanError("say why: --reason TEXT")
+    step = plan.step(step_name)
+    manifest = Store(layout).find(step.kind, step.key)
+    if manifest is None:
+        raise PlanError(f"{step_name} has not run yet; there is nothing to decide about")
+    settled = "approved" if choice == "approve" else "rejected"
+    gates = [
+        g for g in judge_gates(step, manifest, layout) if g.verdict in {"waiting", "approved", "rejected"} - {settled}
+    ]
+    if not gates:
+        raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
+    answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
+    for gate in gates:
+        told = record_decision(layout, run, step, manifest, gate, answer, "command line")
+        console.print(
+            f"{step_name}: {gate.name} {describe_decision(told)}", highlight=False, markup=False, soft_wrap=True
+        )
+    console.print(f"a run that waits goes on by itself; one that ended goes on with: posttrain resume {run}")

@@ -1,0 +1,75 @@
+"""What the audit log hears of runs and their steps."""
+
+from typing import Any
+
+from flows.execution.run_log import read_plan
+from flows.execution.states import FINISHED, StepState
+from flows.planning.compile import has_own_key
+from lineage.audit.chain import read_chain
+from lineage.audit.log import Entry, append
+from lineage.audit.run_checks import EVENTS, PLAN, REPORT, describe_file, describe_records
+from lineage.digests import digest_of
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.plan import Plan
+
+
+def read_verified_plan(layout: Layout, run: str) -> Plan:
+    """The plan of a run, as the audit log saw it and with keys that fit what its steps do.
+
+    Raises PlanError when there is no such run, or its plan is another than the one it began with.
+    """
+    plan = read_plan(layout, run)
+    known = [
+        e["facts"].get("plan")
+        for e in read_chain(layout).entries
+        if e["action"] == "run started" and e["facts"].get("run") == run
+    ]
+    file = layout.run(run) / PLAN
+    if known and known[-1] != describe_file(file)["sha256"]:
+        raise PlanError(f"{file} is not the plan that run {run} began with, by the audit log; run the recipe again")
+    wrong = [step.name for step in plan.steps if not has_own_key(step, plan)]
+    if wrong:
+        raise PlanError(f"{file}: what {wrong[0]} does is not what its key says; run the recipe again")
+    return plan
+
+
+def log_run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
+    """Note which plan a run begins with: digests of the plan's file and of the recipe with all its defaults."""
+    return append(
+        layout,
+        "run started",
+        run=run,
+        recipe=plan.recipe,
+        file=plan.file,
+        profile=plan.profile,
+        plan=describe_file(layout.run(run) / PLAN)["sha256"],
+        recipe_digest=digest_of(plan.resolved),
+        steps=len(plan.steps),
+        hits=hits,
+    )
+
+
+def log_run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
+    """Note how a run and its steps ended, and digests of its events so far and of what it cost."""
+    steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
+    for name, state in states.items():
+        if state.manifest is not None and state.state in FINISHED:
+            steps[name]["key"] = state.manifest.key
+    folder = layout.run(run)
+    return append(
+        layout,
+        "run ended",
+        run=run,
+        exit_code=exit_code,
+        steps=steps,
+        events=describe_file(folder / EVENTS),
+        records=describe_records(folder),
+    )
+
+
+def log_report_written(layout: Layout, run: str) -> Entry:
+    """Note the report of a run as it was just written, and the run's events until then."""
+    folder = layout.run(run)
+    events = describe_file(folder / EVENTS) if (folder / EVENTS).is_file() else None
+    return append(layout, "report written", run=run, report=describe_file(folder / REPORT), events=events)

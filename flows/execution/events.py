@@ -1,0 +1,76 @@
+"""Events of a run, as reporters receive them and `events.jsonl` keeps them."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
+
+State = Literal["queued", "running", "cached", "done", "failed", "skipped", "blocked", "cancelled", "waiting"]
+
+
+class StepEvent(TypedDict):
+    """A step has another state."""
+
+    type: Literal["step"]
+    step: str
+    state: State
+    seconds: NotRequired[float]
+    reason: NotRequired[str]
+    key: NotRequired[str]
+    kind: NotRequired[str]
+    metrics: NotRequired[Mapping[str, float | int | bool | str | None]]
+    gate: NotRequired[str]
+    gates: NotRequired[str]
+
+
+class ProgressEvent(TypedDict):
+    """How far a running step is; it holds the step's figures by name as well."""
+
+    type: Literal["progress"]
+    step: str
+    at: float | None
+    total: NotRequired[float]
+
+
+class LogEvent(TypedDict):
+    """A line of a step's log."""
+
+    type: Literal["log"]
+    step: str
+    line: str
+
+
+class RetryEvent(TypedDict):
+    """A step failed and is tried again."""
+
+    type: Literal["retry"]
+    step: str
+    attempt: int
+    reason: str
+
+
+class RunEvent(TypedDict):
+    """A run has started or ended."""
+
+    type: Literal["run"]
+    run: str
+    state: Literal["started", "ended"]
+    recipe: NotRequired[str]
+    steps: NotRequired[int]
+    exit_code: NotRequired[int]
+    audit: NotRequired[Any]
+    """Where the audit log stands."""
+
+
+Event = StepEvent | ProgressEvent | LogEvent | RetryEvent | RunEvent
+
+
+class RecordedStep(StepEvent):
+    """A step's event, read from the log of a run."""
+
+    time: float
+
+
+class Reporter(Protocol):
+    """Receives the events of a run, from several threads."""
+
+    def report(self, event: Event) -> None:
+        """Take in one event."""

@@ -1,0 +1,40 @@
+"""Verdicts of the gates of an evaluation: from its outcome, the plan's `on_fail`, and decisions of people."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lineage.audit.approvals import describe_decision, latest_decision
+from lineage.layout import Layout
+from schemas.manifest import Manifest
+from schemas.plan import Step
+
+Verdict = Literal["passed", "warned", "failed", "branched", "waiting", "approved", "rejected"]
+STOPPING = frozenset({"failed", "rejected"})
+VERDICTS: dict[str, Verdict] = {"stop": "failed", "warn": "warned", "branch": "branched", "approve": "waiting"}
+
+
+@dataclass(frozen=True)
+class GateState:
+    """One gate of a finished evaluation."""
+
+    index: int
+    name: str
+    """Its metric."""
+    verdict: Verdict
+    text: str
+    """What it measured and required; for a decision also who decided, when and why."""
+
+
+def judge_gates(step: Step, manifest: Manifest, layout: Layout) -> tuple[GateState, ...]:
+    """Return the gates of a finished step; the plan, not the artifact, says what a failed gate does."""
+    policies = step.settings.get("gate") or []
+    states = []
+    for index, outcome in enumerate(manifest.details.get("gates", [])):
+        policy = policies[index] if index < len(policies) else outcome
+        text = str(outcome.get("text", ""))
+        verdict: Verdict = "passed" if outcome.get("passed") else VERDICTS[policy.get("on_fail", "stop")]
+        if verdict == "waiting" and (decided := latest_decision(layout, manifest.key, index)) is not None:
+            verdict = "approved" if decided["decision"] == "approve" else "rejected"
+            text = f"{text}; {describe_decision(decided)}" if text else describe_decision(decided)
+        states.append(GateState(index, str(outcome.get("metric", "gate")), verdict, text))
+    return tuple(states)

@@ -1,0 +1,189 @@
+"""`posttrain gc`: what a checkout need not keep, said first and removed on request; safe beside runs under way."""
+
+import shutil
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.execution.active_runs import prevent_runs
+from flows.history.needed_artifacts import find_needed, list_keys
+from flows.processes.locks import lock_if_free
+from lineage.artifacts.reclaim import (
+    Garbage,
+    count_freed_bytes,
+    find_temporaries,
+    find_unneeded_objects,
+    remove_garbage,
+)
+from lineage.audit import log as audit_log
+from lineage.layout import Layout
+from lineage.records import Record, read_records
+from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
+from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
+from lineage.tracing.ancestry import trace
+from lineage.verification.audit_check import check_log
+from schemas.errors import PlanError
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What to keep besides what is promoted or pinned, and the ancestors of everything kept."""
+
+    last: int
+    """What the latest runs used."""
+    keep: int = 0
+    """The best artifacts, with the runs that made them ..."""
+    by: str = ""
+    """... by a metric."""
+    champions: int | None = None
+    """How many models before each champion stay; None: all that `rollback` may go to."""
+    given_up: tuple[str, ...] = ()
+    """Runs that will not be resumed; `all`: every one."""
+
+
+@dataclass(frozen=True)
+class Clearance:
+    """What stays and why, and what need not."""
+
+    kept: list[tuple[Record, str]]
+    garbage: Garbage
+    in_use: frozenset[Path]
+    """Work folders of steps that are being done right now; they stay."""
+
+
+def collect_garbage(layout: Layout, policy: Policy, console: Console, *, yes: bool, as_json: bool) -> None:
+    """Say what could be removed and what the disk would get back; remove it when told so.
+
+    Raises PlanError when the metric or a run is unknown, when the audit log or a manifest of what stays does not hold,
+    or the registry cannot be asked.
+    """
+    with prevent_runs(layout) if yes else nullcontext():
+        found = find_garbage(layout, policy)
+        size = count_freed_bytes(found.garbage.paths)
+        if yes:
+            _remove_garbage(layout, found, size, policy)
+    if as_json:
+        console.print_json(data={**_as_json(found), "bytes": size, "removed": yes})
+    else:
+        _print_clearance(found, size, console, yes)
+
+
+def find_garbage(layout: Layout, policy: Policy) -> Clearance:
+    """What stays under a policy and what need not. Raises PlanError."""
+    log = check_log(layout)
+    if log.problems:
+        what = f"{log.problems[0]}; see: posttrain lineage --verify"
+        raise PlanError(f"the audit log does not hold, so what must stay is unknown and nothing is removed: {what}")
+    records = read_records(layout)
+    reasons = find_promoted(layout, policy.champions) | find_pinned(layout)
+    refuse_missing(log, records, reasons)
+    planned = find_needed(layout, log, policy.last, policy.given_up)
+    if policy.keep:
+        leaders = find_best(records, policy.by, policy.keep)
+        makers = {record["run"]: leaders[record["key"]] for record in records if record["key"] in leaders}
+        reasons = leaders | reasons
+        planned = {key: why for run, why in makers.items() for key in list_keys(layout, log, run)} | planned
+    kept = add_ancestors(records, planned | reasons)
+    stay = [(record, kept[record["key"]]) for record in records if record["key"] in kept]
+    refuse_damaged(layout, log, (record for record, _ in stay))
+    go = [record for record in records if record["key"] not in kept]
+    works = [p for p in sorted((layout.state / "work").glob("*")) if p.is_dir() and p.name not in planned]
+    in_use = frozenset(work for work in works if _is_used(work))
+    objects = tuple(find_unneeded_objects(layout, [record for record, _ in stay], go))
+    garbage = Garbage(tuple(go), objects, tuple(find_temporaries(layout)), tuple(w for w in works if w not in in_use))
+    return Clearance(stay, garbage, in_use)
+
+
+def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
+    """Pin what a word means, or unpin it; without one, list the pins. Raises UnknownTarget."""
+    if target is None:
+        for key, said in read_pins(layout).items():
+            console.print(Text(f"{key[:16]}  {said['word']}, since {said['since']}"))
+        return
+    keys = trace(layout, target).target.keys
+    unpin_artifacts(layout, keys) if remove else pin_artifacts(layout, keys, target)
+    console.print(Text(f"{'unpinned' if remove else 'pinned'}: {', '.join(key[:16] for key in keys)}"))
+
+
+def _is_used(work: Path) -> bool:
+    if not (work / "lock").is_file():
+        return False
+    with lock_if_free(work / "lock") as free:
+        return not free
+
+
+def _remove_garbage(layout: Layout, found: Clearance, size: int, policy: Policy) -> None:
+    """Remove; noted before it begins, so that what is gone can always be explained."""
+    garbage = found.garbage
+    audit_log.append(
+        layout,
+        "gc",
+        artifacts=[record["key"] for record in garbage.artifacts],
+        objects=len(garbage.objects),
+        works=[work.name for work in garbage.works],
+        bytes=size,
+        kept=len(found.kept),
+        policy=asdict(policy),
+    )
+    remove_garbage(layout, garbage)
+    for work in garbage.works:
+        with lock_if_free(work / "lock") as free:
+            if free or not (work / "lock").exists():
+                shutil.rmtree(work, ignore_errors=True)
+
+
+def _as_json(found: Clearance) -> dict[str, Any]:
+    garbage = found.garbage
+    return {
+        "kept": [{**_describe_record(record), "why": why} for record, why in found.kept],
+        "artifacts": [
+            {**_describe_record(record), "bytes": count_freed_bytes([Path(record["folder"])])}
+            for record in garbage.artifacts
+        ],
+        "objects": len(garbage.objects),
+        "temporaries": len(garbage.temporaries),
+        "works": [work.name for work in garbage.works],
+        "in_use": [work.name for work in sorted(found.in_use)],
+    }
+
+
+def _describe_record(record: Record) -> dict[str, str]:
+    return {name: record[name] for name in ("step", "kind", "key", "recipe", "run")}
+
+
+def _print_clearance(found: Clearance, size: int, console: Console, yes: bool) -> None:
+    garbage = found.garbage
+    table = Table(title="What nothing needs any more", title_justify="left")
+    for column in ("step", "kind", "key", "made by run", "size"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    for record in garbage.artifacts:
+        names = (Text(record["step"]), record["kind"], record["key"][:16], record["run"])
+        table.add_row(*names, format_bytes(sum(f["size"] for o in record["outputs"].values() for f in o["files"])))
+    if garbage.artifacts:
+        console.print(table)
+    counts = (
+        (len(garbage.artifacts), "artifacts"),
+        (len(garbage.objects), "files of DVC's cache that only they use"),
+        (len(garbage.works), "folders of unfinished steps that no run takes up again"),
+        (len(garbage.temporaries), "temporary files left in DVC's cache"),
+    )
+    what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"
+    did = "removed" if yes else "could go"
+    console.print(f"{did}: {what}; {len(found.kept)} artifacts stay", highlight=False, soft_wrap=True)
+    gets = "got back" if yes else "would get back"
+    more = "" if yes or not size else "; remove it with --yes"
+    console.print(f"the disk {gets} {format_bytes(size)} ({size} bytes){more}", highlight=False, soft_wrap=True)
+
+
+def format_bytes(size: float) -> str:
+    """A number of bytes as people read it."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,112 @@
+"""Before a run: the smallest difference that each gate of a plan can see, and which steps gates decide about."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from learning.evaluation.gate_statistics import Question, questions
+from learning.evaluation.paired_tests import POWER, minimum_detectable
+from lineage.layout import Layout
+from lineage.tracing.history import find_latest
+from schemas.gates import Gate, split_metric
+from schemas.manifest import Manifest
+from schemas.plan import Plan, Step
+from schemas.stages.union import traits_of
+
+WORST = 1.0
+"""Spread of differences of values between 0 and 1 when the models never agree."""
+
+
+def describe_gate_power(plan: Plan, layout: Layout) -> list[str]:
+    """One line per difference that a gate tests: what it can see, from the latest evaluation of the step, or at worst.
+
+    A difference of this size is seen in 80 % of evaluations.
+    """
+    asked = [s for s in plan.steps if any(g.get("against") for g in s.settings.get("gate") or ())]
+    if not asked:
+        return []
+    before = find_latest(layout, plan.recipe, [step.name for step in asked])
+    last = {name: manifest for name, manifest in before.items() if traits_of(manifest.kind).scores_models}
+    return [line for step in asked for line in _describe_step(step, last.get(step.name))]
+
+
+def _describe_step(step: Step, last: Manifest | None) -> Iterator[str]:
+    names = list(step.settings["models"]) or ["model"]
+    for raw in step.settings["gate"]:
+        gate = Gate.model_validate(raw)
+        for asked in questions(gate, step.settings["confidence"]) if gate.against else ():
+            pair = f"{asked.name} of {gate.model or names[-1]} − {gate.against}"
+            yield f"gate of {step.name}: {pair}: {_describe_detectable(step, gate, asked, last)}"
+
+
+def _describe_detectable(step: Step, gate: Gate, asked: Question, last: Manifest | None) -> str:
+    known = _find_earlier_test(asked, gate, last) if last else None
+    planned = _count_problems(step, asked.name)
+    if known is None and (planned is None or not _is_share(step, asked.name)):
+        return "what it can see is known after the first evaluation"
+    n = planned or 0
+    if last and known and (planned is None or last.details.get("problems") == _count_problems(step, "")):
+        n = known[0]
+    spread, floor = known[1:] if known else (WORST, 0.0)
+    found = minimum_detectable(n, asked.tail, spread=spread, test=gate.test, floor=floor)
+    rates = f"error rate {asked.tail:.2g}, power {POWER:g}"
+    basis = f"spread {spread:.2f} as in run {last.run}" if known and last else "at worst: it was never evaluated"
+    if found is None or found > 1:
+        return f"{n:,} problems are too few to show any difference ({rates}; {basis})"
+    return f"{n:,} problems show a difference of {found:.3f} ({rates}; {basis})"
+
+
+def _find_earlier_test(asked: Question, gate: Gate, last: Manifest) -> tuple[int, float, float] | None:
+    """Problems, spread and noise floor of the same test, else of any comparison of the metric, in an evaluation."""
+    for told in last.details.get("gates", []):
+        for test in told.get("tests", []):
+            if test["name"] == asked.name and told.get("model") == (gate.model or told.get("model")):
+                return test["n"], test["spread"], test["floor"] if gate.noise_repeats else 0.0
+    confidence = last.details.get("confidence", 0.95)
+    width = ndtri(1 - (1 - confidence) / 2) + ndtri(POWER)
+    for line in reversed(last.details.get("comparisons", [])):
+        name = line["metric"] if line["family"] == "all" else f"{line['metric']}.{line['family']}"
+        if name == asked.name and line["detectable"] is not None:
+            deviation = line["detectable"] * np.sqrt(line["n"]) / width
+            return line["n"], float(np.sqrt(deviation**2 * (line["n"] - 1) / line["n"] + line["value"] ** 2)), 0.0
+    return None
+
+
+def _count_problems(step: Step, name: str) -> int | None:
+    """Problems that the tasks of a step make, of the family after a metric's name; None when they do not say."""
+    found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    family = found[1] if found else None
+    tasks: list[dict[str, Any]] = step.settings["tasks"]
+    if step.settings.get("prompts") or any("size" not in task for task in tasks):
+        return None
+    if family is not None:
+        tasks = [task for task in tasks if task.get("family") == family]
+        if not tasks:
+            return None
+    limit = step.settings.get("limit")
+    return sum(min(task["size"], limit or task["size"]) for task in tasks)
+
+
+def _is_share(step: Step, name: str) -> bool:
+    """Whether a metric is one of ours, which lie between 0 and 1."""
+    found = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
+    return found is not None and all(
+        ":" not in m["use"] for m in step.settings["metrics"] if _metric_name(m) == found[0]
+    )
+
+
+def _metric_name(use: dict[str, Any]) -> str:
+    name = str(use["use"]).replace(":", ".").rpartition(".")[2]
+    return "_".join([name, *(str(value) for key, value in use.items() if key != "use")])
+
+
+def describe_condition(step: Step, plan: Plan) -> str:
+    """Whether a step runs only when a gate fails, or not then; empty when no gate branches around it."""
+    if step.branch_of:
+        return f"only if a gate of {', '.join(dict.fromkeys(b.step for b in step.branch_of))} fails"
+    there = {s.name: s for s in plan.steps}
+    before = [there[name] for name in step.needs if name in there]
+    branching = [s.name for s in before if any(g.get("on_fail") == "branch" for g in s.settings.get("gate") or ())]
+    return f"unless a gate of {', '.join(branching)} fails" if branching else ""

@@ -1,0 +1,70 @@
+"""For the author of a recipe, before a run: the plan as a table, why a step would run, a recipe to start from."""
+
+from rich.table import Table
+from rich.text import Text
+
+from flows.planning.difference import list_differences
+from flows.planning.estimate import Estimate, Forecast, describe_costs, describe_excess
+from flows.planning.explain import explain_plan
+from lineage.layout import Layout
+from lineage.reports.report import format_duration
+from lineage.tracing.history import find_latest
+from schemas.errors import PlanError
+from schemas.plan import Plan
+from schemas.suggestions import suggest
+
+
+def make_plan_table(plan: Plan, layout: Layout) -> Table:
+    """One row per step: HIT or MISS and why, what it reads, what it needs, the time it will take or that it saves."""
+    from flows.planning.gate_power import describe_condition, describe_gate_power
+
+    outlook = Forecast(plan, layout)
+    verdicts, found = outlook.verdicts, outlook.estimates
+    hits = sum(verdict == "HIT" for verdict, _ in verdicts.values())
+    lines = [
+        f"{hits} of {len(plan.steps)} steps are there",
+        *describe_costs(plan, found),
+        *describe_gate_power(plan, layout),
+    ]
+    lines += describe_promotion(plan)
+    caption = "\n".join([*lines, *describe_excess(plan, found)])
+    table = Table(title=f"Plan of {plan.recipe}", caption=caption, title_justify="left", caption_justify="left")
+    for column in ("step", "kind", "", "why", "reads", "cores", "time"):
+        table.add_column(column, overflow="fold")
+    for step in plan.steps:
+        verdict, why = verdicts[step.name]
+        mark = Text(verdict, style="green" if verdict == "HIT" else "yellow")
+        why = "; ".join(filter(None, (why.removeprefix("made by "), describe_condition(step, plan))))
+        cells = (Text(step.name), step.kind, mark, Text(why), Text(step.reads))
+        table.add_row(*cells, f"{step.resources.all_cpus:g}", _format_time(found[step.name]))
+    return table
+
+
+def _format_time(estimate: Estimate) -> str:
+    if estimate.cost is None:
+        return "unknown"
+    took = format_duration(estimate.cost.seconds)
+    return f"saves {took}" if estimate.is_hit else f"about {took}"
+
+
+def describe_promotion(plan: Plan) -> list[str]:
+    """What becomes champion, and when, in a line; none without `promote`."""
+    wanted = plan.promotion
+    if wanted is None:
+        return []
+    model, gate = wanted.models[-1], wanted.gates[-1]
+    return [f"{model} becomes mlflow:{wanted.name}@champion when every gate of {gate} passes"]
+
+
+def explain_step(plan: Plan, name: str, layout: Layout) -> str:
+    """Everything that differs between a step and when it last ran; raises PlanError for a step that is not there."""
+    names = [step.name for step in plan.steps]
+    if name not in names:
+        raise PlanError(f"no step `{name}` in {plan.recipe}; {suggest(name, names, 'steps')}")
+    step = plan.step(name)
+    verdict, why = explain_plan(plan, layout)[name]
+    if verdict == "HIT":
+        return f"{name}: HIT, {why} (key {step.key[:16]})"
+    before = find_latest(layout, plan.recipe, [name]).get(name)
+    lines = [f"  {line}" for line in list_differences(before.identity, step.identity)] if before else []
+    return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])

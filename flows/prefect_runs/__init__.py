@@ -1,0 +1,1 @@
+"""Runs as Prefect shows them: the flow, its pages, and the form for approvals."""

@@ -1,0 +1,1 @@
+"""Processes: trees of them, locks, signals, environment, and their output without secrets."""

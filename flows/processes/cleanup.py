@@ -1,0 +1,40 @@
+"""What killed runs leave: swept by the next run. Checkpoints and logs of unfinished steps stay.
+
+Whether somebody still uses a folder is told by a lock in it, which the kernel takes back when its holder dies.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from flows.processes.locks import lock_if_free
+from lineage.layout import Layout
+
+RAY_FOLDER_PREFIX = "posttrain-ray-"
+"""How the folders of sessions begin that lie in the system's temporary folder because paths of sockets are short."""
+SANDBOX_PREFIX = "posttrain-sandbox-"
+"""How the folders of programs of models begin, likewise (learning/sandbox/run.py)."""
+UNFINISHED = ("tmp-*", "damaged-*")
+
+
+def clean_up(layout: Layout) -> None:
+    """Remove what nobody holds: unpublished artifacts, sessions of Ray, the address of a dead server."""
+    for work in (layout.state / "work").glob("*"):
+        left = [folder for pattern in UNFINISHED for folder in work.glob(pattern)]
+        with lock_if_free(work / "lock") as free:
+            for folder in left if free else ():
+                shutil.rmtree(folder, ignore_errors=True)
+    _remove_server_address(layout.state / "prefect")
+    elsewhere = Path(tempfile.gettempdir())
+    sessions = (layout.state / "ray").glob("r*")
+    for session in (*sessions, *elsewhere.glob(f"{RAY_FOLDER_PREFIX}*"), *elsewhere.glob(f"{SANDBOX_PREFIX}*")):
+        with lock_if_free(session / "lock") as free:
+            if free:
+                shutil.rmtree(session, ignore_errors=True)
+
+
+def _remove_server_address(home: Path) -> None:
+    """Remove the address of a server that was killed; whoever is about to start one waits for the lock on `users`."""
+    with lock_if_free(home / "users") as nobody, lock_if_free(home / "host.lock") as dead:
+        if nobody and dead:
+            (home / "server.json").unlink(missing_ok=True)

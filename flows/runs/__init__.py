@@ -1,0 +1,1 @@
+"""Runs of a plan: start one, go on with one, look at one."""

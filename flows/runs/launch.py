@@ -1,0 +1,160 @@
+"""Simple functions for callers: a recipe to a plan, a plan to a finished run."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from flows.execution.active_runs import mark_active
+from flows.execution.audit_entries import log_run_ended, log_run_started
+from flows.execution.events import Reporter
+from flows.execution.execute import Execution, Executor, execute_plan
+from flows.execution.ledger import open_ledger
+from flows.execution.run_log import RunLog, make_run_name, write_plan
+from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
+from flows.planning.compatibility import verify_engines
+from flows.planning.estimate import Forecast
+from flows.processes.cleanup import clean_up
+from flows.processes.stop_signals import enforce_stop, set_on_signals
+from flows.steps.artifacts import restore_damaged
+from flows.steps.ray_workers import check_machine
+from lineage.artifacts.store import Store
+from lineage.audit.log import anchor_of
+from lineage.layout import Layout
+from schemas.plan import Plan, Step
+
+ExecutorName = Literal["ray", "inprocess"]
+Perform = Callable[[Execution, Callable[[], None]], object]
+"""Performs all steps, then calls the function that it is given."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: str
+    states: dict[str, StepState]
+
+    @property
+    def exit_code(self) -> int:
+        """0 ok, 1 a step failed, 2 a gate failed, 130 stopped."""
+        return compute_exit_code(self.states)
+
+
+def run_plan(
+    plan: Plan,
+    layout: Layout,
+    *,
+    executor: ExecutorName = "ray",
+    prefect: bool = True,
+    reporter: Reporter | None = None,
+    run: str | None = None,
+    carry: Perform | None = None,
+    project: Callable[[Outcome], object] = lambda outcome: None,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Run a plan to its end; `run` goes on with that run. What is there already starts no server and no Ray.
+
+    `carry` performs it in a flow run that is there; `project` is called, unless stopped, while Prefect shows the run.
+    Ctrl-C, SIGTERM or `stop` ends the steps and the run (exit code 130), which can be resumed; steps in this process
+    that do not end are ended with it (`flows.processes.stop_signals`). Raises PlanError before anything starts when a
+    step asks for more than there is.
+    """
+    restored = restore_damaged(plan.steps, layout)
+    missing, run = _find_missing(plan, layout, executor), run or make_run_name()
+    write_plan(layout, run, plan)
+    clean_up(layout)
+    log = RunLog(layout, run, reporter)
+    outlook = _announce_run(log, run, Forecast(plan, layout))
+    used_prefect = prefect and carry is None and executor == "ray" and bool(missing)
+    stop = stop or threading.Event()
+    with (
+        mark_active(layout, run),
+        set_on_signals(stop),
+        _open_server(layout, used_prefect) as ready,
+        _open_executor(executor if missing else None, layout) as hands,
+        set_on_signals(stop),  # again: Ray sets handlers of its own
+    ):
+        if hands is not None:
+            hands.check(missing)
+        ledger = open_ledger(run, outlook) if missing else None
+        execution = Execution(plan, layout, hands, log, run, stop, ledger, outlook)
+        execution.restored = restored
+        used_prefect = used_prefect and ready(stop)
+        _perform_all(execution, used_prefect, carry, lambda: _end_run(execution, log, project))
+    return Outcome(run, execution.states)
+
+
+def _find_missing(plan: Plan, layout: Layout, executor: ExecutorName) -> list[Step]:
+    """The steps whose artifacts are not there. Raises PlanError when one asks for more than this machine has."""
+    store = Store(layout)
+    missing = [s for s in plan.steps if store.find(s.kind, s.key) is None]
+    verify_engines(missing)
+    if executor == "ray":
+        check_machine(missing)
+    return missing
+
+
+def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], object]) -> None:
+    outcome = Outcome(execution.run, execution.states)
+    noted = log_run_ended(execution.layout, outcome.run, outcome.states, outcome.exit_code)
+    log.report(
+        {
+            "type": "run",
+            "run": outcome.run,
+            "state": "ended",
+            "exit_code": outcome.exit_code,
+            "audit": anchor_of(noted),
+        }
+    )
+    if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects
+        project(outcome)
+
+
+def _announce_run(log: RunLog, run: str, outlook: Forecast) -> Forecast:
+    plan, verdicts = outlook.plan, outlook.verdicts
+    log_run_started(outlook.layout, run, plan, sum(hit == "HIT" for hit, _ in verdicts.values()))
+    log.report({"type": "run", "run": run, "state": "started", "recipe": plan.recipe, "steps": len(plan.steps)})
+    for name, (hit, why) in verdicts.items():
+        log.report({"type": "step", "step": name, "state": "queued", "reason": f"{hit}: {why}"})
+    return outlook
+
+
+def _perform_all(execution: Execution, prefect: bool, carry: Perform | None, ended: Callable[[], None]) -> None:
+    if carry is None and prefect:
+        from flows.prefect_runs.prefect_fallback import run_flow_with_fallback
+
+        carry = run_flow_with_fallback
+    if carry is not None:
+        carry(execution, ended)
+    else:
+        execute_plan(execution)
+        ended()
+
+
+@contextmanager
+def _open_server(layout: Layout, wanted: bool) -> Iterator[Callable[[threading.Event], bool]]:
+    if not wanted:
+        yield lambda stop: False
+        return
+    from flows.servers.prefect_server import use_prefect_server
+
+    with use_prefect_server(layout) as ready:
+        yield ready
+
+
+@contextmanager
+def _open_executor(name: ExecutorName | None, layout: Layout) -> Iterator[Executor | None]:
+    if name is None:
+        yield None
+    elif name == "ray":
+        from flows.steps.ray_workers import RayWorkers
+
+        with closing(RayWorkers(layout)) as hands:
+            yield hands
+    else:
+        from flows.steps.in_process import InProcess
+
+        with enforce_stop():  # a step's call of C code may keep the handlers of this process from running
+            yield InProcess()

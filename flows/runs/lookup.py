@@ -1,0 +1,103 @@
+"""Look at a run: which one is meant, the state of its steps, their logs, its report."""
+
+import re
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from flows.execution.audit_entries import log_report_written
+from flows.execution.events import StepEvent
+from flows.execution.run_log import list_runs, read_events, read_plan, read_step_events
+from flows.execution.states import EXIT_CANCELLED, FINISHED, STYLES
+from lineage.artifacts.store import Store
+from lineage.layout import Layout
+from schemas.errors import PlanError
+from schemas.manifest import Manifest
+from schemas.suggestions import suggest
+
+
+def find_run(run: str | None, layout: Layout) -> str:
+    """A run by its name or the start of it, or as `latest~1`; default: the latest. Raises PlanError."""
+    names = list_runs(layout)
+    if not names:
+        raise PlanError(f"no runs in {layout.state}; start one: posttrain run recipes/quickstart.yaml")
+    if back := re.fullmatch(r"latest(?:~(\d+))?", run or "latest"):
+        found = names[int(back[1] or 0) :]
+    else:
+        found = [name for name in names if name.startswith(run or "")]
+    if not found:
+        raise PlanError(f"no run `{run}`; {suggest(run or '', names, 'runs')}")
+    return found[0]
+
+
+def find_step(
+    words: list[str], profile: str | None, overrides: list[str], layout: Layout
+) -> tuple[str, str, str | None, list[str]]:
+    """Recipe, step, profile and overrides of a question; without a recipe those of the latest run are meant.
+
+    Raises PlanError when there is no run, its recipe is gone, or there are too many words.
+    """
+    if len(words) == 2:
+        return words[0], words[1], profile, overrides
+    if len(words) > 2:
+        raise PlanError(f"one recipe and one step, these are {len(words)} words: {' '.join(words)}")
+    plan = read_plan(layout, find_run(None, layout))
+    file = next((f for f in (Path(plan.file), layout.root / plan.file) if f.is_file()), None)
+    if file is None:
+        raise PlanError(f"the recipe of the latest run, {plan.file}, is not there; name one: posttrain why RECIPE STEP")
+    return str(file), words[0], profile or plan.profile, overrides or list(plan.overrides)
+
+
+def make_status_table(run: str | None, layout: Layout) -> Table:
+    """State, time and key of every step of a run."""
+    name = find_run(run, layout)
+    plan = read_plan(layout, name)
+    steps = read_step_events(layout, name)
+    state = "planned"
+    for event in read_events(layout, name):
+        if event["type"] == "run":
+            under_way = "under way, or killed (then: posttrain resume)"
+            ended = event.get("exit_code")
+            stopped = f"stopped (go on with: posttrain resume {name})"
+            state = under_way if ended is None else stopped if ended == EXIT_CANCELLED else f"exit code {ended}"
+    table = Table(title=f"Run {name} of {plan.recipe}: {state}", title_justify="left")
+    for column in ("step", "state", "seconds", "key", "why"):
+        table.add_column(column, overflow="fold")
+    for step in plan.steps:
+        event = steps.get(step.name) or StepEvent(type="step", step=step.name, state="queued")
+        seconds = f"{duration:.1f}" if (duration := event.get("seconds")) else ""
+        why = "; ".join(part for part in (event.get("reason", ""), event.get("gates", "")) if part)
+        mark = Text(event["state"], STYLES.get(event["state"], ""))
+        table.add_row(Text(step.name), mark, seconds, step.key[:16], Text(why))
+    return table
+
+
+def read_step_log(step: str, run: str | None, layout: Layout) -> str:
+    """What a step wrote, finished or not; raises PlanError when it has not started."""
+    plan = read_plan(layout, find_run(run, layout))
+    names = [s.name for s in plan.steps]
+    if step not in names:
+        raise PlanError(f"no step `{step}` in that run; {suggest(step, names, 'steps')}")
+    found = plan.step(step)
+    for folder in (layout.artifact(found.kind, found.key), layout.work(found.key)):
+        if (folder / "step.log").is_file():
+            return (folder / "step.log").read_text(errors="replace")
+    raise PlanError(f"{step} has not started in that run")
+
+
+def rebuild_report(run: str | None, layout: Layout) -> Path:
+    """Write the report of a run again from its plan, its events and the manifests."""
+    from lineage.reports.report import write_report
+
+    name = find_run(run, layout)
+    plan, store = read_plan(layout, name), Store(layout)
+    states = read_step_events(layout, name)
+    manifests: dict[str, Manifest] = {}
+    for step in plan.steps:
+        manifest = store.find(step.kind, step.key)
+        if manifest is not None and step.name in states and states[step.name]["state"] in FINISHED:
+            manifests[step.name] = manifest
+    report = write_report(plan, {step: dict(event) for step, event in states.items()}, manifests, layout, name)
+    log_report_written(layout, name)
+    return report

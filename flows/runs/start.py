@@ -1,0 +1,139 @@
+"""What one does with runs: start, go on, look, and bring the projections (DVC, MLflow, report) up to date."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flows.champions.promotion import promote_after
+from flows.execution.audit_entries import log_report_written, read_verified_plan
+from flows.execution.ledger import change_budget, describe_spending
+from flows.execution.results import ScoredRow, read_scores
+from flows.execution.run_log import append_event
+from flows.execution.states import EXIT_CANCELLED, StepState
+from flows.planning.recipe_plan import compare_repeated
+from flows.runs.launch import ExecutorName, Outcome, run_plan
+from flows.runs.lookup import find_run
+from lineage.layout import Layout
+from schemas.plan import Plan
+
+
+def start_run(plan: Plan, layout: Layout, executor: ExecutorName, console: Console, run: str | None = None) -> int:
+    """Run a plan, show how it goes, project what it made, print the results; returns the exit code."""
+    from flows.execution.progress import TerminalReporter
+
+    report: list[Path] = []
+    with TerminalReporter(plan, console) as reporter:
+        outcome = run_plan(
+            plan,
+            layout,
+            executor=executor,
+            reporter=reporter,
+            run=run,
+            project=lambda ended: report.append(update_projections(ended, plan, layout, console)),
+        )
+    if outcome.exit_code == EXIT_CANCELLED:
+        print_line(console, "", f"stopped; finished artifacts stay; go on with: posttrain resume {outcome.run}")
+        return outcome.exit_code
+    for table in make_result_tables(outcome):
+        console.print(table)
+    for state in outcome.states.values():
+        if state.state == "failed":
+            print_line(console, "failed", f"{state.step}: {state.reason}; its log: posttrain logs {state.step}")
+        if state.gate:
+            print_line(console, "gate failed", f"{state.step}: {state.gate}")
+        if state.waits:
+            how = f"posttrain approve {outcome.run} {state.step} --approve --reason TEXT (or --reject), then resume"
+            print_line(console, "waiting for approval", f"{state.step}: {state.waits}; {how}")
+    if outcome.exit_code not in (0, 2):
+        print_line(console, "", f"finished artifacts stay; go on with: posttrain resume {outcome.run}")
+    for line in describe_spending(plan, layout, outcome.run):
+        print_line(console, "", line)
+    for step, said in compare_repeated(plan.steps, layout).items():
+        print_line(console, "", f"done again: {step} came to {said}")
+    print_line(console, "", f"run {outcome.run}, report {os.path.relpath(report[0])}")
+    return outcome.exit_code
+
+
+def print_line(console: Console, what: str, text: str) -> None:
+    """A line of its own, whatever it contains and however long it is."""
+    console.print(Text.assemble((f"{what} " if what else "", "red"), text), soft_wrap=True, highlight=False)
+
+
+def update_projections(outcome: Outcome, plan: Plan, layout: Layout, console: Console) -> Path:
+    """Bring DVC's files, MLflow and the report up to what the run left; returns the report's path.
+
+    These are projections of manifests: where one cannot be written, the run stands, and a warning says so.
+    """
+    from flows.history.exporting import send_run
+    from lineage.catalogue.index import query_index
+    from lineage.catalogue.row_index import read_new_tables
+    from lineage.exchange.dvc_files import project_dvc
+    from lineage.reports.report import write_report
+    from lineage.tracking.record import add_report, project_run
+
+    states = {name: dict(_as_done(state, outcome.run).as_event()) for name, state in outcome.states.items()}
+    manifests = {name: s.manifest for name, s in outcome.states.items() if s.manifest is not None}
+    _update_projection("DVC", lambda: project_dvc(layout, plan), console)
+    _update_projection("The index of lineage", lambda: query_index(layout, read_new_tables), console)
+    _update_projection("MLflow", lambda: project_run(layout, outcome.run, plan, states), console)
+    if outcome.exit_code != EXIT_CANCELLED and (verdict := promote_after(plan, outcome.states, layout)):
+        append_event(
+            layout.run(outcome.run) / "events.jsonl", {"type": "promotion", "time": time.time(), **asdict(verdict)}
+        )
+        print_line(console, "", verdict.text)
+    report = write_report(plan, states, manifests, layout, outcome.run)
+    log_report_written(layout, outcome.run)
+    _update_projection("MLflow", lambda: add_report(layout, outcome.run, report), console)
+    _update_projection("OpenLineage", lambda: send_run(layout, outcome.run), console)
+    return report
+
+
+def _as_done(state: StepState, run: str) -> StepState:
+    """A step that this very run made before it was stopped is done by it, and not found: its curves are told once."""
+    if state.state != "cached" or state.manifest is None or state.manifest.run != run:
+        return state
+    return replace(state, state="done", reason="", seconds=state.manifest.seconds)
+
+
+def _update_projection(what: str, projection: Callable[[], object], console: Console) -> None:
+    try:
+        projection()
+    except Exception as error:  # a projection can be rebuilt; the artifacts must not suffer from it
+        print_line(console, f"{what} was not brought up to date:", str(error))
+
+
+def make_result_tables(outcome: Outcome) -> Iterable[Table]:
+    """The tables of all evaluations of a run: model by problem family, each number with its interval."""
+    for name, state in outcome.states.items():
+        rows = read_scores(state.manifest)
+        if not rows:
+            continue
+        table = Table(title=f"{name}: held-out problems", title_justify="left")
+        families = list(dict.fromkeys(row["family"] for row in rows))
+        for column in ("model", "metric", *families):
+            table.add_column(column)
+        for model, metric in dict.fromkeys((row["model"], row["metric"]) for row in rows):
+            cells = {r["family"]: r for r in rows if (r["model"], r["metric"]) == (model, metric)}
+            table.add_row(Text(model), metric, *(_format_cell(cells.get(family)) for family in families))
+        yield table
+
+
+def _format_cell(row: ScoredRow | None) -> str:
+    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row else ""
+
+
+def resume_run(
+    run: str | None, layout: Layout, executor: ExecutorName, console: Console, budget: Sequence[str] = ()
+) -> int:
+    """Go on with a run as it was planned: finished steps are there, a killed one continues from its checkpoint.
+
+    `budget` changes what the run may cost, as `core_seconds=600`.
+    """
+    name = find_run(run, layout)
+    return start_run(change_budget(read_verified_plan(layout, name), budget), layout, executor, console, name)

@@ -1,0 +1,109 @@
+"""Where the processes of a step live: one Ray placement group with a bundle for each of them, held and freed as one.
+
+Bundles of `train` come first, because Ray Train puts worker i of a group into bundle i; then the step's own process,
+then `rollout`, `reward` and `reference`.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from schemas.errors import StepError
+from schemas.resources import Resources, Role, parse_memory
+
+OWN = "own"
+"""The step's own process, among the names of roles."""
+ORDER = ("train", OWN, "rollout", "reward", "reference")
+PATIENCE = 60.0
+"""Seconds in which a removed group must be free."""
+LOOK = 0.01
+"""Seconds between looks."""
+
+Bundle = dict[str, float]
+
+
+def make_bundle(asked: Role | Resources) -> Bundle:
+    """What one process holds, in Ray's words."""
+    wanted = {"CPU": asked.num_cpus, "GPU": asked.num_gpus, "memory": float(parse_memory(asked.memory))}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def list_bundles(resources: Resources) -> list[Bundle]:
+    """Every bundle of a step, in order; a process that only waits has none."""
+    return [wanted for name in ORDER for wanted in _list_role_bundles(resources, name)]
+
+
+def find_bundle_indices(resources: Resources, role: str) -> list[int]:
+    """Index of the bundle of each worker of a role (or of the step's own process, `own`); empty where it has none."""
+    before = sum(len(_list_role_bundles(resources, name)) for name in ORDER[: ORDER.index(role)])
+    return list(range(before, before + len(_list_role_bundles(resources, role))))
+
+
+def _list_role_bundles(resources: Resources, name: str) -> list[Bundle]:
+    if name == OWN:
+        return [own] if (own := make_bundle(resources)) else []
+    role = getattr(resources, name)
+    return [make_bundle(role)] * role.workers if role is not None else []
+
+
+def find_misfit(wanted: Sequence[Bundle], nodes: Sequence[Bundle]) -> Bundle | None:
+    """The first bundle that finds no place on empty nodes when the largest are placed first; None when all do."""
+    left = [dict(node) for node in nodes]
+    for one in sorted(wanted, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0), b.get("memory", 0)), reverse=True):
+        room = next((node for node in left if all(node.get(k, 0) >= v for k, v in one.items())), None)
+        if room is None:
+            return one
+        for name, amount in one.items():
+            room[name] -= amount
+    return None
+
+
+class Placement:
+    """The placement group of one step."""
+
+    def __init__(self, ray: Any, resources: Resources):
+        from ray.util import placement_group
+
+        self.ray = ray
+        self.group = placement_group(list_bundles(resources), strategy="PACK")
+        self.own = find_bundle_indices(resources, OWN)
+
+    def strategy(self) -> Any:
+        """How the step's own process is scheduled into it."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=(self.own or [-1])[0])
+
+    def free(self) -> None:
+        """Remove it with every process in it, and wait until nothing of it is held. Raises StepError when it stays."""
+        from ray.util import placement_group_table, remove_placement_group
+
+        remove_placement_group(self.group)
+        wait_until(
+            lambda: placement_group_table(self.group).get("state") == "REMOVED" and not self._held(),
+            "its placement group is still held",
+        )
+
+    def _held(self) -> bool:
+        """Whether resources still count as this group's; nodes tell of them a moment after the group is removed."""
+        mark = self.group.id.hex()
+        return any(mark in name for name in [*self.ray.cluster_resources(), *self.ray.available_resources()])
+
+
+def is_group_gone(process_group: int) -> bool:
+    """Whether no process of a group of this machine is left."""
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def wait_until(holds: Callable[[], bool], otherwise: str, patience: float = PATIENCE) -> None:
+    """Raises StepError, saying what is wrong, when something does not become true within so many seconds."""
+    until = time.monotonic() + patience
+    while not holds():
+        if time.monotonic() > until:
+            raise StepError(f"{otherwise}, {patience:g} s after it ended; look at the cluster")
+        time.sleep(LOOK)

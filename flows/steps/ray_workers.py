@@ -1,0 +1,283 @@
+"""Steps on Ray: each in a fresh worker process that ends with it, so that its memory really comes back.
+
+Without RAY_ADDRESS a cluster of this machine is started on 127.0.0.1 and ended with the run; with it, that cluster is
+used (its nodes must see the same checkout).
+"""
+
+import contextlib
+import fcntl
+import logging
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from flows.planning.closure import HOUSE
+from flows.processes.cleanup import RAY_FOLDER_PREFIX
+from flows.steps.ray_placement import Bundle, Placement, find_misfit, is_group_gone, list_bundles, wait_until
+from flows.steps.ray_worker_main import pid_file, run_worker
+from flows.steps.step_spec import StepFailure, StepSpec
+from lineage.layout import Layout
+from schemas.errors import PlanError, StepError
+from schemas.manifest import Manifest
+from schemas.plan import Step
+from schemas.resources import parse_memory
+
+QUIET = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every listener on 127.0.0.1
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "PYTHONHASHSEED": "0",
+}
+TRIES = 3
+"""How often a cluster of this machine is tried to be started."""
+PILLARS = ("gcs_server", "raylet")
+"""Processes of Ray without which nothing goes on."""
+LONGEST_TEMPORARY = 40
+"""Characters of Ray's folder: the path of a Unix socket in it must stay below 108."""
+NAMES = ("CPU", "GPU", "memory")
+LEAVING = 5.0
+"""Seconds in which processes of an ended step go by themselves."""
+OBJECT_STORE = 100 * 2**20
+"""Bytes; specs, manifests, requests and completions pass through, weights do not."""
+
+
+class RayWorkers:
+    """The executor on Ray."""
+
+    def __init__(self, layout: Layout):
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
+        paths = [str(HOUSE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        if not os.environ.get("RAY_ADDRESS"):  # a token for this run; Ray would write one to the home folder
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            # Ray would end this process a minute after its gcs_server died, before it has said what is lost.
+            os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
+        import ray
+
+        self.ray = ray
+        self.session: TextIO | None = None
+        self.temporary: Path | None = None
+        self.pillars: dict[str, psutil.Process] = {}
+        self.helpers: list[psutil.Process] = []
+        if address := os.environ.get("RAY_ADDRESS"):
+            environment = {"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"], "PYTHONHASHSEED": "0"}}
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+            except ConnectionError as error:
+                advice = "is it up? Where it wants a token: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+                raise PlanError(f"no Ray cluster answers at RAY_ADDRESS={address}; {advice}") from error
+        else:
+            self._start(layout)
+        self.work = ray.remote(max_calls=1, max_retries=0)(run_worker)
+
+    def _start(self, layout: Layout) -> None:
+        """Start a cluster on this machine; Ray gives itself 30 seconds, so on a busy machine it is tried again."""
+        for left in reversed(range(TRIES)):
+            before = set(psutil.Process().children())
+            self.temporary = _make_session_folder(layout)
+            self.session = (self.temporary / "lock").open("w")
+            fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
+            try:
+                self.ray.init(
+                    address="local",
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=OBJECT_STORE,
+                    _temp_dir=str(self.temporary),
+                )
+            except Exception as error:  # Ray raises bare ones here
+                for process in set(psutil.Process().children()) - before:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+                self.close()
+                if not left:
+                    raise PlanError(f"Ray did not start, {TRIES} times: {str(error).splitlines()[0]}") from error
+            else:
+                self.pillars = {p.name(): p for p in psutil.Process().children() if p.name() in PILLARS}
+                self.helpers = [c for p in self.pillars.values() for c in p.children(recursive=True)]
+                return
+
+    def check(self, steps: list[Step]) -> None:
+        """Raises PlanError naming every step that no node can ever take."""
+        nodes = [n["Resources"] for n in self.ray.nodes() if n["Alive"]]
+        refuse_impossible(steps, nodes)
+
+    def submit(self, spec: StepSpec) -> "SubmittedStep":
+        """Queue a step until a node has its resources. Raise StepError if Ray has died."""
+        self.stands()
+        step = spec.step
+        options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
+        if (memory := parse_memory(step.resources.memory)) > 0:
+            options["memory"] = memory
+        placement = None
+        if any(step.resources.roles()):
+            placement = Placement(self.ray, step.resources)
+            options["scheduling_strategy"] = placement.strategy()
+        reference = self.work.options(**options).remote(replace(spec, own_process=True))
+        return SubmittedStep(self.ray, reference, pid_file(spec), self.stands, placement)
+
+    def stands(self) -> None:
+        """Raises StepError when a process of Ray that was started here has died: Ray itself would wait for minutes."""
+        for name, pillar in self.pillars.items():
+            try:
+                alive = pillar.status() != psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                alive = False
+            if not alive:
+                raise StepError(f"Ray died under it ({name}: killed, or out of memory)")
+
+    def close(self) -> None:
+        """End the cluster that was started here and remove its files."""
+        self.ray.shutdown()
+        for helper in self.helpers:  # agents of a raylet wait for a gcs_server that died
+            with contextlib.suppress(psutil.Error):
+                helper.kill()
+        if self.temporary is not None and self.session is not None:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            self.session.close()
+
+
+class SubmittedStep:
+    """A step on Ray; one with roles has not ended before its placement group is free."""
+
+    def __init__(
+        self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None], placement: Placement | None = None
+    ):
+        self.ray, self.reference, self.pid_file, self.stands = ray, reference, pid_file, stands
+        self.placement = placement
+        self.process_group: int | None = None
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended, after at most that long. Raises StepError when Ray is not there any more."""
+        ended = bool(self.ray.wait([self.reference], timeout=seconds)[0])
+        if self.placement is not None and self.process_group is None:
+            self.process_group = self._process_group()  # the file goes with the step's work folder
+        if not ended:
+            try:
+                self.stands()
+            except StepError:
+                self._end()  # it would work on, and nobody would hear of it
+                raise
+        return ended
+
+    def result(self) -> Manifest:
+        """Return the manifest of the ended step. Raise StepError if it failed or its process died."""
+        try:
+            answer = self.ray.get(self.reference)
+        except self.ray.exceptions.RayError as error:
+            self.stands()
+            self._end()
+            first = str(error).strip().splitlines()[0]
+            raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
+        finally:
+            self._free()
+        if isinstance(answer, StepFailure):
+            raise StepError(answer.message)
+        return answer
+
+    def kill(self) -> None:
+        """End the worker process with those of its roles, and on this machine everything that they started."""
+        self._end()
+        self.ray.cancel(self.reference, force=True)
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            self.ray.get(self.reference, timeout=10)
+        self._free()
+
+    def _end(self) -> None:
+        """End the process group of the worker where it is of this machine; its roles' processes belong to it."""
+        group = self.process_group or self._process_group()
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
+    def _free(self) -> None:
+        """Give the placement group back, once, with no process left; where Ray has died there is none any more."""
+        placement, self.placement = self.placement, None
+        if placement is not None:
+            self.stands()
+            placement.free()
+            if self.process_group is not None:
+                left = partial(is_group_gone, self.process_group)
+                with contextlib.suppress(StepError):  # Ray would tell the terminal of one that is killed as it leaves
+                    wait_until(left, "", LEAVING)
+                self._end()
+                wait_until(left, "processes of its roles are still there")
+
+    def _process_group(self) -> int | None:
+        if not self.pid_file.is_file():
+            return None
+        host, _, pid = self.pid_file.read_text().partition(" ")
+        return int(pid) if host == socket.gethostname() else None
+
+
+def check_machine(steps: list[Step]) -> None:
+    """Raises PlanError, before Ray starts, for what this machine can never do; a cluster elsewhere knows for itself."""
+    if not os.environ.get("RAY_ADDRESS"):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        here = {"CPU": len(os.sched_getaffinity(0)), "GPU": math.inf, "memory": memory}  # GPUs are Ray's to find
+        refuse_impossible(steps, [here])
+
+
+def refuse_impossible(steps: list[Step], nodes: list[Bundle]) -> None:
+    """Raises PlanError naming every step whose processes no nodes can ever take."""
+    wrong = []
+    for step in steps:
+        wanted = list_bundles(step.resources)
+        lone = next((one for one in wanted if find_misfit([one], nodes) is not None), None)
+        if lone is not None:
+            wrong.append(f"{step.name}: no node has {_format_amounts(lone)} (resources)")
+        elif find_misfit(wanted, nodes) is not None:
+            whole = {name: sum(one.get(name, 0) for one in wanted) for name in NAMES}
+            wrong.append(f"{step.name}: its {len(wanted)} processes need {_format_amounts(whole)} at once (resources)")
+    if wrong:
+        most = {name: max(n.get(name, 0) for n in nodes) for name in NAMES}
+        has = ", ".join(f"{name} {amount:g}" for name, amount in most.items() if amount < math.inf)
+        count = f"the largest of {len(nodes)} nodes" if len(nodes) > 1 else "the largest node"
+        raise PlanError("\n".join([*wrong, f"{count} has {has}; lower `resources` or use a larger cluster"]))
+
+
+def _format_amounts(amounts: Bundle) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in amounts.items() if amount)
+
+
+def _make_session_folder(layout: Layout) -> Path:
+    """A fresh folder for Ray's session: in the state folder, unless its path is too long for Ray's sockets."""
+    inside = layout.state / "ray"
+    inside.mkdir(parents=True, exist_ok=True)
+    if len(str(inside)) + 9 <= LONGEST_TEMPORARY:
+        return Path(tempfile.mkdtemp(prefix="r", dir=inside))
+    return Path(tempfile.mkdtemp(prefix=RAY_FOLDER_PREFIX))
+
+
+def find_cluster_problems() -> list[str]:
+    """How Ray or Python here differ from those of the cluster at RAY_ADDRESS; nothing where that is not set."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return []
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    import ray
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
+    except (ConnectionError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        return [f"the cluster at RAY_ADDRESS={address}: {said[:400]}"]
+    finally:
+        ray.shutdown()
+    return []

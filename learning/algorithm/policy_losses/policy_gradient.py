@@ -1,0 +1,61 @@
+"""Per-token policy-gradient losses from the log-ratio and the advantage; lower is better.
+
+A log-ratio is held within ±20 before it is exponentiated, so that no sample can give an infinite loss.
+Shapes: T sampled tokens.
+"""
+
+from torch import Tensor
+
+from learning.algorithm.heterogeneous import heterogeneous
+from learning.algorithm.policy_losses.hybrid import exploratory
+from learning.algorithm.policy_losses.regressions import mirror, path_consistent
+from learning.algorithm.policy_losses.soft_bounds import (
+    cispo,
+    divergence,
+    geometric,
+    shaped_external,
+    shaped_sources,
+    soft_adaptive,
+    tapered,
+    variational,
+)
+from learning.algorithm.policy_losses.valuation import rover
+from schemas.number_schedules import Number
+
+__all__ = [
+    "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
+    "reinforce", "rover", "shaped_external", "shaped_sources", "soft_adaptive", "tapered", "variational", "weighted",
+]  # fmt: skip
+
+LIMIT = 20.0
+
+
+def clipped(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+    delta: Number | None = None,
+) -> Tensor:
+    """Clipped surrogate: −min(ρA, clip(ρ, 1−ε, 1+ε_high)·A) (PPO, Schulman et al. 2017, eq. 7).
+
+    `epsilon_high` widens the upper bound (DAPO, Yu et al. 2025, eq. 10; null: ε); `delta` > 1 bounds the loss of
+    negative advantages to −δA (dual clip, Ye et al. 2020).
+    """
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    high = epsilon if epsilon_high is None else epsilon_high
+    loss_T = -(ratio_T * advantage_T).minimum(ratio_T.clamp(1 - epsilon, 1 + high) * advantage_T)
+    if delta is None:
+        return loss_T
+    return loss_T.where(advantage_T >= 0, loss_T.minimum(-delta * advantage_T))
+
+
+def reinforce(lp_T: Tensor, advantage_T: Tensor) -> Tensor:
+    """Likelihood ratio: −A·log p (Williams 1992); for samples of the trained policy itself."""
+    return -advantage_T * lp_T
+
+
+def weighted(log_ratio_T: Tensor, advantage_T: Tensor) -> Tensor:
+    """Importance-weighted without bounds: −ρA."""
+    return -advantage_T * log_ratio_T.clamp(-LIMIT, LIMIT).exp()
