@@ -23,7 +23,7 @@ PANELS = {
     "Write": [author.init, author.ls, author.validate, author.plan, author.why, author.schema],
     "Run": [running.run, running.resume, running.approve, running.status, running.logs, running.report],
     "Audit": [auditing.lineage, reproduction.diff, reproduction.lock, auditing.export, auditing.query],
-    "Champions": [champions.champions, champions.promote, champions.roll_back, champions.serve],
+    "Champions": [champions.champions, champions.promote, champions.rollback, champions.serve],
     "Operate": [operating.up, operating.deploy, operating.doctor],
     "Keep": [keeping.gc, keeping.pin, keeping.push, keeping.pull],
 }

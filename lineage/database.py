@@ -22,7 +22,7 @@ SHAPE = "postgresql://USER@HOST:PORT/NAME"
 
 
 def read_chosen_database(state: Path) -> str | None:
-    """Address of the PostgreSQL database of a checkout; None where SQLite files in the state folder serve."""
+    """Return the address of a checkout's PostgreSQL database, or None if it uses SQLite files."""
     given = os.environ.get(VARIABLE)
     if not given:
         with contextlib.suppress(FileNotFoundError):
@@ -31,12 +31,12 @@ def read_chosen_database(state: Path) -> str | None:
 
 
 def remember_database(state: Path, address: str) -> None:
-    """Keep the choice for everything that runs later in this checkout; `sqlite` goes back to the files."""
+    """Record the choice for later commands in this checkout; `sqlite` goes back to the files."""
     write_text_atomically(state / FILE, (address if address == SQLITE else hide_password(address)) + "\n")
 
 
 def hide_password(address: str) -> str:
-    """An address that may be shown, also where the password stands in the query."""
+    """Return an address that may be shown, without the password, also of the query."""
     parts = urlsplit(address)
     query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k != "password"], safe="/,")
     user, at, host = parts.netloc.rpartition("@")
@@ -44,28 +44,28 @@ def hide_password(address: str) -> str:
 
 
 def mlflow_address(address: str) -> str:
-    """What MLflow connects to: its schema, by the driver psycopg2."""
+    """Return the address for MLflow: its schema, by the driver psycopg2."""
     return _add_query(address, "postgresql+psycopg2", {"options": f"-csearch_path={SCHEMAS[1]}"})
 
 
 def prefect_address(address: str) -> str:
-    """What Prefect connects to, by the driver asyncpg; its schema is a setting of Prefect's own."""
+    """Return the address for Prefect, by the driver asyncpg; its schema is a setting of Prefect's own."""
     parts = urlsplit(address)
     query = {"ssl" if k == "sslmode" else k: v for k, v in parse_qsl(parts.query)}
     return _join_address(parts._replace(scheme="postgresql+asyncpg", query=urlencode(query, safe="/,")))
 
 
 def prepare_database(address: str) -> None:
-    """Make the schemas where they are missing. Raises PlanError when the address is wrong or nobody answers there."""
+    """Create missing schemas. Raise PlanError if the address is wrong or no server answers."""
     if urlsplit(address).scheme not in ("postgresql", "postgres") or not urlsplit(address).path.strip("/"):
         raise PlanError(f"{hide_password(address)} is no database: give {SHAPE}, or `{SQLITE}`")
     connection = _connect(address)
     with contextlib.closing(connection), connection, connection.cursor() as cursor:
         cursor.execute("select pg_advisory_xact_lock(7705)")  # two at once would both find a schema missing
         cursor.execute("select schema_name from information_schema.schemata")
-        there = {name for (name,) in cursor.fetchall()}
+        existing = {name for (name,) in cursor.fetchall()}
         for name in SCHEMAS:
-            if name not in there:
+            if name not in existing:
                 cursor.execute(f"create schema {name}")
 
 
@@ -78,9 +78,9 @@ def _connect(address: str) -> Any:
         return psycopg2.connect(address, connect_timeout=10)
     except psycopg2.Error as error:
         password = urlsplit(address).password
-        said = str(error).strip().replace(password, "***") if password else str(error).strip()
+        message = str(error).strip().replace(password, "***") if password else str(error).strip()
         advice = f"the password comes from PGPASSWORD, ~/.pgpass or {VARIABLE}"
-        raise PlanError(f"{hide_password(address)} cannot be used: {said}\n    {advice}") from error
+        raise PlanError(f"{hide_password(address)} cannot be used: {message}\n    {advice}") from error
 
 
 def _add_query(address: str, scheme: str, more: dict[str, str]) -> str:
@@ -90,5 +90,5 @@ def _add_query(address: str, scheme: str, more: dict[str, str]) -> str:
 
 
 def _join_address(parts: SplitResult) -> str:
-    """An address from its parts; urlunsplit would drop the slashes before a host that is empty."""
+    """Return an address from its parts; urlunsplit would drop the slashes before an empty host."""
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{parts.query}" if parts.query else "")

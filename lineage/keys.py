@@ -43,12 +43,12 @@ class Signer:
     private: Ed25519PrivateKey
 
     def sign(self, message: bytes) -> bytes:
-        """The signature, 64 bytes; the same for the same message."""
+        """Return the signature, 64 bytes; the same for the same message."""
         return self.private.sign(message)
 
 
 def load_signer(layout: Layout) -> Signer:
-    """The key that signs here, made when there is none. Raises PlanError when the file named is no such key."""
+    """Return the signing key, created if there is none. Raise PlanError if the named file is no such key."""
     if (given := load_named_signer()) is not None:
         return given
     path = _ensure_own_key(layout)
@@ -56,7 +56,7 @@ def load_signer(layout: Layout) -> Signer:
 
 
 def derive_key(layout: Layout, purpose: str) -> bytes | None:
-    """A secret for one purpose that only the holder of the signing key can make; None while there is no such key.
+    """Return a secret for one purpose, derived from the signing key, or None without a signing key.
 
     Raises PlanError when the file is no signing key, and OSError when it cannot be read.
     """
@@ -69,16 +69,16 @@ def derive_key(layout: Layout, purpose: str) -> bytes | None:
 
 
 def load_trusted_keys(layout: Layout) -> dict[str, Ed25519PublicKey]:
-    """Public keys by name whose signatures count here: the own ones and those in `keys/trusted`. Raises PlanError."""
+    """Return the trusted public keys by name: the own ones and those in `keys/trusted`. Raise PlanError."""
     folder = layout.state / "keys"
-    found = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
+    keys = [load_public_key(path) for path in sorted([*folder.glob("*.pub"), *folder.glob("trusted/*.pub")])]
     if (given := load_named_signer()) is not None:
-        found.append(given.private.public_key())
-    return {key_name(key): key for key in found}
+        keys.append(given.private.public_key())
+    return {key_name(key): key for key in keys}
 
 
 def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
-    """Whether the signature of a message is this key's."""
+    """Return whether the signature of a message is this key's."""
     try:
         key.verify(signature, message)
     except InvalidSignature:
@@ -87,7 +87,7 @@ def is_valid(key: Ed25519PublicKey, signature: bytes, message: bytes) -> bool:
 
 
 def key_name(key: Ed25519PublicKey) -> str:
-    """sha256 of the raw public key, in hex."""
+    """Return the sha256 of the raw public key, in hex."""
     return hashlib.sha256(key.public_bytes(Encoding.Raw, PublicFormat.Raw)).hexdigest()
 
 
@@ -103,7 +103,7 @@ def _read_key_file(path: Path) -> bytes:
 
 
 def load_named_signer() -> Signer | None:
-    """The key that POSTTRAIN_SIGNING_KEY names; None where it names none. Raises PlanError when that is no key."""
+    """Return the key that POSTTRAIN_SIGNING_KEY names, or None. Raise PlanError if the file holds no key."""
     if not (given := os.environ.get(VARIABLE)):
         return None
     path = Path(given)
@@ -117,7 +117,7 @@ def _load_signer(path: Path, changed: int) -> Signer:
 
 
 def parse_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
-    """The private key in the content of a file. Raises PlanError when there is none in it."""
+    """Return the private key in the content of a file. Raise PlanError if there is none in it."""
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -128,12 +128,12 @@ def parse_private_key(path: Path, content: bytes) -> Ed25519PrivateKey:
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:
-    """The Ed25519 key in a file. Raises PlanError when there is none in it."""
+    """Return the Ed25519 key in a file. Raise PlanError if there is none in it."""
     return parse_public_key(path, _read_key_file(path))
 
 
 def parse_public_key(path: Path, content: bytes) -> Ed25519PublicKey:
-    """The public key in the content of a file. Raises PlanError when there is none in it."""
+    """Return the public key in the content of a file. Raise PlanError if there is none in it."""
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -144,7 +144,7 @@ def parse_public_key(path: Path, content: bytes) -> Ed25519PublicKey:
 
 
 def _ensure_own_key(layout: Layout) -> Path:
-    """The key of this checkout; of several processes that make it at once, one wins."""
+    """Return the key file of this checkout; of several processes that create it at once, one wins."""
     path = layout.state / "keys" / "signing.pem"
     if not path.is_file():
         ensure_keys_folder(layout)
@@ -159,7 +159,7 @@ def _ensure_own_key(layout: Layout) -> Path:
 
 
 def ensure_keys_folder(layout: Layout) -> Path:
-    """The folder of keys, made where it is missing, which only its owner can enter; git passes it over."""
+    """Return the folder of keys, created if missing, which only its owner can enter; git ignores it."""
     folder = layout.make_state() / "keys"
     folder.mkdir(mode=0o700, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) & OTHERS:  # made by something that did not know what will lie in it
@@ -168,7 +168,7 @@ def ensure_keys_folder(layout: Layout) -> Path:
 
 
 def _create_file(path: Path, content: bytes, mode: int) -> None:
-    """Make a file whole or not at all, and never over another."""
+    """Create a file atomically, and never over another."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:

@@ -1,4 +1,4 @@
-"""Where things lie in the state folder; nothing is written outside it.
+"""Paths in the state folder; nothing is written outside it.
 
 .posttrain/
   .gitignore                  keeps everything here out of git; made before anything else
@@ -34,14 +34,14 @@ class Layout:
 
     @classmethod
     def find(cls, start: Path | None = None) -> "Layout":
-        """The checkout around `start` (default: here), by pyproject.toml or .posttrain; POSTTRAIN_ROOT overrides."""
+        """Return the checkout around `start` (default: here), by pyproject.toml or .posttrain; or POSTTRAIN_ROOT."""
         if forced := os.environ.get("POSTTRAIN_ROOT"):
             return cls(Path(forced).resolve())
-        here = (start or Path.cwd()).resolve()
-        for folder in (here, *here.parents):
+        current = (start or Path.cwd()).resolve()
+        for folder in (current, *current.parents):
             if (folder / ".posttrain").is_dir() or (folder / "pyproject.toml").is_file():
                 return cls(folder)
-        return cls(here)
+        return cls(current)
 
     @property
     def state(self) -> Path:
@@ -49,7 +49,7 @@ class Layout:
         return self.root / ".posttrain"
 
     def make_state(self) -> Path:
-        """Make the state folder and the `.gitignore` that keeps it, and the private key in it, out of git; return it.
+        """Create the state folder, with the `.gitignore` that keeps it out of git, and return it.
 
         Everything that may be the first to write into the state folder calls this before. Raises OSError.
         """
@@ -59,15 +59,15 @@ class Layout:
         return self.state
 
     def artifact(self, kind: str, key: str) -> Path:
-        """Folder of a published artifact."""
+        """Return folder of a published artifact."""
         return self.state / "artifacts" / f"{kind}-{key[:16]}"
 
     def work(self, key: str) -> Path:
-        """Folder of an unfinished step: lock, checkpoints and unpublished files."""
+        """Return folder of an unfinished step: lock, checkpoints and unpublished files."""
         return self.state / "work" / key
 
     def run(self, run: str) -> Path:
-        """Folder of a run."""
+        """Return folder of a run."""
         return self.state / "runs" / run
 
     @property

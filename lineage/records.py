@@ -1,19 +1,70 @@
-"""Manifests as plain dictionaries: what projections over thousands of artifacts read, without validating each."""
+"""Manifests as plain dictionaries, which projections over thousands of artifacts read without validation."""
 
 import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from lineage.layout import Layout
+from schemas.base import JsonObject
+from schemas.references import ArtifactType
 
-Record = dict[str, Any]
-"""A manifest as JSON, with `folder` added: where its artifact lies."""
+
+class FileRecord(TypedDict):
+    """A file of an output, as in `schemas.manifest.FileDigest`."""
+
+    path: str
+    size: int
+    md5: str
+    sha256: str
+
+
+class OutputRecord(TypedDict):
+    """A named output, as in `schemas.manifest.Output`."""
+
+    type: ArtifactType
+    digest: str
+    dvc: str
+    files: list[FileRecord]
+
+
+class GivenRecord(TypedDict):
+    """What a port received, as in `schemas.manifest.InputRecord`."""
+
+    port: str
+    step: str | None
+    key: str | None
+    output: str | None
+    source: str | None
+    digest: str
+    type: ArtifactType
+
+
+class Record(TypedDict):
+    """A manifest as JSON, with the folder of its artifact."""
+
+    key: str
+    kind: str
+    identity: JsonObject
+    step: str
+    recipe: str
+    run: str
+    seed: int
+    inputs: list[GivenRecord]
+    outputs: dict[str, OutputRecord]
+    metrics: dict[str, float | int | bool | str | None]
+    details: JsonObject
+    commit: str | None
+    dirty: bool
+    versions: dict[str, str]
+    started: str
+    seconds: float
+    folder: str
 
 
 def read_record(folder: Path | str) -> Record | None:
-    """The manifest in an artifact's folder; None when there is none or it is damaged (verification says which)."""
+    """Return the manifest in an artifact's folder, or None if it is missing or damaged."""
     path = os.path.join(folder, "manifest.json")  # noqa: PTH118 — thousands of these: plain strings are twice as fast
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
@@ -37,19 +88,19 @@ def read_records(layout: Layout) -> list[Record]:
     """
     artifacts = layout.state / "artifacts"
     folders = [entry.path for entry in os.scandir(artifacts)] if artifacts.is_dir() else []
-    found = [record for record in map(read_record, folders) if record is not None]
-    return sorted(found, key=lambda record: (record["started"], record["key"]))
+    records = [record for record in map(read_record, folders) if record is not None]
+    return sorted(records, key=lambda record: (record["started"], record["key"]))
 
 
 def slim_record(record: Record) -> Record:
-    """What questions over many artifacts need: of the identity the settings, of the details drops and gates."""
+    """Return what queries over many artifacts need: of the identity the settings, of the details drops and gates."""
     details = {name: record["details"][name] for name in ("dropped", "gates") if name in record["details"]}
     identity = {"settings": record["identity"].get("settings", {})}
-    return {**record, "identity": identity, "details": details}
+    return cast(Record, {**record, "identity": identity, "details": details})
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A file of JSON lines, empty when absent; a last line cut off by a kill is left out."""
+def read_lines(path: Path) -> list[JsonObject]:
+    """Return the records of a file of JSON lines; empty if absent, without a last line that a kill truncated."""
     if not path.is_file():
         return []
     lines = path.read_bytes().split(b"\n")
@@ -60,10 +111,10 @@ SHARD = re.compile(r"-\d{5,}(?=\.parquet$)")
 
 
 def table_name(path: str) -> str:
-    """The name that the table of a file would have if it were one file."""
+    """Return the name that the table of a file would have if it were one file."""
     return SHARD.sub("", path.rsplit("/", 1)[-1])
 
 
 def table_files(folder: Path, name: str) -> list[Path]:
-    """The files of a table in a folder, in the order of their rows."""
+    """Return the files of a table in a folder, in the order of their rows."""
     return sorted(path for path in folder.glob("*.parquet") if table_name(path.name) == name)

@@ -1,4 +1,4 @@
-"""Files of the state folder read without trust: garbage, a wrong type, a pipe or a folder in a file's place.
+"""Reads files of the state folder without trust: garbage, wrong types, pipes or folders in place of files.
 
 Verification reads everything through these functions: each thing that is wrong becomes one line, and it goes on.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.base import JsonObject
+
 
 class Unreadable(Exception):
     """Why a file cannot be read, in words: `missing`, `a folder`, `Permission denied` ..."""
@@ -20,7 +22,7 @@ class Unreadable(Exception):
 class Lines:
     """What a file of JSON lines holds."""
 
-    records: list[dict[str, Any]]
+    records: list[JsonObject]
     """The JSON objects, in order."""
     garbage: list[tuple[int, int]]
     """(line, first byte) of each line that is no JSON object; a last one without an end counts as cut off."""
@@ -28,20 +30,38 @@ class Lines:
     """Whether the last line has no end: a kill or a full disk cut its writing off."""
 
 
-def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
+LONGEST_RECORD = 1 << 28
+"""Bytes of a record of an artifact (manifest, seal, signature) beyond which it is taken for none."""
+
+
+def read_record_file(path: Path) -> bytes | None:
+    """Return the bytes of an artifact's record, or None if it is missing, too large, a link or no regular file.
+
+    An artifact holds no links: one in the place of a record could lead out of the artifact.
+    """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, follow_links=False, longest=LONGEST_RECORD)
+    except Unreadable:
+        return None
+
+
+def read_regular(path: Path, *, follow_links: bool = True, longest: int | None = None) -> bytes:
+    """Return the bytes of a regular file; never waits for a pipe or a device. Raises Unreadable."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
     except FileNotFoundError:
         raise Unreadable("missing") from None
     except (OSError, ValueError) as error:
         raise Unreadable(getattr(error, "strerror", None) or "no path") from None
     try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            raise Unreadable("a folder is in its place" if stat.S_ISDIR(mode) else "no regular file")
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable("a folder is in its place" if stat.S_ISDIR(status.st_mode) else "no regular file")
+        if longest is not None and status.st_size > longest:
+            raise Unreadable(f"larger than {longest} bytes")
         with os.fdopen(handle, "rb", closefd=False) as stream:
-            return stream.read()
+            return stream.read() if longest is None else stream.read(longest)
     except OSError as error:
         raise Unreadable(error.strerror or "cannot be read") from None
     finally:
@@ -49,7 +69,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def parse_json(content: bytes) -> Any:
-    """The JSON value in a text; raises ValueError for everything else, also for what is nested too deeply."""
+    """Return the JSON value of a text; raise ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(content, parse_constant=_refuse_constant)
     except RecursionError as error:
@@ -57,7 +77,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def parse_json_lines(content: bytes) -> Lines:
-    """The objects of a text of JSON lines, and where something else stands."""
+    """Return the objects of a text of JSON lines, and where invalid lines are."""
     *lines, last = content.split(b"\n")
     records, garbage, start = [], [], 0
     for number, line in enumerate(lines, 1):
@@ -71,8 +91,8 @@ def parse_json_lines(content: bytes) -> Lines:
     return Lines(records, garbage, bool(last.strip()))
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects among the lines of a file; none where it cannot be read."""
+def read_json_lines(path: Path) -> list[JsonObject]:
+    """Return the JSON objects among the lines of a file; empty if it cannot be read."""
     try:
         return parse_json_lines(read_regular(path)).records
     except Unreadable:
@@ -80,7 +100,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there, whatever the path is made of."""
+    """Return whether a path is a folder; False also for an invalid path."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 — Path.is_dir raises for names that are too long
     except (OSError, ValueError):
@@ -88,16 +108,16 @@ def is_folder(path: Path) -> bool:
 
 
 def sha256_of(content: bytes) -> str:
-    """sha256 in hex."""
+    """Return the sha256 in hex."""
     return hashlib.sha256(content).hexdigest()
 
 
-def _parse_object(line: bytes) -> dict[str, Any] | None:
+def _parse_object(line: bytes) -> JsonObject | None:
     try:
-        found = parse_json(line)
+        value = parse_json(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _refuse_constant(constant: str) -> Any:

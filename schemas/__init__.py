@@ -1,1 +1,1 @@
-"""What may be said: recipes, plans and manifests as frozen pydantic values. No torch, ray, prefect or mlflow."""
+"""Recipes, plans and manifests as frozen pydantic values. No torch, ray, prefect or mlflow."""

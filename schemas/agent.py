@@ -3,11 +3,11 @@
 A stage of kind `agent` writes it as an artifact, from which `practice`, `rl` and `evaluate` take the same settings.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.use import EnvUse, ToolUse, Use
 
 NAME = r"^[a-z][a-z0-9_]{0,31}$"
@@ -78,7 +78,7 @@ class Draft(Schema):
 
     description: str = ""
     """What the agent is for; empty: the task."""
-    tools: list[dict[str, Any]] = []
+    tools: list[JsonObject] = []
     """Tools as in `MadeTool`; each is checked for itself, so that one that is wrong takes no other with it."""
     toolkit: list[str] | None = None
     """Names of the given tools that the agent keeps; null: all."""

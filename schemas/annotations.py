@@ -8,7 +8,7 @@ from pydantic import Field
 from schemas import endpoint, number_schedules, references, use
 from schemas.modules import Module, ModuleError, load
 
-_WORDS: dict[str, Any] = {
+_TYPES: dict[str, object] = {
     "int": int,
     "float": float,
     "bool": bool,
@@ -27,9 +27,9 @@ _WORDS: dict[str, Any] = {
     "Number": number_schedules.Number,
     "Endpoint": endpoint.EndpointOption,
 }
-_WORDS |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
-_WORDS |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
-_WORDS |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
+_TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
+_TYPES |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
+_TYPES |= {n: getattr(number_schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
 _BOUNDS = {"ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description"}
 MAX_HOPS = 8
 
@@ -39,7 +39,7 @@ class Unknown(Exception):
 
 
 def type_of(annotation: ast.expr | None, module: Module) -> Any:
-    """The type an annotation means; Any where it cannot be told."""
+    """Return the type an annotation means; Any where it cannot be told."""
     if annotation is None:
         return Any
     try:
@@ -49,14 +49,14 @@ def type_of(annotation: ast.expr | None, module: Module) -> Any:
 
 
 def literal(expression: ast.expr, module: Module, hops: int = 0) -> Any:
-    """The value of a literal, or of a constant of the module. Raises Unknown."""
+    """Return the value of a literal, or of a constant of the module. Raises Unknown."""
     try:
         return ast.literal_eval(expression)
     except (ValueError, TypeError, SyntaxError):
         if not isinstance(expression, ast.Name):
             raise Unknown(ast.unparse(expression)) from None
-    found, where = _find_definition(expression.id, module, hops)
-    return literal(found, where, hops + 1)
+    expression_there, defined_in = _find_definition(expression.id, module, hops)
+    return literal(expression_there, defined_in, hops + 1)
 
 
 def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
@@ -71,10 +71,10 @@ def _resolve_type(node: ast.expr, module: Module, hops: int) -> Any:
     word = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
     if word is None:
         raise Unknown(ast.unparse(node))
-    if word in _WORDS:
-        return _WORDS[word]
-    found, where = _find_definition(word, module, hops)
-    return _resolve_type(found, where, hops + 1)
+    if word in _TYPES:
+        return _TYPES[word]
+    definition, defined_in = _find_definition(word, module, hops)
+    return _resolve_type(definition, defined_in, hops + 1)
 
 
 def _resolve_subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
@@ -95,7 +95,7 @@ def _resolve_subscript(node: ast.Subscript, module: Module, hops: int) -> Any:
         return Optional[inner[0]]  # noqa: UP045 — computed
     if head == "Union":
         return Union[tuple(inner)]  # noqa: UP007 — computed
-    origin = _WORDS.get(head)
+    origin = _TYPES.get(head)
     if origin not in (list, dict, tuple):
         raise Unknown(head)
     return origin[tuple(inner)] if len(inner) > 1 or origin is tuple else origin[inner[0]]
@@ -111,7 +111,7 @@ def _make_field(node: ast.expr, module: Module) -> Any:
 
 
 def _find_definition(word: str, module: Module, hops: int) -> tuple[ast.expr, Module]:
-    """The expression that a module, or one it imports from, assigns to a word. Raises Unknown."""
+    """Return the expression that a module, or one it imports from, assigns to a word. Raises Unknown."""
     if hops > MAX_HOPS:
         raise Unknown(word)
     if word in module.values:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def atomic_file(file: Path, *, flush: bool = True) -> Iterator[Path]:
-    """A path beside `file` to write to: it becomes `file` by one rename, unless the block ends with an error.
+    """Return a path beside `file` to write to: it becomes `file` by one rename, unless the block ends with an error.
 
     Folders above it are made. `flush`: its content is on the disk before that; without, what a power cut leaves may be
     a part of it. A process that is killed leaves a hidden file (`is_fragment`). Raises OSError.
@@ -33,5 +33,5 @@ def write_text_atomically(file: Path, text: str) -> None:
 
 
 def is_fragment(path: Path) -> bool:
-    """Whether a file is what somebody who was killed had begun to write."""
+    """Return whether a file is what somebody who was killed had begun to write."""
     return path.name.startswith(".") and path.suffix == ".tmp"

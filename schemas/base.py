@@ -1,6 +1,11 @@
-"""The base of everything that may be said."""
+"""The base of all schemas, and of what they hold."""
+
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+JsonObject = dict[str, Any]
+"""A JSON object of free form: settings of a stage, details of a step, a document of another standard."""
 
 
 class Schema(BaseModel):

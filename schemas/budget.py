@@ -24,7 +24,7 @@ class Prices(Schema):
     """A million tokens sampled or trained on, without those that a server charges for."""
 
     def money(self, core_seconds: float, gpu_seconds: float, tokens: int, paid: float = 0.0) -> float | None:
-        """What that costs beside what was `paid` to servers, and with it; None without any price."""
+        """Return the cost in money, together with what was `paid` to servers, or None without any price."""
         parts = (
             (self.core_hour, core_seconds / 3600),
             (self.gpu_hour, gpu_seconds / 3600),
@@ -51,7 +51,7 @@ class Budget(Schema):
     """`stop` ends the steps under way, which keep their checkpoints, and starts none; `warn` only says so."""
 
     def lacks_prices(self, settings: Iterable[Any]) -> bool:
-        """Whether money is limited without any price, here or of an endpoint in the settings of stages: a guess."""
+        """Return whether money is limited while neither `prices` nor any endpoint has a price."""
         if self.money is None or self.prices.money(0, 0, 0) is not None:
             return False
         return not any(endpoint["price"] for stage in settings for endpoint in find_endpoints(stage))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field, GetJsonSchemaHandler, field_validator
 from pydantic_core import core_schema
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 
 
 class Price(Schema):
@@ -17,7 +17,7 @@ class Price(Schema):
     """A million tokens of answers."""
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """What so many tokens cost."""
+        """Return the cost of so many tokens."""
         return (self.input_per_million * input_tokens + self.output_per_million * output_tokens) / 1e6
 
 
@@ -38,7 +38,7 @@ class Endpoint(Schema):
     """Tells this server's answers from those of others; default: the word under `endpoints:`."""
     version: str = ""
     """State of the model behind its name; another text asks everything anew."""
-    extra: dict[str, Any] = {}
+    extra: JsonObject = {}
     """Added to every request, as `{top_p: 0.9}`."""
     omit: list[str] = []
     """Keys left out of requests because the server does not take them, as `[seed]`."""
@@ -101,8 +101,8 @@ CAPS = frozenset(Capped.model_fields)
 """Keys of a stage that end it: of synthesize with fewer rows, of others with an error, which is no result."""
 
 
-def strip_operation(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without how its endpoints are reached and limited: the part that enters the key.
+def strip_operation(settings: JsonObject) -> JsonObject:
+    """Return the settings of a stage without how its endpoints are reached and limited: the part in the key.
 
     An endpoint among plain values is known by its keys, which are all there.
     """
@@ -110,12 +110,12 @@ def strip_operation(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: _strip_operation(value) for key, value in settings.items() if key not in caps}
 
 
-def find_endpoints(settings: Any) -> list[dict[str, Any]]:
-    """Every endpoint among the settings of a stage, as plain values."""
+def find_endpoints(settings: Any) -> list[JsonObject]:
+    """Return every endpoint among the settings of a stage, as plain values."""
     if isinstance(settings, dict):
-        own = [settings] if settings.keys() == FIELDS else []
-        return own + [found for value in settings.values() for found in find_endpoints(value)]
-    return [found for value in settings for found in find_endpoints(value)] if isinstance(settings, list) else []
+        itself = [settings] if settings.keys() == FIELDS else []
+        return itself + [endpoint for value in settings.values() for endpoint in find_endpoints(value)]
+    return [endpoint for value in settings for endpoint in find_endpoints(value)] if isinstance(settings, list) else []
 
 
 def _strip_operation(value: Any) -> Any:

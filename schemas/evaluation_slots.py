@@ -1,4 +1,4 @@
-"""Slots of evaluations: what is asked of a model, and what is measured of its answers and its weights."""
+"""Slots of evaluations: solvers of problems, metrics of answers and of weights."""
 
 from schemas.use import Use
 

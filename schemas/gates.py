@@ -3,11 +3,11 @@
 What a gate asks enters the key of its step; what happens then (`POLICY`) does not: changing it evaluates nothing again.
 """
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 
 POLICY = frozenset({"on_fail", "branch", "approve_within", "floating"})
 """Keys of a gate that enter no key: what happens after the evaluation, and what a lock holds it to."""
@@ -95,8 +95,8 @@ class Gate(Schema):
         return {} if self.max_regression is None else {self.metric: self.max_regression}
 
 
-def strip_policy(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without what its gates do when they fail: the part that enters the key."""
+def strip_policy(settings: JsonObject) -> JsonObject:
+    """Return the settings of a stage without what its gates do when they fail: the part in the key."""
     gates = settings.get("gate")
     if not isinstance(gates, list):
         return settings
@@ -104,7 +104,7 @@ def strip_policy(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_metric(name: str, metrics: list[str]) -> tuple[str, str | None] | None:
-    """The metric, and the family after it, that a gate names; None when it starts with no metric of the stage."""
+    """Return the metric and the family after it that a gate names, or None if it names no metric of the stage."""
     if name in metrics:
         return name, None
     fits = [m for m in metrics if name.startswith(f"{m}.")]

@@ -1,8 +1,6 @@
 """What a finished step leaves behind; its existence means the artifact is complete."""
 
-from typing import Any
-
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.references import ArtifactType
 
 
@@ -71,7 +69,7 @@ class Manifest(Schema):
     """Key of the step."""
     kind: str
     """Kind."""
-    identity: dict[str, Any]
+    identity: JsonObject
     """What the key is the hash of."""
     step: str
     """Name of the step in the run that made it."""
@@ -89,7 +87,7 @@ class Manifest(Schema):
     """For steps that produce a model."""
     metrics: dict[str, float | int | bool | str | None] = {}
     """Final numbers of the step; gates and `until` read these."""
-    details: dict[str, Any] = {}
+    details: JsonObject = {}
     """Structured results for reports: tables, dropped rows, gate outcomes."""
     commit: str | None = None
     """Git commit of the code."""

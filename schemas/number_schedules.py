@@ -29,7 +29,7 @@ class Linear(Schema):
     linear: Ramp
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         share = min(step / self.linear.steps, 1.0)
         return self.linear.from_ + share * (self.linear.to - self.linear.from_)
 
@@ -40,7 +40,7 @@ class Cosine(Schema):
     cosine: Ramp
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         share = (1 - math.cos(math.pi * min(step / self.cosine.steps, 1.0))) / 2
         return self.cosine.from_ + share * (self.cosine.to - self.cosine.from_)
 
@@ -59,7 +59,7 @@ class Piecewise(Schema):
         return value
 
     def at(self, step: int) -> float:
-        """Value at `step` (0-based)."""
+        """Return the value at `step` (0-based)."""
         return self.piecewise[max(k for k in self.piecewise if k <= step)]
 
 
@@ -74,7 +74,7 @@ SCHEDULES = (Linear, Cosine, Piecewise)
 
 
 def value_at(number: Number, step: int) -> float:
-    """The value of a constant or schedule at a step (0-based); raises StepError for an unknown controller."""
+    """Return the value of a constant or schedule at a step (0-based); raises StepError for an unknown controller's."""
     if isinstance(number, Controlled):
         raise StepError(
             f"no controller `{number.controller}` in this stage; add it to the `controllers` of an rl stage"
@@ -83,6 +83,6 @@ def value_at(number: Number, step: int) -> float:
 
 
 def settle(value: Any, controls: Mapping[str, float]) -> Any:
-    """Return the controller's number for a reference to one of `controls`; any other value unchanged."""
+    """Return a number with the controller's value in place of its name; any other value unchanged."""
     known = isinstance(value, Controlled) and value.controller in controls
     return controls[value.controller] if known else value

@@ -1,8 +1,6 @@
 """What will run: a recipe compiled into steps with keys."""
 
-from typing import Any
-
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.budget import Budget
 from schemas.references import ArtifactType
 from schemas.resources import Resources
@@ -57,7 +55,7 @@ class Step(Schema):
     """Name of the stage in the recipe."""
     kind: str
     """Kind of the stage."""
-    settings: dict[str, Any]
+    settings: JsonObject
     """The stage with all defaults filled in, also those of its slots; without resources, retries and the like."""
     seed: int
     """Seed of the step."""
@@ -75,7 +73,7 @@ class Step(Schema):
     """Module to digest of its normalised source, over the closure the stage uses."""
     key: str
     """Identity: sha256 over kind, settings, seed, keys or digests of the inputs, and code (64 hex digits)."""
-    identity: dict[str, Any]
+    identity: JsonObject
     """What the key is the hash of, kept so that two keys can be compared field by field."""
     resources: Resources = Resources()
     """What the step needs of a node."""
@@ -127,7 +125,7 @@ class Plan(Schema):
     """What `--set` changed, as `stages.x.y=v`."""
     steps: tuple[Step, ...]
     """Topologically ordered."""
-    resolved: dict[str, Any]
+    resolved: JsonObject
     """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
     promotion: Promotion | None = None
     """What becomes champion when its gates pass."""
@@ -137,5 +135,5 @@ class Plan(Schema):
     """When it runs by itself once deployed."""
 
     def step(self, name: str) -> Step:
-        """The step of that name."""
+        """Return the step of that name."""
         return next(s for s in self.steps if s.name == name)

@@ -78,7 +78,7 @@ class Resources(Schema):
         return self
 
     def roles(self) -> Iterator[tuple[str, Role]]:
-        """The roles that have places of their own, with what each worker holds."""
+        """Yield the roles that have places of their own, with what each worker holds."""
         for name in ROLES:
             if (role := getattr(self, name)) is not None:
                 yield name, role
@@ -95,8 +95,6 @@ class Resources(Schema):
 
 
 def parse_memory(memory: str | None) -> int:
-    """Bytes of `2GiB` and the like; 0 for none."""
-    if memory is None:
-        return 0
-    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", memory).groups()
-    return int(float(number) * UNITS[unit])
+    """Return the bytes of `2GiB` and the like; 0 for none."""
+    match = re.fullmatch(r"([\d.]+)\s*(\w+)", memory or "")
+    return int(float(match[1]) * UNITS[match[2]]) if match else 0

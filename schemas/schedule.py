@@ -40,8 +40,8 @@ class Schedule(Schema):
     @property
     def every(self) -> timedelta | None:
         """The interval as a time, None when there is none."""
-        found = INTERVAL.fullmatch(self.interval or "")
-        return timedelta(**{UNITS[found[2]]: int(found[1])}) if found else None
+        match = INTERVAL.fullmatch(self.interval or "")
+        return timedelta(**{UNITS[match[2]]: int(match[1])}) if match else None
 
     @property
     def is_timed(self) -> bool:

@@ -267,7 +267,7 @@ def is_safe(name: ast.expr) -> bool:
 
 def test_recipes_name_our_modules_without_the_prefix(tmp_path):
     from schemas.errors import RecipeError
-    from schemas.recipe import load_recipe
+    from schemas.recipe.load import load_recipe
 
     write_recipes(tmp_path, "")
     text = REINFORCED.replace("learning.rewards.answers", "posttrain.learning.rewards.answers")

@@ -15,7 +15,7 @@ from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import Decision, describe_decision, latest_decision, record_decision
+from lineage.audit.approvals import Decision, append_decision, describe_decision, latest_decision
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -113,7 +113,7 @@ class ApprovalQueue:
 
         answer = None if over() else self.pause(question, over)
         if answer is not None and not over():
-            record_decision(
+            record_answer(
                 layout, self.execution.run, question.step, question.manifest, question.gate, answer, "prefect"
             )
         elif latest_decision(layout, question.manifest.key, index) is None:
@@ -121,12 +121,12 @@ class ApprovalQueue:
                 self.unanswered.add((step.name, index))
 
 
-def record_decision(
+def record_answer(
     layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
 ) -> dict[str, Any]:
     """Record a decision about a gate in the audit log and next to the evaluation's key."""
     measured = manifest.details["gates"][gate.index].get("text", "")
-    return record_decision(
+    return append_decision(
         layout,
         manifest.key,
         gate.index,
@@ -166,7 +166,7 @@ def decide_gates(
         raise PlanError(f"no gate of {step_name} waits to be {settled}; see: posttrain status {run}")
     answer = PersonalDecision(choice, name or audit_log.current_user(), reason.strip())
     for gate in gates:
-        entry = record_decision(layout, run, step, manifest, gate, answer, "command line")
+        entry = record_answer(layout, run, step, manifest, gate, answer, "command line")
         console.print(
             f"{step_name}: {gate.name} {describe_decision(entry)}", highlight=False, markup=False, soft_wrap=True
         )

@@ -24,7 +24,7 @@ from lineage.audit import log as audit_log
 from lineage.layout import Layout
 from lineage.records import Record, read_records
 from lineage.retention.keep import add_ancestors, find_best, find_pinned, find_promoted, refuse_damaged, refuse_missing
-from lineage.retention.keepsakes import keepsakes, pin, unpin
+from lineage.retention.pins import pin_artifacts, read_pins, unpin_artifacts
 from lineage.tracing.ancestry import trace
 from lineage.verification.audit_check import check_log
 from schemas.errors import PlanError
@@ -102,11 +102,11 @@ def find_garbage(layout: Layout, policy: Policy) -> Clearance:
 def pin_target(layout: Layout, target: str | None, console: Console, *, remove: bool) -> None:
     """Pin or unpin what a word names; without a word, list the pins. Raise UnknownTarget."""
     if target is None:
-        for key, keepsake in keepsakes(layout).items():
-            console.print(Text(f"{key[:16]}  {keepsake['word']}, since {keepsake['since']}"))
+        for key, pinned in read_pins(layout).items():
+            console.print(Text(f"{key[:16]}  {pinned['word']}, since {pinned['since']}"))
         return
     keys = trace(layout, target).target.keys
-    unpin(layout, keys) if remove else pin(layout, keys, target)
+    unpin_artifacts(layout, keys) if remove else pin_artifacts(layout, keys, target)
     console.print(Text(f"{'unpinned' if remove else 'pinned'}: {', '.join(key[:16] for key in keys)}"))
 
 

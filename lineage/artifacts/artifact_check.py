@@ -1,4 +1,4 @@
-"""Whether an artifact is what was published: asked before it is promoted or served."""
+"""Checks that an artifact is the published one, before it is promoted or served."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from schemas.manifest import Manifest
 
 
 def check_artifact(layout: Layout, manifest: Manifest) -> None:
-    """Hash an artifact again, check its signature and what the log saw; raises PlanError when it is another."""
+    """Hash an artifact again, check its signature and compare it with the log; raise PlanError if it differs."""
     store = Store(layout)
     folder = store.folder(manifest)
     problems = store.verify(manifest)
@@ -25,22 +25,22 @@ def check_artifact(layout: Layout, manifest: Manifest) -> None:
 
 
 def _compare_with_log(layout: Layout, manifest: Manifest) -> Iterator[str]:
-    """In what an artifact differs from its publication in the log; one of another run was pulled in its place."""
-    seen = _find_publication(layout, manifest.key)
-    if seen is None or seen["facts"].get("run") not in (manifest.run, None):
+    """Yield how an artifact differs from its publication in the log, unless another run's was pulled in its place."""
+    entry = _find_publication(layout, manifest.key)
+    if entry is None or entry["facts"].get("run") not in (manifest.run, None):
         return
-    folder, number = Store(layout).folder(manifest), seen["number"]
-    if seen["facts"].get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
+    folder, number = Store(layout).folder(manifest), entry["number"]
+    if entry["facts"].get("digests") != {name: output.digest for name, output in manifest.outputs.items()}:
         yield f"{folder}: its digests are not those that entry {number} of the audit log saw"
-    if seen["facts"].get("signed_by") and not (folder / SIGNATURE).is_file():
+    if entry["facts"].get("signed_by") and not (folder / SIGNATURE).is_file():
         yield f"{folder / SIGNATURE}: missing, though entry {number} of the audit log saw it"
 
 
 def _find_publication(layout: Layout, key: str) -> Entry | None:
-    """The latest entry of the log that says that an artifact was published."""
-    found = None
+    """Return the latest entry of the log that says that an artifact was published."""
+    publication = None
     for entry in read_entries(layout):
         facts = entry["facts"]
         if entry["action"] == "artifact published" and isinstance(facts, dict) and facts.get("key") == key:
-            found = entry
-    return found
+            publication = entry
+    return publication

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lineage.artifacts.seal import SEAL, compare_with_seal
-from lineage.digests import content_digest, digest_of, dvc_digest, read_small
+from lineage.digests import content_digest, digest_of, dvc_digest
+from lineage.state_files import read_record_file
 from schemas.manifest import FileDigest, Manifest
 
 MANIFEST = "manifest.json"
@@ -74,20 +75,20 @@ def examine_files(folder: Path, digests: Mapping[str, str], strange: tuple[str, 
 def _compare_outputs(
     known: Mapping[str, FileDigest], digests: Mapping[str, str], strange: tuple[str, ...]
 ) -> Iterator[Damage]:
-    here = {name for name in digests if name.startswith(OUTPUTS)}
-    for name in sorted(here - known.keys()):
+    present = {name for name in digests if name.startswith(OUTPUTS)}
+    for name in sorted(present - known.keys()):
         yield Damage(name, UNKNOWN)
     for name in sorted(known):
-        found, wanted = digests.get(name), known[name].sha256
-        if found is None and name not in strange:
+        digest, wanted = digests.get(name), known[name].sha256
+        if digest is None and name not in strange:
             yield Damage(name, "missing")
-        elif found is not None and found != wanted:
-            yield Damage(name, f"sha256 is {found[:16]}, was {wanted[:16]}" if found else "cannot be read")
+        elif digest is not None and digest != wanted:
+            yield Damage(name, f"sha256 is {digest[:16]}, was {wanted[:16]}" if digest else "cannot be read")
 
 
 def read_sealed_manifest(folder: Path) -> Manifest | None:
-    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
-    content, seal = read_small(folder / MANIFEST), read_small(folder / SEAL)
+    """Return the manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    content, seal = read_record_file(folder / MANIFEST), read_record_file(folder / SEAL)
     if content is None or seal is None:
         return None
     try:
@@ -99,7 +100,7 @@ def read_sealed_manifest(folder: Path) -> Manifest | None:
 
 
 def check_manifest(manifest: Manifest) -> Iterator[str]:
-    """What a manifest says that cannot be true."""
+    """Yield what is inconsistent within a manifest."""
     if digest_of(manifest.identity) != manifest.key:
         yield "the identity does not give the key"
     for name, output in manifest.outputs.items():

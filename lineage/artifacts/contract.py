@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from schemas.base import JsonObject
 from schemas.manifest import Contract
 
 UNBOUNDED = 2**31
@@ -12,7 +13,7 @@ UNBOUNDED = 2**31
 
 
 def read_contract(folder: Path) -> Contract | None:
-    """Contract of a model folder (or of an adapter's base), None when it holds no tokenizer."""
+    """Return the contract of a model folder (or of an adapter's base), or None if it holds no tokenizer."""
     folder = folder / "base" if (folder / "base" / "tokenizer.json").is_file() else folder
     if not (folder / "tokenizer.json").is_file():
         return None
@@ -32,16 +33,16 @@ def read_contract(folder: Path) -> Contract | None:
 
 
 def find_disagreement(one: Contract, other: Contract) -> str | None:
-    """Which fingerprint differs, in words; None when the two models fit. Lengths may differ."""
+    """Return which fingerprint of two contracts differs, or None if the models fit; lengths may differ."""
     names = {"tokenizer": "tokenizers", "chat_template": "chat templates", "special_tokens": "special tokens"}
     for field, words in names.items():
-        mine, theirs = getattr(one, field), getattr(other, field)
-        if mine != theirs:
-            return f"{words} differ ({mine[:12]} and {theirs[:12]})"
+        left, right = getattr(one, field), getattr(other, field)
+        if left != right:
+            return f"{words} differ ({left[:12]} and {right[:12]})"
     return None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> JsonObject:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
@@ -55,10 +56,10 @@ def _canonical(value: Any) -> Any:
         return [_canonical(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _canonical(item) for key, item in value.items() if item is not None and item is not False}
-    if isinstance(merges := found.get("merges"), list):
-        found["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
-    return found
+    canonical = {key: _canonical(item) for key, item in value.items() if item is not None and item is not False}
+    if isinstance(merges := canonical.get("merges"), list):
+        canonical["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+    return canonical
 
 
 def _hash_json(value: Any) -> str:

@@ -45,9 +45,9 @@ class Stamp:
     ctime_ns: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> "Stamp":
-        """The stamp in the answer of a stat call."""
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def of(cls, status: os.stat_result) -> "Stamp":
+        """Return the stamp in the answer of a stat call."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Scan:
 
 
 def scan_folder(folder: Path, *, links: bool = False) -> Scan:
-    """Look at every file below a folder. With `links` a link to a file counts as that file, else as strange.
+    """Return every file below a folder. With `links` a link to a file counts as that file, else as strange.
 
     Folders behind links are not entered.
     """
@@ -95,22 +95,22 @@ class DigestCache:
         self.layout = layout
 
     def digests(self, folder: Path, files: Mapping[str, Stamp], *, links: bool = False) -> dict[str, str]:
-        """sha256 by path of the files that `scan` found below a folder; only what has changed is read.
+        """Return the sha256 by path of the files that `scan_folder` returned; only what has changed is read.
 
         A file that is gone meanwhile, or cannot be read, has the digest "".
         """
         key = self._key()
         known = self._read(folder, key) if key else {}
-        found = {name: known[name][1] for name, stamp in files.items() if name in known and known[name][0] == stamp}
-        missing = [name for name in files if name not in found]
+        digests = {name: known[name][1] for name, stamp in files.items() if name in known and known[name][0] == stamp}
+        missing = [name for name in files if name not in digests]
         if missing:
             settled = dict(_hash_all(folder, missing, sum(files[name].size for name in missing), links))
-            found |= {name: digest for name, (digest, _) in settled.items()}
+            digests |= {name: digest for name, (digest, _) in settled.items()}
             fresh = {name: (stamp, digest) for name, (digest, stamp) in settled.items() if stamp is not None}
             kept = {name: known[name] for name in files if name in known and name not in settled}
             if key and fresh:
                 self._write(folder, key, kept | fresh)
-        return {name: found[name] for name in files}
+        return {name: digests[name] for name in files}
 
     def _key(self) -> bytes | None:
         try:
@@ -119,7 +119,7 @@ class DigestCache:
             return None
 
     def _file(self, folder: Path) -> Path:
-        """Where the record of a folder lies; machines that share the checkout see other device numbers."""
+        """Return where the record of a folder lies; machines that share the checkout see other device numbers."""
         name = hashlib.sha256(f"{platform.node()}\0{folder}".encode()).hexdigest()[:32]
         return self.layout.state / "cache" / "digests" / name
 
@@ -146,7 +146,7 @@ class DigestCache:
 
 
 def hash_file(path: Path, *, links: bool = False) -> tuple[str, Stamp | None]:
-    """sha256 of a regular file, and its stamp where a later change cannot go unseen; ("", None) when it is none.
+    """Return the sha256 of a regular file, and its stamp if a later change cannot go unseen; else ("", None).
 
     A file whose stamp may be remembered is flushed first: from then on a write through a memory map changes it too.
     """
@@ -190,8 +190,8 @@ def _authenticate(key: bytes, body: bytes) -> bytes:
 def _remove_oldest(folder: Path) -> None:
     """Remove the oldest records where there are too many."""
     with os.scandir(folder) as entries:
-        found = list(entries)
-    if len(found) <= RECORDS:
+        records = list(entries)
+    if len(records) <= RECORDS:
         return
 
     def age(entry: "os.DirEntry[str]") -> int:
@@ -199,5 +199,5 @@ def _remove_oldest(folder: Path) -> None:
             return entry.stat().st_mtime_ns
         return 0
 
-    for entry in sorted(found, key=age)[: len(found) - RECORDS * 3 // 4]:
+    for entry in sorted(records, key=age)[: len(records) - RECORDS * 3 // 4]:
         Path(entry.path).unlink(missing_ok=True)

@@ -22,11 +22,11 @@ class Objects:
         self.root = root
 
     def path(self, name: str) -> Path:
-        """Where an object lies, by its md5 (with `.dir` for a folder's listing)."""
+        """Return the path of an object by its md5 (with `.dir` for a folder's listing)."""
         return self.root / name[:2] / name[2:]
 
     def put_output(self, folder: Path, output: Output) -> None:
-        """Add every file of an output and its listing; what is there already, undamaged, is left alone."""
+        """Add every file of an output and its listing; leave undamaged objects alone."""
         for file in output.files:
             self._put(file.md5, file.size, folder / file.path)
         self._put(output.dvc, len(dvc_listing(output.files)), dvc_listing(output.files))
@@ -44,12 +44,12 @@ class Objects:
             fresh.chmod(0o444)
 
     def differs(self, name: str) -> str | None:
-        """What is wrong with a cached object, None when it is what its name says."""
+        """Return how a cached object differs from what its name says, or None."""
         path = self.path(name)
         if not path.is_file():
             return "is missing"
-        found = digest_file(path, name).md5
-        return None if found == name.removesuffix(".dir") else f"has md5 {found}"
+        md5 = digest_file(path, name).md5
+        return None if md5 == name.removesuffix(".dir") else f"has md5 {md5}"
 
 
 def copy_file(source: Path, target: Path) -> None:

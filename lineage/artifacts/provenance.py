@@ -28,7 +28,7 @@ PACKAGES = (
 
 @lru_cache
 def read_commit(root: Path) -> tuple[str | None, bool]:
-    """Commit of the checkout and whether it has uncommitted changes; (None, False) outside Git."""
+    """Return the commit of the checkout and whether it has uncommitted changes; (None, False) outside Git."""
     head = _run_git(root, "rev-parse", "HEAD")
     if head is None:
         return None, False
@@ -45,21 +45,21 @@ def _run_git(root: Path, *words: str) -> str | None:
 
 @lru_cache
 def read_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that results depend on."""
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @lru_cache
 def describe_machine() -> dict[str, str | int]:
-    """What kind of machine this is, without its name: results can differ in the last bits between kinds."""
+    """Return the kind of this machine, without its name: results can differ in the last bits between kinds."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found: dict[str, str | int] = {
+    description: dict[str, str | int] = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _read_labelled_value(Path("/proc/cpuinfo"), "model name") or platform.processor() or "unknown",
         "cores": os.cpu_count() or 0,
@@ -68,21 +68,21 @@ def describe_machine() -> dict[str, str | int]:
     cards = [
         _read_labelled_value(file, "Model") for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]
-    return found | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
+    return description | ({"gpus": ", ".join(filter(None, cards))} if any(cards) else {})
 
 
 def _read_labelled_value(file: Path, label: str) -> str:
-    """The first `label: value` of a file of the kernel; empty when there is none."""
+    """Return the first `label: value` of a file of the kernel; empty when there is none."""
     lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(label)), "")
 
 
 @lru_cache
 def find_needed_packages() -> dict[str, str]:
-    """Name to version of the dependencies of this distribution and of theirs, as far as they are installed."""
+    """Return name to version of the installed dependencies of this distribution, direct and indirect."""
     waiting = _select_requirements(importlib.metadata.requires("posttrain") or [], "")
     seen: set[tuple[str, str]] = {("posttrain", "")}
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     while waiting:
         wanted = waiting.pop()
         name = canonicalize_name(wanted.name)
@@ -90,15 +90,15 @@ def find_needed_packages() -> dict[str, str]:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found[name] = distribution.version
+        versions[name] = distribution.version
         for extra in ("", *wanted.extras):
             if (name, extra) not in seen:
                 seen.add((name, extra))
                 waiting += _select_requirements(distribution.requires or [], extra)
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 def _select_requirements(texts: list[str], extra: str) -> list[Requirement]:
-    """The requirements that hold here, with an extra of the package that has them or without any."""
+    """Return the requirements that hold here, for an extra of the package or for none."""
     every = [Requirement(text) for text in texts]
     return [one for one in every if one.marker is None or one.marker.evaluate({"extra": extra})]

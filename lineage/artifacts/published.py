@@ -1,4 +1,4 @@
-"""What the audit log says of an artifact: how it came here last, by a step or from a remote.
+"""The entries of the audit log about an artifact: how it came here last, by a step or from a remote.
 
 Only lines that were added since the last look are read.
 """
@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 
 def compare_with_log(layout: Layout, manifest: Manifest, folder: Path, keys: Keys) -> list[Damage]:
-    """How an artifact differs from what the audit log says of it; nothing where it says nothing.
+    """Return how an artifact differs from its entry in the audit log; empty if it has none.
 
     What was fetched from a remote since it was published here is another's, and not compared.
     """
@@ -52,25 +52,25 @@ def compare_with_log(layout: Layout, manifest: Manifest, folder: Path, keys: Key
 
 
 def find_arrival(layout: Layout, key: str, keys: Keys) -> Entry | None:
-    """The latest entry by which the artifact of a key came here, of those that one of the trusted `keys` signed."""
+    """Return the latest entry, signed by one of `keys`, by which the artifact of a key came here."""
     path = log_file(layout)
     with _lock:
         places = list(_read_new_lines(path).places.get(key, ()))
     raw = tuple((name, public.public_bytes_raw()) for name, public in sorted(keys.items())) if places else ()
-    found = (_parse_signed(_read_line(path, *place), raw) for place in reversed(places))
-    return next((entry for entry in found if entry is not None), None)
+    candidates = (_parse_signed(_read_line(path, *place), raw) for place in reversed(places))
+    return next((entry for entry in candidates if entry is not None), None)
 
 
 def _read_new_lines(path: Path) -> Lines:
-    """What is known of a log, with the lines that were added to it."""
+    """Return the places of lines in a log, with those that were added since the last call."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return Lines()
     lines = _known.setdefault(path, Lines())
-    if lines.inode != found.st_ino or found.st_size < lines.end:
-        lines = _known[path] = Lines(found.st_ino)
-    if found.st_size > lines.end:
+    if lines.inode != status.st_ino or status.st_size < lines.end:
+        lines = _known[path] = Lines(status.st_ino)
+    if status.st_size > lines.end:
         with path.open("rb") as stream:
             stream.seek(lines.end)
             for line in stream:
@@ -83,7 +83,7 @@ def _read_new_lines(path: Path) -> Lines:
 
 
 def _keys_in(line: bytes) -> list[str]:
-    """Keys of the artifacts that came with an entry."""
+    """Return the keys of the artifacts that an entry brought."""
     if line.startswith(PUBLISHED):
         return [key.decode() for key in KEY.findall(line)]
     if line.startswith(PULLED):
@@ -102,7 +102,7 @@ def _read_line(path: Path, start: int, length: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _parse_signed(line: bytes, keys: tuple[tuple[str, bytes], ...]) -> Entry | None:
-    """The entry in a line if one of the keys (name and raw public key) signed it."""
+    """Return the entry in a line if one of the keys (name and raw public key) signed it."""
     entry = parse_entry(line)
     if entry is None:
         return None

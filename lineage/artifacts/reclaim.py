@@ -1,9 +1,10 @@
-"""What can be removed from a checkout, what the disk gets back for it, and removing it."""
+"""Files that can be removed from a checkout, the disk space that they free, and their removal."""
 
 import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Garbage:
 
 
 def find_unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Iterable[Record]) -> Iterator[Path]:
-    """Cached files that removed artifacts name and neither a kept one nor DVC's own records in the checkout do."""
+    """Yield cached files that only removed artifacts name, and no record of DVC in the checkout."""
     wanted = {name for record in kept for name in list_object_names(record)} | set(_find_tracked(layout))
     objects = Objects(layout.dvc_cache)
     for name in sorted({name for record in removed for name in list_object_names(record)} - wanted):
@@ -54,14 +55,14 @@ def find_unneeded_objects(layout: Layout, kept: Iterable[Record], removed: Itera
 
 
 def list_object_names(record: Record) -> Iterator[str]:
-    """Names in DVC's cache of everything in an artifact's outputs."""
+    """Yield the names in DVC's cache of all files in an artifact's outputs."""
     for output in record["outputs"].values():
         yield output["dvc"]
         yield from (file["md5"] for file in output["files"])
 
 
 def _find_tracked(layout: Layout) -> Iterator[str]:
-    """What `*.dvc` and `dvc.lock` of the checkout name, and what lies in the folders among it."""
+    """Yield the objects that `*.dvc` and `dvc.lock` of the checkout name, and those in the folders among them."""
     objects = Objects(layout.dvc_cache)
     for name in {name for file in _find_records(layout.root) for name in _find_digests(_parse_record(file))}:
         yield name
@@ -71,7 +72,7 @@ def _find_tracked(layout: Layout) -> Iterator[str]:
 
 
 def _parse_record(file: Path) -> Any:
-    """What a record of DVC says. Raises PlanError for one that cannot be read: what it names must stay."""
+    """Return the content of a record of DVC. Raise PlanError if it cannot be read: what it names must stay."""
     try:
         return yaml.safe_load(file.read_bytes())
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -96,28 +97,28 @@ def _find_digests(value: Any) -> Iterator[str]:
 
 
 def find_temporaries(layout: Layout) -> list[Path]:
-    """Temporary files in DVC's cache that were not written to for an hour."""
+    """Return temporary files in DVC's cache that were not written to for an hour."""
     before = time.time() - QUIET
     fragments = (p for p in layout.dvc_cache.glob("*/.*") if is_fragment(p) and p.is_file())
     return sorted(p for p in fragments if p.stat().st_mtime < before)
 
 
 def count_freed_bytes(paths: Iterable[Path]) -> int:
-    """Bytes that the disk gets back: blocks of files all of whose names go, and of folders.
+    """Return the bytes that the disk gets back: blocks of files all of whose names go, and of folders.
 
     A file that another name keeps, such as a link below data/runs, frees nothing. Where the file system shares blocks
     between copies (btrfs, XFS), it is the most that may come back.
     """
     links: dict[tuple[int, int], int] = {}
     total = 0
-    for found in _stat_all(paths):
-        if not os.path.stat.S_ISREG(found.st_mode):
-            total += found.st_blocks * BLOCK
+    for status in _stat_all(paths):
+        if not stat.S_ISREG(status.st_mode):
+            total += status.st_blocks * BLOCK
             continue
-        node = (found.st_dev, found.st_ino)
+        node = (status.st_dev, status.st_ino)
         links[node] = links.get(node, 0) + 1
-        if links[node] == found.st_nlink:
-            total += found.st_blocks * BLOCK
+        if links[node] == status.st_nlink:
+            total += status.st_blocks * BLOCK
     return total
 
 
@@ -133,7 +134,7 @@ def _stat_all(paths: Iterable[Path]) -> Iterator[os.stat_result]:
 
 
 def remove_garbage(layout: Layout, garbage: Garbage) -> None:
-    """Remove it; an artifact goes by one rename first, so that none is ever half there. Work folders are not touched.
+    """Remove garbage; an artifact is renamed first, so that none is ever half there. Work folders are not touched.
 
     Killed on the way, what is left is found and removed by the next.
     """

@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from lineage.digests import digest_file, read_small
+from lineage.digests import digest_file
+from lineage.state_files import read_record_file
 
 SEAL = "seal.json"
 BESIDE = frozenset({SEAL, "signature.json"})
@@ -16,20 +17,20 @@ BESIDE = frozenset({SEAL, "signature.json"})
 
 
 def write_seal(folder: Path) -> Path:
-    """Seal an unpublished artifact; returns the seal's path."""
+    """Seal an unpublished artifact; return the seal's path."""
     path = folder / SEAL
     path.write_bytes(_encode_seal(_hash_sealed_files(folder)))
     return path
 
 
 def check_seal(folder: Path) -> list[str]:
-    """What differs from the seal, one line per file: `path: what`."""
+    """Return what differs from the seal, one line per file: `path: what`."""
     return [f"{folder / name}: {what}" for name, what in compare_with_seal(folder, _hash_sealed_files(folder))]
 
 
 def compare_with_seal(folder: Path, digests: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What differs from the seal, as (path in the folder, what); `digests` are those of its files by path."""
-    content = read_small(folder / SEAL)
+    """Return what differs from the seal as (path in the folder, what); `digests` are those of its files by path."""
+    content = read_record_file(folder / SEAL)
     if content is None:
         return [(SEAL, "missing")]
     try:
@@ -52,7 +53,7 @@ def _is_sealed(name: str) -> bool:
 
 
 def _hash_sealed_files(folder: Path) -> dict[str, str]:
-    """sha256 by path, of every file outside `outputs/` but for the seal and its signature."""
+    """Return the sha256 by path of every file outside `outputs/` except the seal and its signature."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     return {name: digest_file(path, name).sha256 for name, path in sorted(files.items()) if _is_sealed(name)}
 

@@ -10,13 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-from lineage.audit.log import read_latest_anchor
-from lineage.digests import read_small
+from lineage.audit.log import Anchor, EntrySignature, read_latest_anchor
 from lineage.keys import Ed25519PublicKey, is_valid, load_signer
 from lineage.layout import Layout
-from lineage.state_files import Unreadable, parse_json, read_regular
+from lineage.state_files import Unreadable, parse_json, read_record_file, read_regular
 from schemas.manifest import Manifest
 
 SIGNATURE = "signature.json"
@@ -26,8 +25,43 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "urn:posttrain:artifact:v1"
 
 
+class Subject(TypedDict):
+    """A file that a statement is about."""
+
+    name: str
+    digest: dict[str, str]
+
+
+class Predicate(TypedDict):
+    """What a statement says of an artifact."""
+
+    key: str
+    kind: str
+    step: str
+    recipe: str
+    run: str
+    outputs: dict[str, str]
+    audit: Anchor | None
+
+
+class Statement(TypedDict):
+    """An in-toto statement; `_type` is left out here, as it is a constant."""
+
+    subject: list[Subject]
+    predicateType: str
+    predicate: Predicate
+
+
+class Envelope(TypedDict):
+    """A DSSE envelope with one signature."""
+
+    payload: str
+    payloadType: str
+    signatures: list[EntrySignature]
+
+
 def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
-    """Sign an unpublished, sealed artifact; returns the signature's path. Raises PlanError without a usable key."""
+    """Sign an unpublished, sealed artifact; return the signature's path. Raise PlanError without a usable key."""
     key = load_signer(layout)
     statement = {
         "_type": STATEMENT_TYPE,
@@ -44,33 +78,33 @@ def write_signature(layout: Layout, folder: Path, manifest: Manifest) -> Path:
         },
     }
     body = json.dumps(statement, sort_keys=True).encode()
-    signatures = [{"keyid": key.name, "sig": _encode_base64(key.sign(encode_pre_authentication(body)))}]
-    envelope = {"payload": _encode_base64(body), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    signature = EntrySignature(keyid=key.name, sig=_encode_base64(key.sign(encode_pre_authentication(body))))
+    envelope = Envelope(payload=_encode_base64(body), payloadType=PAYLOAD_TYPE, signatures=[signature])
     path = folder / SIGNATURE
     path.write_bytes(_encode_envelope(envelope))
     return path
 
 
 def encode_pre_authentication(body: bytes) -> bytes:
-    """What DSSE signs: type and body, each with its length, so that neither can be taken for the other."""
+    """Return the bytes that DSSE signs: type and body, each with its length, so that they cannot be confused."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(body), body)
 
 
-def read_statement(folder: Path) -> dict[str, Any] | None:
-    """What was signed, unverified; None where there is no signature or it cannot be read."""
+def read_statement(folder: Path) -> Statement | None:
+    """Return the signed statement, unverified, or None if there is no readable signature."""
     envelope = _read_envelope(folder)
     return envelope[1] if envelope else None
 
 
 def read_signer_name(folder: Path) -> str | None:
-    """Name of the key that a signature says to be of; None when there is no readable signature."""
+    """Return the name of the key that a signature claims, or None if there is no readable signature."""
     envelope = _read_envelope(folder)
     return envelope[0]["signatures"][0]["keyid"] if envelope else None
 
 
 def check_signature(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """What is wrong with a signature that is there, one line each: `path: what`."""
+    """Return what is wrong with an existing signature, one line each: `path: what`."""
     wrong = compare_with_signature(folder, {name: _hash_record(folder / name) for name in SIGNED}, keys)
     if not wrong and (stranger := read_signer_name(folder)) not in keys:
         advice = "to trust it, put its .pub file into .posttrain/keys/trusted/"
@@ -81,33 +115,33 @@ def check_signature(folder: Path, keys: dict[str, Ed25519PublicKey]) -> list[str
 def compare_with_signature(
     folder: Path, digests: Mapping[str, str], keys: dict[str, Ed25519PublicKey]
 ) -> list[tuple[str, str]]:
-    """What contradicts a signature that is there, as (file, what); that its key is not known is no contradiction.
+    """Return what contradicts an existing signature as (file, what); an unknown key is no contradiction.
 
     `digests` are the sha256 of the signed files by name.
     """
-    found = _read_envelope(folder)
-    if found is None:
+    parts = _read_envelope(folder)
+    if parts is None:
         return [(SIGNATURE, "is not a signature any more")]
-    envelope, statement, body = found
+    envelope, statement, body = parts
     signature = envelope["signatures"][0]
     key = keys.get(signature["keyid"])
     if key is not None and not is_valid(key, base64.b64decode(signature["sig"]), encode_pre_authentication(body)):
         return [(SIGNATURE, "the signature does not fit what it signs")]
     try:
-        said = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
+        signed = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
     except (KeyError, TypeError):
         return [(SIGNATURE, "is not a signature any more")]
-    return [(name, "is not what was signed") for name in SIGNED if said.get(name) != digests.get(name)]
+    return [(name, "is not what was signed") for name in SIGNED if signed.get(name) != digests.get(name)]
 
 
-def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes] | None:
-    """Envelope, statement and the statement's bytes; only what is spelt exactly as it was written counts."""
+def _read_envelope(folder: Path) -> tuple[Envelope, Statement, bytes] | None:
+    """Return envelope, statement and the statement's bytes, if they are spelt exactly as posttrain writes them."""
     try:
         content = read_regular(folder / SIGNATURE)
         envelope = parse_json(content)
         body = base64.b64decode(envelope["payload"], validate=True)
         signature = envelope["signatures"][0]
-        spelt = {
+        spelt: Envelope = {
             "payload": _encode_base64(body),
             "payloadType": PAYLOAD_TYPE,
             "signatures": [
@@ -123,7 +157,7 @@ def _read_envelope(folder: Path) -> tuple[dict[str, Any], dict[str, Any], bytes]
     return (envelope, statement, body) if content == _encode_envelope(spelt) else None
 
 
-def _encode_envelope(envelope: dict[str, Any]) -> bytes:
+def _encode_envelope(envelope: Envelope) -> bytes:
     return json.dumps(envelope, indent=1).encode()
 
 
@@ -132,5 +166,5 @@ def _encode_base64(content: bytes) -> str:
 
 
 def _hash_record(path: Path) -> str:
-    content = read_small(path)
+    content = read_record_file(path)
     return "" if content is None else hashlib.sha256(content).hexdigest()

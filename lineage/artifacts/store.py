@@ -26,6 +26,7 @@ from lineage.layout import Layout
 from schemas.atomic_write import atomic_file
 from schemas.errors import StepError
 from schemas.manifest import FileDigest, Manifest, Output
+from schemas.references import ArtifactType
 
 MOST_WHOLE = 4096
 _whole: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...], frozenset[str]], Manifest] = {}
@@ -41,12 +42,12 @@ class Store:
         self.digests = DigestCache(layout)
 
     def find(self, kind: str, key: str) -> Manifest | None:
-        """The manifest of a published step of which every file is as it was published, else None."""
-        found = self.examine(kind, key)
-        return found.manifest if found.is_whole else None
+        """Return the manifest of a published step whose files are all as they were published, else None."""
+        condition = self.examine(kind, key)
+        return condition.manifest if condition.is_whole else None
 
     def examine(self, kind: str, key: str) -> Condition:
-        """How the artifact of a key is: its files, seal and signature compared, and what the audit log says of it.
+        """Compare the files, seal and signature of a key's artifact, and its audit entry; return its condition.
 
         Files that did not change since they were last hashed are not hashed again (`lineage.artifacts.digest_cache`).
         """
@@ -54,62 +55,62 @@ class Store:
         if not folder.is_dir():
             return Condition(None, ())
         try:
-            seen = scan_folder(folder)
-            digests, keys = self.digests.digests(folder, seen.files), load_trusted_keys(self.layout)
-            found = self._checked(folder, digests, seen.strange, keys)
+            scanned = scan_folder(folder)
+            digests, keys = self.digests.digests(folder, scanned.files), load_trusted_keys(self.layout)
+            condition = self._checked(folder, digests, scanned.strange, keys)
         except OSError as error:
             return _describe_unreadable(error)
-        if found.manifest is None:
-            return found
-        wrong = list(found.damages)
-        if found.manifest.key != key:
-            wrong.append(Damage(MANIFEST, "is of another key"))
-        wrong += compare_with_log(self.layout, found.manifest, folder, keys)
-        return replace(found, damages=tuple(wrong))
+        if condition.manifest is None:
+            return condition
+        damages = list(condition.damages)
+        if condition.manifest.key != key:
+            damages.append(Damage(MANIFEST, "is of another key"))
+        damages += compare_with_log(self.layout, condition.manifest, folder, keys)
+        return replace(condition, damages=tuple(damages))
 
     def _checked(self, folder: Path, digests: Mapping[str, str], strange: tuple[str, ...], keys: Keys) -> Condition:
-        """Manifest, seal and signature compared; of files with the digests that were found whole, not again."""
-        same = (str(folder), tuple(digests.items()), strange, frozenset(keys))
-        if same in _whole:
-            return Condition(_whole[same], ())
-        found = examine_files(folder, digests, strange)
+        """Compare manifest, seal and signature; files with digests that were complete before are not compared again."""
+        cache_key = (str(folder), tuple(digests.items()), strange, frozenset(keys))
+        if cache_key in _whole:
+            return Condition(_whole[cache_key], ())
+        condition = examine_files(folder, digests, strange)
         if SIGNATURE in digests or SIGNATURE in strange:
-            wrong = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
-            found = replace(found, damages=found.damages + wrong)
-        if found.manifest is not None and found.is_whole:
+            damages = tuple(Damage(*each) for each in compare_with_signature(folder, digests, keys))
+            condition = replace(condition, damages=condition.damages + damages)
+        if condition.manifest is not None and condition.is_whole:
             if len(_whole) >= MOST_WHOLE:
                 _whole.clear()
-            _whole[same] = found.manifest
-        return found
+            _whole[cache_key] = condition.manifest
+        return condition
 
     def _condition(self, folder: Path, hashed: Callable[[Scan], Mapping[str, str]]) -> Condition:
         try:
-            seen = scan_folder(folder)
-            return examine_files(folder, hashed(seen), seen.strange)
+            scanned = scan_folder(folder)
+            return examine_files(folder, hashed(scanned), scanned.strange)
         except OSError as error:
             return _describe_unreadable(error)
 
     def with_key(self, key: str) -> Manifest | None:
-        """The manifest of a key, whatever its kind; None when it is not here or damaged."""
+        """Return the manifest of a key of any kind, or None if it is missing or damaged."""
         folders = self.layout.state.glob(f"artifacts/*-{key[:16]}") if key else ()
-        found = (read_manifest(folder) for folder in sorted(folders))
-        return next((m for m in found if m and m.key == key), None)
+        manifests = (read_manifest(folder) for folder in sorted(folders))
+        return next((m for m in manifests if m and m.key == key), None)
 
     def manifests(self) -> Iterator[Manifest]:
-        """All manifests but damaged ones, oldest first."""
-        found = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
-        yield from sorted((m for m in found if m), key=lambda m: (m.started, m.key))
+        """Yield all manifests but damaged ones, oldest first."""
+        manifests = [read_manifest(p.parent) for p in self.layout.state.glob(f"artifacts/*/{MANIFEST}")]
+        yield from sorted((m for m in manifests if m), key=lambda m: (m.started, m.key))
 
     def folder(self, manifest: Manifest) -> Path:
-        """Folder of an artifact."""
+        """Return folder of an artifact."""
         return self.layout.artifact(manifest.kind, manifest.key)
 
     def output_folder(self, kind: str, key: str, name: str) -> Path:
-        """Folder of a named output."""
+        """Return folder of a named output."""
         return self.layout.artifact(kind, key) / "outputs" / name
 
-    def describe(self, folder: Path, types: dict[str, str]) -> dict[str, Output]:
-        """Digests of the outputs in an unpublished folder; raises StepError when one is missing or empty."""
+    def describe(self, folder: Path, types: Mapping[str, ArtifactType]) -> dict[str, Output]:
+        """Return the digests of the outputs in an unpublished folder; raise StepError if one is missing or empty."""
         outputs = {}
         for name, artifact_type in types.items():
             files = folder_digests(folder / "outputs" / name)
@@ -120,7 +121,7 @@ class Store:
         return outputs
 
     def publish(self, folder: Path, manifest: Manifest) -> Manifest:
-        """Make an artifact of a folder: cached, flushed, sealed and signed last, one rename; an equal step wins.
+        """Publish a folder as an artifact: cached, flushed, sealed and signed, then one rename; an equal artifact wins.
 
         A damaged artifact of the same key is moved aside, next to `folder`.
         """
@@ -148,36 +149,40 @@ class Store:
         return manifest
 
     def verify(self, manifest: Manifest) -> list[str]:
-        """Hash every file of an artifact and its cached objects again; one line per difference."""
+        """Hash every file of an artifact and its cached objects again; return one line per difference."""
         folder = self.folder(manifest)
-        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
-        wrong = [f"{folder / damage.path}: {damage.what}" for damage in found.damages]
-        if found.manifest is not None and found.manifest != manifest:
-            wrong.append(f"{folder / MANIFEST}: was replaced meanwhile")
+        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        problems = [f"{folder / damage.path}: {damage.what}" for damage in condition.damages]
+        if condition.manifest is not None and condition.manifest != manifest:
+            problems.append(f"{folder / MANIFEST}: was replaced meanwhile")
         for output in manifest.outputs.values():
             for object_name in (*(f.md5 for f in output.files), output.dvc):
                 if what := self.objects.differs(object_name):
-                    wrong.append(f"{self.objects.path(object_name)}: {what}")
-        return wrong
+                    problems.append(f"{self.objects.path(object_name)}: {what}")
+        return problems
 
-    def is_restorable(self, found: Condition) -> bool:
-        """Whether DVC's cache holds everything that is damaged; it holds outputs, and nothing else of an artifact."""
-        if found.manifest is None or not found.damages or not all(damage.is_output for damage in found.damages):
+    def is_restorable(self, condition: Condition) -> bool:
+        """Return whether DVC's cache holds everything that is damaged; it holds outputs and nothing else."""
+        if (
+            condition.manifest is None
+            or not condition.damages
+            or not all(damage.is_output for damage in condition.damages)
+        ):
             return False
-        return not any(self.objects.differs(file.md5) for _, file in self._damaged(found, found.manifest))
+        return not any(self.objects.differs(file.md5) for _, file in self._damaged(condition, condition.manifest))
 
     def restore(self, manifest: Manifest) -> list[str]:
-        """Put damaged or missing files of the outputs back from DVC's cache; returns their paths.
+        """Restore damaged or missing files of the outputs from DVC's cache; return their paths.
 
         What is there and belongs to no output is removed. Raises StepError when the cached object is damaged too.
         """
         folder, restored = self.folder(manifest), []
-        found = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
-        wanted = list(self._damaged(found, manifest))
+        condition = self._condition(folder, lambda seen: {name: hash_file(folder / name)[0] for name in seen.files})
+        wanted = list(self._damaged(condition, manifest))
         for path, file in wanted:
             if what := self.objects.differs(file.md5):
                 raise StepError(f"cannot restore {path}: the object in DVC's cache {what}")
-        for damage in found.damages:
+        for damage in condition.damages:
             if damage.is_output and damage.what in NOT_OURS:
                 (folder / damage.path).unlink(missing_ok=True)
         for path, file in wanted:
@@ -190,9 +195,9 @@ class Store:
             restored.append(str(path))
         return restored
 
-    def _damaged(self, found: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
-        """The files of the outputs that are to be written again: those named, and those behind what is no folder."""
-        named = {damage.path for damage in found.damages}
+    def _damaged(self, condition: Condition, manifest: Manifest) -> Iterator[tuple[Path, FileDigest]]:
+        """Yield the files of the outputs that must be written again: named ones, and those below what is no folder."""
+        named = {damage.path for damage in condition.damages}
         for name, output in manifest.outputs.items():
             for file in output.files:
                 path = f"{OUTPUTS}{name}/{file.path}"
@@ -205,5 +210,5 @@ def _describe_unreadable(error: OSError) -> Condition:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of an artifact's folder; None when there is none or it is not the one that was sealed."""
+    """Return the manifest of an artifact's folder, or None if it is missing or not the sealed one."""
     return read_sealed_manifest(folder)

@@ -1,4 +1,4 @@
-"""What people decided about gates that failed: who, when, why; one JSON line per decision, only ever added.
+"""Decisions of people about failed gates: who, when and why; one JSON line per decision, only ever added.
 
 A decision is about a gate of one evaluation, so it lies under the key of that step: an equal evaluation does not ask
 again, and no key is made of decisions. The latest one counts.
@@ -8,26 +8,41 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 from lineage.audit import log as audit_log
 from lineage.layout import Layout
-from lineage.records import read_lines
+from lineage.records import Record, read_lines
 
 Decision = Literal["approve", "reject"]
-Record = dict[str, Any]
+
+
+class DecisionRecord(TypedDict):
+    """A decision as it is kept next to the log."""
+
+    gate: int
+    decision: Decision
+    name: str
+    reason: str
+    at: str
+    audit: audit_log.Anchor
+    step: NotRequired[str]
+    run: NotRequired[str]
+    metric: NotRequired[str]
+
+
 FOLDER = "approvals"
 
 
-def record_decision(
+def append_decision(
     layout: Layout, key: str, gate: int, decision: Decision, *, name: str, reason: str, **facts: Any
-) -> Record:
-    """Keep a decision about a gate (its index) of the evaluation with this key; the audit log has it first.
+) -> DecisionRecord:
+    """Record a decision about a gate (its index) of the evaluation with this key, in the audit log first.
 
     `facts` are the step, the run, what the gate said and where the decision was made.
     """
-    told = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
-    entry = audit_log.append(layout, decision, key=key, **told)
+    facts_of_decision = {"gate": gate, "decision": decision, "name": name, "reason": reason, **facts}
+    entry = audit_log.append(layout, decision, key=key, **facts_of_decision)
     record = parse_decision(entry)
     path = decisions_file(layout, key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,40 +55,40 @@ def record_decision(
     return record
 
 
-def parse_decision(entry: audit_log.Entry) -> Record:
-    """The line that belongs to a decision's entry of the audit log."""
-    told = {name: value for name, value in entry["facts"].items() if name != "key"}
+def parse_decision(entry: audit_log.Entry) -> DecisionRecord:
+    """Return the record of a decision from its entry in the audit log."""
+    facts = {name: value for name, value in entry["facts"].items() if name != "key"}
     at = datetime.fromisoformat(entry["at"]).isoformat(timespec="seconds")
-    return told | {"at": at, "audit": audit_log.anchor_of(entry)}
+    return cast(DecisionRecord, {**facts, "at": at, "audit": audit_log.anchor_of(entry)})
 
 
-def encode_decision(record: Record) -> bytes:
-    """A decision as its line."""
+def encode_decision(record: DecisionRecord) -> bytes:
+    """Return a decision as a JSON line."""
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
-def read_decisions(layout: Layout, key: str) -> list[Record]:
-    """Every decision about the gates of an evaluation, oldest first."""
-    return read_lines(decisions_file(layout, key))
+def read_decisions(layout: Layout, key: str) -> list[DecisionRecord]:
+    """Return every decision about the gates of an evaluation, oldest first."""
+    return cast(list[DecisionRecord], read_lines(decisions_file(layout, key)))
 
 
-def read_artifact_decisions(record: Record) -> list[Record]:
-    """Every decision about an artifact's gates, from its manifest as plain data with its folder."""
+def read_artifact_decisions(record: Record) -> list[DecisionRecord]:
+    """Return every decision about an artifact's gates, from its record."""
     state = Path(record["folder"]).parents[1]
-    return read_lines(state / FOLDER / f"{record['key']}.jsonl")
+    return cast(list[DecisionRecord], read_lines(state / FOLDER / f"{record['key']}.jsonl"))
 
 
-def latest_decision(layout: Layout, key: str, gate: int) -> Record | None:
-    """The decision that counts; None while there is none."""
+def latest_decision(layout: Layout, key: str, gate: int) -> DecisionRecord | None:
+    """Return the latest decision about a gate, or None."""
     return next((record for record in reversed(read_decisions(layout, key)) if record["gate"] == gate), None)
 
 
-def describe_decision(record: Record) -> str:
-    """A decision in words."""
+def describe_decision(record: DecisionRecord) -> str:
+    """Return a decision as a sentence."""
     what = "approved" if record["decision"] == "approve" else "rejected"
     return f"{what} by {record['name']} at {record['at']}: {record['reason']}"
 
 
 def decisions_file(layout: Layout, key: str) -> Path:
-    """Where the decisions about an evaluation lie."""
+    """Return the file of the decisions about an evaluation."""
     return layout.state / FOLDER / f"{key}.jsonl"

@@ -1,4 +1,4 @@
-"""The audit log as far as it proves itself: an unbroken chain of hashes, whose end and whose moves are signed.
+"""The part of the audit log that proves itself: an unbroken chain of hashes with signed moves and a signed end.
 
 The signature of the last entry vouches for everything before it, for its hash stands for the whole chain. What else
 remembers the log is compared by `lineage.verification.audit_check`, which takes longer.
@@ -38,7 +38,7 @@ class Chain:
 
 
 def read_chain(layout: Layout) -> Chain:
-    """The log's chain, read again only when the file, its head or the trusted keys changed.
+    """Return the log's chain, read again only if the file, its head or the trusted keys changed.
 
     Raises PlanError for a key that is none.
     """
@@ -49,7 +49,7 @@ def read_chain(layout: Layout) -> Chain:
 
 
 def read_unbroken_chain(layout: Layout) -> Chain:
-    """The same, of a log without a break. Raises PlanError that says where the break is and what to do."""
+    """Return the chain of a log without a break. Raise PlanError that says where the break is and what to do."""
     chain = read_chain(layout)
     if chain.problem:
         raise PlanError(
@@ -60,7 +60,7 @@ def read_unbroken_chain(layout: Layout) -> Chain:
 
 
 def find_signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> str | None:
-    """Why an entry is not one that a trusted key signed; None when it is."""
+    """Return why an entry is not signed by a trusted key, or None."""
     if hash_entry(entry) != entry["hash"]:
         return "was altered"
     try:
@@ -74,10 +74,10 @@ def find_signature_problem(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> s
 
 def _stat_file(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 @lru_cache(maxsize=4)
@@ -89,7 +89,7 @@ def _read_verified(
     hashes: list[str] = []
     last: Entry | None = None
     problem: str | None = None
-    seen = _read_head_anchor(head)  # before the log: other processes may add entries in between
+    head_anchor = _read_head_anchor(head)  # before the log: other processes may add entries in between
     for number, line in enumerate(log.read_bytes().split(b"\n") if log.is_file() else (), 1):
         entry = parse_entry(line)
         if entry is None:  # a write that was cut off, or bytes of others: the chain says whether an entry is missing
@@ -101,9 +101,9 @@ def _read_verified(
         hashes.append(entry["hash"])
         if entry["action"] in KEPT:
             kept.append(entry)
-    if last is not None and problem is None and (said := find_signature_problem(last, keys)):
-        problem = f"{log}: the last entry, {last['number']} ({last['action']}), {said}"
-    problem = problem or _compare_with_head(log, head, seen, hashes)
+    if last is not None and problem is None and (reason := find_signature_problem(last, keys)):
+        problem = f"{log}: the last entry, {last['number']} ({last['action']}), {reason}"
+    problem = problem or _compare_with_head(log, head, head_anchor, hashes)
     return Chain(tuple(kept), hashes[0] if hashes else None, frozenset(hashes), problem)
 
 
@@ -118,7 +118,7 @@ def _find_break(entry: Entry, last: Entry | None, keys: dict[str, Ed25519PublicK
 
 
 def _read_head_anchor(head: Path) -> tuple[int, str] | None:
-    """Number and hash of the latest entry, as the log's own head has them."""
+    """Return number and hash of the latest entry that the log's head file names."""
     try:
         seen = json.loads(read_regular(head))
         return int(seen["number"]), str(seen["hash"])
@@ -127,7 +127,7 @@ def _read_head_anchor(head: Path) -> tuple[int, str] | None:
 
 
 def _compare_with_head(log: Path, head: Path, seen: tuple[int, str] | None, hashes: list[str]) -> str | None:
-    """Entries that the log's own head saw and that are not there."""
+    """Return which entry of the head file the log lacks, or None."""
     number, digest = seen or (0, "")
     if number > len(hashes):
         return f"{log}: ends at entry {len(hashes)}, but {head} saw entry {number}"

@@ -1,4 +1,4 @@
-"""What the audit log says of artifacts and decisions, held against what lies there now."""
+"""Compares the audit log with the artifacts and decisions on the disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from lineage.audit.log import Entry
 from lineage.audit.moves import OTHERS
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, is_folder, parse_json_lines, read_json_lines, read_regular
+from schemas.base import JsonObject
 
 DECISIONS = frozenset({"approve", "reject"})
 MOVING = MOVES | {OTHERS}
@@ -18,7 +19,7 @@ OF_RUNS = frozenset({"run started", "run ended", "report written"})
 
 @dataclass
 class AuditCheck:
-    """What reading the whole log found."""
+    """What reading the whole log returned."""
 
     problems: list[str] = field(default_factory=list)
     """One line per thing that is not as it was written: `path:line: what`."""
@@ -40,7 +41,7 @@ class AuditCheck:
     """Entries that move a champion, oldest first."""
 
     def remember(self, entry: Entry, *, believed: bool = True) -> None:
-        """Take in an entry that stands in its place; what it says only when it is `believed`."""
+        """Add an entry in its place, and what it says only if it is `believed`."""
         self.hashes[entry["number"]] = entry["hash"]
         facts, action = entry["facts"], entry["action"]
         if not believed:
@@ -56,27 +57,28 @@ class AuditCheck:
         elif action in DECISIONS:
             self.decisions[entry["number"]] = entry
         elif action == "gc" and isinstance(facts.get("artifacts"), list):
-            self.removed |= dict.fromkeys(map(str, facts["artifacts"]), entry["number"])
+            for key in facts["artifacts"]:
+                self.removed[str(key)] = entry["number"]
 
 
-def check_decisions(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Decisions beside the log that it does not know or knows otherwise, and those that it knows and that are gone."""
-    decided: list[tuple[Path, dict[str, Any]]] = []
+def check_decisions(layout: Layout, audit: AuditCheck) -> Iterator[str]:
+    """Yield decisions on the disk that differ from the log, and decisions of the log that are missing."""
+    decided: list[tuple[Path, JsonObject]] = []
     for path in sorted(layout.state.glob("approvals/*")):
         if path.suffix != ".jsonl":
             continue
         yield from _check_lines(path)
         decided += [(path, line) for line in read_json_lines(path)]
     for path, line in decided:
-        entry = found.decisions.get(_entry_number(line))
+        entry = audit.decisions.get(_entry_number(line))
         if entry is None or _decision_identity(entry["facts"], entry["action"]) != _decision_identity(
             {**line, "key": path.stem}
         ):
             yield f"{path}: {line.get('decision')} by {line.get('name')} is not what the audit log says"
     yield from _check_order(decided)
-    there = {_entry_number(line) for _, line in decided}
-    for number, entry in found.decisions.items():  # also after a kill between the entry and the record
-        if number not in there:
+    recorded = {_entry_number(line) for _, line in decided}
+    for number, entry in audit.decisions.items():  # also after a kill between the entry and the record
+        if number not in recorded:
             file = layout.state / "approvals" / f"{entry['facts'].get('key')}.jsonl"
             yield (
                 f"{file}: the decision of entry {number} ({entry['action']}) is not there; "
@@ -84,8 +86,8 @@ def check_decisions(layout: Layout, found: AuditCheck) -> Iterator[str]:
             )
 
 
-def _check_order(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
-    """Files whose decisions about a gate do not stand in the order of the log: the last one counts."""
+def _check_order(decided: list[tuple[Path, JsonObject]]) -> Iterator[str]:
+    """Yield files whose decisions about a gate are not in the order of the log: the last one counts."""
     orders: dict[Path, dict[str, list[int]]] = {}
     for path, line in decided:
         orders.setdefault(path, {}).setdefault(str(line.get("gate")), []).append(_entry_number(line))
@@ -94,11 +96,11 @@ def _check_order(decided: list[tuple[Path, dict[str, Any]]]) -> Iterator[str]:
             yield f"{path}: its decisions are not in the order of the audit log"
 
 
-def find_unexplained_losses(layout: Layout, found: AuditCheck) -> Iterator[str]:
-    """Artifacts that the log knows, that are gone, and that no entry removed."""
-    for key, entry in found.published.items():
+def find_unexplained_losses(layout: Layout, audit: AuditCheck) -> Iterator[str]:
+    """Yield artifacts that the log knows, that are gone, and that no entry removed."""
+    for key, entry in audit.published.items():
         folder = layout.artifact(str(entry["facts"].get("kind")), key)
-        if found.removed.get(key, 0) < entry["number"] and not is_folder(folder):
+        if audit.removed.get(key, 0) < entry["number"] and not is_folder(folder):
             yield f"{folder}: published by entry {entry['number']} of the audit log; gone, and no entry removed it"
 
 
@@ -113,13 +115,13 @@ def _check_lines(path: Path) -> Iterator[str]:
         yield f"{path}{at}: no decision"
 
 
-def _entry_number(line: dict[str, Any]) -> int:
-    """Number of the log's entry that a decision names; 0 where it names none."""
+def _entry_number(line: JsonObject) -> int:
+    """Return the number of the log's entry that a decision names, or 0."""
     audit = line.get("audit")
     number = audit.get("number") if isinstance(audit, dict) else None
     return number if type(number) is int else 0
 
 
-def _decision_identity(facts: dict[str, Any], decision: str | None = None) -> tuple[Any, ...]:
+def _decision_identity(facts: JsonObject, decision: str | None = None) -> tuple[Any, ...]:
     names = ("key", "gate", "name", "reason")
     return (decision or facts.get("decision"), *(facts.get(name) for name in names))

@@ -12,17 +12,45 @@ import json
 import math
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from lineage.keys import Signer, load_signer
 from lineage.layout import Layout
 from lineage.state_files import Unreadable, parse_json, read_regular
 from schemas.atomic_write import write_text_atomically
+from schemas.base import JsonObject
 
-Entry = dict[str, Any]
+
+class Anchor(TypedDict):
+    """What another record keeps of an entry: a log cut off before it is detected by that."""
+
+    number: int
+    hash: str
+
+
+class EntrySignature(TypedDict):
+    """The signature of an entry's hash, and the name of its key."""
+
+    keyid: str
+    sig: str
+
+
+class Entry(TypedDict):
+    """One line of the log."""
+
+    action: str
+    at: str
+    facts: JsonObject
+    number: int
+    previous: str
+    who: str
+    hash: str
+    signature: EntrySignature
+
+
 FIRST = "0" * 64
 """What the first entry has for the hash of the one before."""
 BLOCK = 1 << 16
@@ -32,7 +60,7 @@ FIELDS = {"action": str, "at": str, "facts": dict, "number": int, "previous": st
 
 
 def append(layout: Layout, action: str, **facts: Any) -> Entry:
-    """Add an entry and flush it to the disk; returns it. Facts are JSON values, without host names and secrets.
+    """Add an entry, flush it to the disk and return it. Facts are JSON values, without host names and secrets.
 
     Several processes may append at once. What a cut-off write left is kept, and an entry `repaired` says so.
     Raises PlanError when there is no usable signing key.
@@ -59,12 +87,12 @@ def append(layout: Layout, action: str, **facts: Any) -> Entry:
 
 
 def head_file(layout: Layout) -> Path:
-    """Where the anchor of the latest entry is kept: a log cut off by an accident is found out by it."""
+    """Return the file of the latest entry's anchor, by which a truncated log is detected."""
     return layout.state / "audit.head.json"
 
 
 def _write_head(layout: Layout, entry: Entry) -> None:
-    """Keep the anchor of an entry, unless the one that is kept is of an entry that the log lacks."""
+    """Write the anchor of an entry, unless the file has one of an entry that the log lacks."""
     seen = read_head(layout)
     if (
         seen is None
@@ -74,28 +102,28 @@ def _write_head(layout: Layout, entry: Entry) -> None:
         write_text_atomically(head_file(layout), _encode_line(anchor_of(entry)).decode())
 
 
-def read_head(layout: Layout) -> dict[str, Any] | None:
-    """The anchor that is kept of the latest entry; None when there is none or it is none any more."""
+def read_head(layout: Layout) -> Anchor | None:
+    """Return the recorded anchor of the latest entry, or None if there is no valid one."""
     try:
         seen = parse_json(read_regular(head_file(layout)))
     except (Unreadable, ValueError):
         return None
     known = isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str)
-    return seen if known else None
+    return cast(Anchor, seen) if known else None
 
 
 def log_file(layout: Layout) -> Path:
-    """Where the log lies."""
+    """Return the file of the log."""
     return layout.state / "audit.jsonl"
 
 
-def anchor_of(entry: Entry) -> dict[str, Any]:
-    """What another record keeps of an entry, so that a log cut off before it is found out."""
+def anchor_of(entry: Entry) -> Anchor:
+    """Return number and hash of an entry, which other records keep so that a truncated log is detected."""
     return {"number": entry["number"], "hash": entry["hash"]}
 
 
-def read_latest_anchor(layout: Layout) -> dict[str, Any] | None:
-    """Anchor of the latest entry; None while there is none."""
+def read_latest_anchor(layout: Layout) -> Anchor | None:
+    """Return the anchor of the latest entry, or None."""
     try:
         handle = os.open(log_file(layout), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -109,7 +137,7 @@ def read_latest_anchor(layout: Layout) -> dict[str, Any] | None:
 
 
 def read_entries(layout: Layout) -> Iterator[Entry]:
-    """All entries in order, as they stand; what is no entry is passed over."""
+    """Yield all valid entries in order."""
     path = log_file(layout)
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         if entry := parse_entry(line):
@@ -117,17 +145,17 @@ def read_entries(layout: Layout) -> Iterator[Entry]:
 
 
 def parse_entry(line: bytes) -> Entry | None:
-    """The entry in a line; None when it is none."""
+    """Return the entry in a line, or None if it is invalid."""
     try:
         entry = parse_json(line)
     except ValueError:
         return None
     known = isinstance(entry, dict) and all(type(entry.get(name)) is kind for name, kind in FIELDS.items())
-    return entry if known else None
+    return cast(Entry, entry) if known else None
 
 
-def hash_entry(entry: Entry) -> str:
-    """The hash that an entry should have; empty for one that JSON cannot say, which was not written here."""
+def hash_entry(entry: Mapping[str, object]) -> str:
+    """Return the hash that an entry should have; empty if it is no JSON and so was not written here."""
     try:
         return hashlib.sha256(_encode_canonical({k: v for k, v in entry.items() if k not in UNHASHED})).hexdigest()
     except (ValueError, RecursionError):
@@ -135,12 +163,12 @@ def hash_entry(entry: Entry) -> str:
 
 
 def is_cut_off(rest: bytes) -> bool:
-    """Whether what follows the last entry is what writes that were cut off leave: beginnings of entries."""
+    """Return whether the bytes after the last entry are what interrupted writes leave: beginnings of entries."""
     start = b'{"action":"'
     return all(line[: len(start)] == start[: len(line)] and parse_entry(line) is None for line in rest.split(b"\n"))
 
 
-def _make_entry(key: Signer, last: Entry | None, action: str, facts: dict[str, Any]) -> Entry:
+def _make_entry(key: Signer, last: Entry | None, action: str, facts: JsonObject) -> Entry:
     entry = {
         "action": action,
         "at": datetime.now(UTC).isoformat(),
@@ -150,11 +178,12 @@ def _make_entry(key: Signer, last: Entry | None, action: str, facts: dict[str, A
         "who": current_user(),
     }
     digest = hash_entry(entry)
-    return entry | {"hash": digest, "signature": {"keyid": key.name, "sig": key.sign(digest.encode()).hex()}}
+    signature = EntrySignature(keyid=key.name, sig=key.sign(digest.encode()).hex())
+    return cast(Entry, {**entry, "hash": digest, "signature": signature})
 
 
 def current_user() -> str:
-    """POSTTRAIN_USER, else the user of the operating system."""
+    """Return POSTTRAIN_USER, else the user of the operating system."""
     if named := os.environ.get("POSTTRAIN_USER"):
         return named
     try:
@@ -164,7 +193,7 @@ def current_user() -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """As JSON can say it: what is no finite number, and paths and the like, as text."""
+    """Return a value as JSON: other objects, and numbers that are not finite, as text."""
     if isinstance(value, dict):
         return {str(k): _as_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -174,21 +203,21 @@ def _as_json(value: Any) -> Any:
     return str(value)
 
 
-def _encode_canonical(value: Entry) -> bytes:
+def _encode_canonical(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def encode_entry(entry: Entry) -> str:
-    """An entry as its line in the log says it, without the line's end."""
+def encode_entry(entry: Mapping[str, object]) -> str:
+    """Return an entry as its line in the log, without the line's end."""
     return _encode_canonical(entry).decode()
 
 
-def _encode_line(entry: Entry) -> bytes:
+def _encode_line(entry: Mapping[str, object]) -> bytes:
     return _encode_canonical(entry) + b"\n"
 
 
 def _write_line(handle: int, text: bytes) -> None:
-    """One write; a disk that is full cuts it off, which the next entry tells."""
+    """Write in one call; a full disk truncates the write, which the next entry records."""
     written = os.write(handle, text)
     if written != len(text):
         raise OSError(errno.ENOSPC, "the disk is full: an entry of the audit log was cut off", "audit.jsonl")
@@ -200,7 +229,7 @@ def _ends_with_a_line(handle: int) -> bool:
 
 
 def _read_tail(handle: int) -> tuple[Entry | None, bytes]:
-    """The last entry, and the bytes after it."""
+    """Return the last entry, and the bytes after it."""
     end = os.fstat(handle).st_size
     start, text = end, b""
     while start > 0:

@@ -1,4 +1,4 @@
-"""The moves of champions that the signed audit log knows: the truth, of which MLflow's aliases and tags are a copy.
+"""Moves of champions in the signed audit log, of which MLflow's aliases and tags are a copy.
 
 A move is an entry `promote`, `rollback` or `restore` of the log. MLflow holds the whole entry as a tag of the version
 that the alias went to, so a move of another checkout is known by its signature, where that checkout's key is trusted.
@@ -6,12 +6,13 @@ that the alias went to, so a move of another checkout is known by its signature,
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal, cast
 
 from lineage.audit.chain import MOVES, Chain, find_signature_problem, read_unbroken_chain
 from lineage.audit.log import Entry, parse_entry
 from lineage.keys import Ed25519PublicKey, load_trusted_keys
 from lineage.layout import Layout
+from schemas.base import JsonObject
 
 Action = Literal["promote", "rollback", "restore"]
 OTHERS = "move of another log"
@@ -38,7 +39,7 @@ class Move:
     when: str
     """UTC, ISO 8601."""
     who: str
-    evidence: dict[str, Any]
+    evidence: JsonObject
     """For a promotion the gate that passed: its step, key and run, and what it said."""
     after: str | None
     """Hash of the entry of the move before it, of whichever log; None for the first."""
@@ -50,14 +51,14 @@ class Move:
         """Key, digest and output of the model."""
         return self.key, self.digest, self.output
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON, with the signature's key and the entry's hash in place of the whole entry."""
-        said = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
-        return {name: value for name, value in said.items() if name != "entry"}
+    def plain(self) -> JsonObject:
+        """Return the move as JSON, with the signature's key and the entry's hash in place of the entry."""
+        values = asdict(self) | {"hash": self.entry["hash"], "signed_by": self.entry["signature"]["keyid"]}
+        return {name: value for name, value in values.items() if name != "entry"}
 
 
 def read_moves(layout: Layout) -> dict[str, list[Move]]:
-    """Every move of every registered model that the log knows, oldest first.
+    """Return every move of every registered model that the log knows, oldest first.
 
     Raises PlanError when the log does not hold: then nothing may be served, promoted or removed on its word.
     """
@@ -65,25 +66,29 @@ def read_moves(layout: Layout) -> dict[str, list[Move]]:
 
 
 def collect_moves(chain: Chain, keys: dict[str, Ed25519PublicKey]) -> dict[str, list[Move]]:
-    """The moves in a log, by registered model, each in its place."""
-    found: dict[str, list[Move]] = {}
+    """Return the moves in a log by registered model, in order."""
+    moves_by_model: dict[str, list[Move]] = {}
     for entry in chain.entries:
         if entry["action"] in MOVES and (move := parse_move(entry)):
-            found.setdefault(registered_model_name(entry), []).append(move)
-        elif entry["action"] == OTHERS and (held := _parse_foreign_entry(entry, keys)) and (move := parse_move(held)):
-            moves = found.setdefault(registered_model_name(held), [])
+            moves_by_model.setdefault(registered_model_name(entry), []).append(move)
+        elif (
+            entry["action"] == OTHERS
+            and (foreign := _parse_foreign_entry(entry, keys))
+            and (move := parse_move(foreign))
+        ):
+            moves = moves_by_model.setdefault(registered_model_name(foreign), [])
             moves.insert(insertion_index(moves, move), move)
-    return found
+    return moves_by_model
 
 
 def insertion_index(moves: list[Move], move: Move) -> int:
-    """Where a move of another checkout stands: last, unless the last one known came later (both moved at once)."""
+    """Return the index of another checkout's move: last, unless the last known one is later (both moved at once)."""
     is_later = not moves or (move.number, move.when) > (moves[-1].number, moves[-1].when)
     return len(moves) if is_later else len(moves) - 1
 
 
 def parse_move(entry: Entry) -> Move | None:
-    """The move that an entry tells; None when it tells none that makes sense."""
+    """Return the move that an entry describes, or None if it is not a valid one."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
     numbers = facts.get("number"), facts.get("version"), facts.get("before") or 1
     texts = tuple(facts.get(name) for name in ("key", "digest", "output"))
@@ -94,7 +99,7 @@ def parse_move(entry: Entry) -> Move | None:
     after = facts.get("after")
     return Move(
         number=facts["number"],
-        action=entry["action"],
+        action=cast(Action, entry["action"]),
         version=facts["version"],
         before=facts.get("before"),
         key=facts["key"],
@@ -109,18 +114,18 @@ def parse_move(entry: Entry) -> Move | None:
 
 
 def registered_model_name(entry: Entry) -> str:
-    """The registered model that an entry is about."""
+    """Return the registered model of an entry."""
     return str(entry["facts"].get("model")) if isinstance(entry["facts"], dict) else ""
 
 
 def log_name(entry: Entry) -> str | None:
-    """The log that a move was written to, by the hash of its first entry; None where the entry does not say."""
-    said = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
-    return str(said) if said else entry["hash"] if entry["number"] == 1 else None
+    """Return the log that a move was written to, by the hash of its first entry, or None if the entry omits it."""
+    name = entry["facts"].get("log") if isinstance(entry["facts"], dict) else None
+    return str(name) if name else entry["hash"] if entry["number"] == 1 else None
 
 
 def _parse_foreign_entry(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Entry | None:
-    """The entry of another log that an entry holds, while its key is trusted."""
+    """Return the entry of another log inside an entry, if its key is trusted."""
     facts = entry["facts"] if isinstance(entry["facts"], dict) else {}
-    held = parse_entry(str(facts.get("entry")).encode())
-    return held if held is not None and find_signature_problem(held, keys) is None else None
+    foreign = parse_entry(str(facts.get("entry")).encode())
+    return foreign if foreign is not None and find_signature_problem(foreign, keys) is None else None

@@ -1,9 +1,9 @@
-"""What the audit log says of a run, held against the files of the run's folder."""
+"""Compares the files of a run's folder with the audit log."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lineage.audit.log import Entry
 from lineage.layout import Layout
@@ -14,55 +14,62 @@ RECORDS = ("cost.json",)
 PLAN, EVENTS, REPORT = "plan.json", "events.jsonl", "report.html"
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """What an entry of the log keeps of a file: its size and sha256."""
+class FileState(TypedDict):
+    """What an entry of the log records of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def describe_file(path: Path) -> FileState:
+    """Return what an entry of the log records of a file: its size and sha256."""
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": sha256_of(content)}
 
 
-def describe_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """The same of each file of `RECORDS` that a run has left."""
+def describe_records(folder: Path) -> dict[str, FileState]:
+    """Return the same of each file of `RECORDS` that a run has written."""
     return {name: describe_file(folder / name) for name in RECORDS if (folder / name).is_file()}
 
 
-def check_run(layout: Layout, run: str, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
-    """Problems and notes about a run, from its latest entries by action."""
+def check_run(layout: Layout, run: str, entries: dict[str, Entry]) -> tuple[list[str], list[str]]:
+    """Return problems and notes about a run, from its latest entries by action."""
     folder = layout.run(run)
     if not is_folder(folder):
-        latest = max(said.values(), key=lambda entry: entry["number"])
+        latest = max(entries.values(), key=lambda entry: entry["number"])
         return [f"{folder}: missing, though entry {latest['number']} of the audit log saw this run"], []
-    problems, notes = _check_events(folder / EVENTS, said)
-    started, ended, reported = (said.get(action) for action in ("run started", "run ended", "report written"))
+    problems, notes = _check_events(folder / EVENTS, entries)
+    started, ended, reported = (entries.get(action) for action in ("run started", "run ended", "report written"))
     if started and (plan := started["facts"].get("plan")) is not None:
         problems += _compare_file(folder / PLAN, {"sha256": plan}, started, "the plan")
     if ended and (started is None or started["number"] < ended["number"]):  # else it goes on, or was killed since
         records = ended["facts"].get("records")
-        for name, was in sorted(records.items()) if isinstance(records, dict) else ():
-            problems += _compare_file(folder / str(name), was, ended, "the record")
+        for name, recorded in sorted(records.items()) if isinstance(records, dict) else ():
+            problems += _compare_file(folder / str(name), recorded, ended, "the record")
     if reported:
         again = f"; write it again: posttrain report {run}"
-        was = reported["facts"].get("report")
-        problems += [f"{line}{again}" for line in _compare_file(folder / REPORT, was, reported, "the report")]
+        recorded = reported["facts"].get("report")
+        problems += [f"{line}{again}" for line in _compare_file(folder / REPORT, recorded, reported, "the report")]
     return problems, notes
 
 
-def _compare_file(path: Path, was: Any, entry: Entry, what: str) -> Iterator[str]:
-    """One line when a file is not there or not the one that an entry saw."""
+def _compare_file(path: Path, recorded: Any, entry: Entry, what: str) -> Iterator[str]:
+    """Yield a line if a file is missing or differs from the one that an entry recorded."""
     try:
         content = read_regular(path)
     except Unreadable as error:
         yield f"{path}: {error}; entry {entry['number']} of the audit log saw it"
         return
-    if not isinstance(was, dict) or was.get("sha256") != sha256_of(content):
+    if not isinstance(recorded, dict) or recorded.get("sha256") != sha256_of(content):
         yield f"{path}: is not {what} that entry {entry['number']} of the audit log saw"
 
 
-def _check_events(path: Path, said: dict[str, Entry]) -> tuple[list[str], list[str]]:
-    """Events that are not those that the log saw, and what among them is no event.
+def _check_events(path: Path, entries: dict[str, Entry]) -> tuple[list[str], list[str]]:
+    """Return differences between the recorded events and the file, and lines that are no events.
 
     Bytes that the log saw are as they were written: garbage there was left by a kill or a full disk.
     """
-    witnesses = [entry for action in ("run ended", "report written") if (entry := said.get(action))]
+    witnesses = [entry for action in ("run ended", "report written") if (entry := entries.get(action))]
     try:
         content = read_regular(path)
     except Unreadable as error:
@@ -70,11 +77,11 @@ def _check_events(path: Path, said: dict[str, Entry]) -> tuple[list[str], list[s
         return ([f"{path}: {error}{needed}"] if witnesses or os.path.lexists(path) else []), []
     problems, covered = [], 0
     for entry in witnesses:
-        was = entry["facts"].get("events")
-        if was is None:
+        recorded = entry["facts"].get("events")
+        if recorded is None:
             continue
-        size = was.get("bytes") if isinstance(was, dict) else None
-        if type(size) is not int or size > len(content) or sha256_of(content[:size]) != was.get("sha256"):
+        size = recorded.get("bytes") if isinstance(recorded, dict) else None
+        if type(size) is not int or size > len(content) or sha256_of(content[:size]) != recorded.get("sha256"):
             problems.append(f"{path}: is not the record of events that entry {entry['number']} of the audit log saw")
         else:
             covered = max(covered, size)

@@ -1,4 +1,4 @@
-"""An index over all manifests, so that a question about thousands of runs reads only what it is about.
+"""An index over all manifests, so that a query over thousands of runs reads only what it needs.
 
 It is a cache and nothing else: SQLite in `.posttrain/index.db`, brought up to date before every question by one look
 at each manifest's time, size and inode. A file that is missing, damaged or of another version is made anew; where it
@@ -71,38 +71,38 @@ class Index:
         self.artifacts = str(layout.state / "artifacts")
 
     def rows(self, sql: str, *values: Any) -> list[tuple]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return self.connection.execute(sql, values).fetchall()
 
     def keys(self, condition: str, *values: Any) -> tuple[str, ...]:
-        """Keys of the artifacts that fulfil a condition on `artifacts`, oldest first."""
+        """Return keys of the artifacts that fulfil a condition on `artifacts`, oldest first."""
         sql = f"select key from artifacts where record is not null and ({condition}) order by started, key, name"
         return tuple(dict.fromkeys(key for (key,) in self.rows(sql, *values)))
 
     def record(self, key: str) -> Record | None:
-        """What the index keeps of the manifest of a key; None when there is no such artifact."""
-        found = self.rows("select record, name from artifacts where key = ? order by started desc, name desc", key)
-        return self._read(*found[0]) if found else None
+        """Return the indexed part of a key's manifest, or None if there is no such artifact."""
+        rows = self.rows("select record, name from artifacts where key = ? order by started desc, name desc", key)
+        return self._read(*rows[0]) if rows else None
 
     def records(self) -> Iterator[Record]:
-        """All records, oldest first."""
+        """Yield all records, oldest first."""
         sql = "select record, name from artifacts where record is not null order by started, key, name"
         for row in self.connection.execute(sql):
             yield self._read(*row)
 
     def latest(self, condition: str, *values: Any, most: int) -> list[Record]:
-        """At most so many records that fulfil a condition on `artifacts`, latest first."""
+        """Return at most `most` records that fulfil a condition on `artifacts`, latest first."""
         sql = f"select record, name from artifacts where record is not null and ({condition}) order by started desc"
         return [self._read(*row) for row in self.rows(f"{sql} limit ?", *values, most)]
 
     def parents(self, key: str) -> list[tuple[str, str]]:
-        """(key, port) of what the step of an artifact read."""
+        """Return (key, port) of each artifact that an artifact's step read."""
         sql = """select made_by, port from inputs where made_by is not null and artifact =
                  (select id from artifacts where key = ? order by started desc, name desc limit 1) order by position"""
         return self.rows(sql, key)
 
     def readers(self, key: str) -> list[tuple[str, str, str]]:
-        """(key, port, kind) of the artifacts whose steps read an artifact, oldest first."""
+        """Return (key, port, kind) of the artifacts whose steps read an artifact, oldest first."""
         sql = """select key, port, kind from inputs join artifacts on artifacts.id = artifact where made_by = ?
                  order by started, key, name, position"""
         return self.rows(sql, key)
@@ -114,7 +114,7 @@ class Index:
 
 
 def query_index(layout: Layout, question: Callable[[Index], T]) -> T:
-    """The answer to a question over an up-to-date index; a damaged one is made anew."""
+    """Return the answer to a query over an up-to-date index; a damaged index is made again."""
     file = layout.state / FILE
     for place in (str(file), str(file)) if (layout.state / "artifacts").is_dir() else ():
         try:
@@ -129,14 +129,14 @@ def query_index(layout: Layout, question: Callable[[Index], T]) -> T:
 
 
 def query_manifests(layout: Layout, question: Callable[[Index], T]) -> T:
-    """The answer from the manifests alone: nothing that was kept of them is believed."""
+    """Return the answer from the manifests alone, without the index file."""
     with open_index(layout, ":memory:") as index:
         return question(index)
 
 
 @contextlib.contextmanager
 def open_index(layout: Layout, place: str) -> Iterator[Index]:
-    """The index in a file of SQLite, brought up to date. Raises sqlite3.Error."""
+    """Open the index in a file of SQLite and bring it up to date. Raise sqlite3.Error."""
     with contextlib.closing(sqlite3.connect(place, timeout=PATIENCE, isolation_level=None)) as connection:
         connection.execute("pragma foreign_keys = on")
         connection.execute("pragma synchronous = normal")
@@ -145,19 +145,19 @@ def open_index(layout: Layout, place: str) -> Iterator[Index]:
 
 
 def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
-    """Take in manifests that are new or changed, and leave out those that are gone."""
-    made = connection.execute("pragma user_version").fetchone()[0] == VERSION
-    known = dict(connection.execute("select name, stamp from artifacts")) if made else {}
-    here = _read_stamps(layout.state / "artifacts")
-    if made and known == here:
+    """Add new and changed manifests, and delete those that are gone."""
+    is_current = connection.execute("pragma user_version").fetchone()[0] == VERSION
+    known = dict(connection.execute("select name, stamp from artifacts")) if is_current else {}
+    stamps = _read_stamps(layout.state / "artifacts")
+    if is_current and known == stamps:
         return
     with transaction(connection):
         if connection.execute("pragma user_version").fetchone()[0] != VERSION:
             _create_tables(connection)
         known = dict(connection.execute("select name, stamp from artifacts"))  # another process may have been quicker
-        stale = [name for name, stamp in known.items() if here.get(name) != stamp]
+        stale = [name for name, stamp in known.items() if stamps.get(name) != stamp]
         connection.executemany("delete from artifacts where name = ?", [(name,) for name in stale])
-        for name, stamp in here.items():
+        for name, stamp in stamps.items():
             if known.get(name) != stamp:
                 _add_artifact(connection, name, stamp, read_record(layout.state / "artifacts" / name))
         if stale:
@@ -167,7 +167,7 @@ def _refresh(connection: sqlite3.Connection, layout: Layout) -> None:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing; other writers wait."""
+    """Run a block in one transaction; other writers wait."""
     connection.execute("begin immediate")
     try:
         yield
@@ -186,8 +186,8 @@ def _create_tables(connection: sqlite3.Connection) -> None:
 
 
 def _read_stamps(artifacts: Path) -> dict[str, str]:
-    """Name of every artifact's folder to what changes when its manifest does."""
-    found = {}
+    """Return by the name of an artifact's folder what changes whenever its manifest does."""
+    stamps = {}
     folders = os.scandir(artifacts) if artifacts.is_dir() else ()
     for entry in folders:
         try:
@@ -196,14 +196,16 @@ def _read_stamps(artifacts: Path) -> dict[str, str]:
             continue
         if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
             continue
-        found[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
-    return found
+        stamps[entry.name] = f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
+    return stamps
 
 
 def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
-    """One artifact; a damaged manifest is noted, so that it is not read again, and is part of no answer."""
+    """Add one artifact; a damaged manifest is noted, so that it is not read again, and is in no answer."""
     connection.execute("savepoint one")
     try:
+        if record is None:
+            raise TypeError(f"{name} has no manifest")
         _insert_artifact(connection, name, stamp, record)
     except UNFIT:
         connection.execute("rollback to one")
@@ -211,8 +213,8 @@ def _add_artifact(connection: sqlite3.Connection, name: str, stamp: str, record:
     connection.execute("release one")
 
 
-def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record | None) -> None:
-    """One artifact with its inputs, digests and tables; raises one of UNFIT when its manifest is not of that shape."""
+def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, record: Record) -> None:
+    """Add one artifact with its inputs, digests and tables; raise one of UNFIT for an invalid manifest."""
     facts = [record[fact] for fact in ("key", "started", "kind", "step", "recipe", "run")]
     given = [(n, i["port"], i.get("key"), i.get("source"), i["digest"]) for n, i in enumerate(record["inputs"])]
     starts, tables = sorted({d[:PREFIX] for d in list_output_digests(record)}), list(_list_tables(record))
@@ -225,7 +227,7 @@ def _insert_artifact(connection: sqlite3.Connection, name: str, stamp: str, reco
 
 
 def list_output_digests(record: Record) -> Iterator[str]:
-    """Every digest by which an artifact's outputs and their files are known."""
+    """Yield every digest by which an artifact's outputs and their files are known."""
     for output in record["outputs"].values():
         yield from (output["digest"], output["dvc"])
         for file in output["files"]:
@@ -233,7 +235,7 @@ def list_output_digests(record: Record) -> Iterator[str]:
 
 
 def _list_tables(record: Record) -> Iterable[tuple[str, str, str, int]]:
-    """(rows or dropped, path in the artifact, sha256, bytes) of the tables among the outputs."""
+    """Yield (rows or dropped, path in the artifact, sha256, bytes) of the tables among the outputs."""
     for name, output in record["outputs"].items():
         for file in output["files"]:
             what = TABLES.get(table_name(file["path"]))

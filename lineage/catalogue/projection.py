@@ -49,7 +49,7 @@ def _make_table(columns: tuple[str, ...], rows: list[tuple]) -> pa.Table:
 
 
 def steps_table(records: list[Record]) -> pa.Table:
-    """One row per artifact; `settings` is JSON text."""
+    """Return one row per artifact; `settings` is JSON text."""
     rows = [
         (*(r.get(name) for name in STEPS), json.dumps(r["identity"].get("settings", {}), sort_keys=True), r["folder"])
         for r in records
@@ -58,14 +58,14 @@ def steps_table(records: list[Record]) -> pa.Table:
 
 
 def inputs_table(records: list[Record]) -> pa.Table:
-    """One row per port of an artifact's step."""
+    """Return one row per port of an artifact's step."""
     names = ("port", "step", "key", "output", "source", "digest", "type")
     rows = [(r["key"], r["step"], *(i.get(name) for name in names)) for r in records for i in r["inputs"]]
     return _make_table(("key", "step", "port", "from_step", "from_key", "output", "source", "digest", "type"), rows)
 
 
 def outputs_table(records: list[Record]) -> pa.Table:
-    """One row per named output."""
+    """Return one row per named output."""
     rows = [
         (
             r["key"],
@@ -84,7 +84,7 @@ def outputs_table(records: list[Record]) -> pa.Table:
 
 
 def files_table(records: list[Record]) -> pa.Table:
-    """One row per file."""
+    """Return one row per file."""
     rows = [
         (r["key"], r["step"], name, f["path"], f["size"], f["md5"], f["sha256"])
         for r in records
@@ -95,13 +95,13 @@ def files_table(records: list[Record]) -> pa.Table:
 
 
 def metrics_table(records: list[Record]) -> pa.Table:
-    """One row per final number; what is not a number stands in `text`."""
+    """Return one row per final metric; values that are not numbers are in `text`."""
     rows = [(r["key"], r["step"], name, *_split_value(value)) for r in records for name, value in r["metrics"].items()]
     return _make_table(("key", "step", "metric", "value", "text"), rows)
 
 
 def curves_table(records: list[Record]) -> pa.Table:
-    """One row per point of a curve."""
+    """Return one row per point of a curve."""
     rows = [
         (r["key"], r["step"], at, figure, value, time)
         for r in records
@@ -111,7 +111,7 @@ def curves_table(records: list[Record]) -> pa.Table:
 
 
 def read_curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, float]]:
-    """(step, time, figure, value) of every point in an artifact's metrics.jsonl."""
+    """Yield (step, time, figure, value) of every point in an artifact's metrics.jsonl."""
     for line in read_lines(folder / "metrics.jsonl"):
         for figure, value in line.items():
             if figure not in ("step", "time") and isinstance(value, (int, float)):
@@ -119,7 +119,7 @@ def read_curve_points(folder: Path) -> Iterator[tuple[int, float | None, str, fl
 
 
 def events_table(layout: Layout) -> pa.Table:
-    """One row per event of a run, in order; `event` is JSON text."""
+    """Return one row per event of a run, in order; `event` is JSON text."""
     rows = [
         (
             path.parent.name,

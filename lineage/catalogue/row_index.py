@@ -1,4 +1,4 @@
-"""Which tables hold a row, over any number of artifacts: the ids of every table, hashed and kept by its content.
+"""Index of rows: which tables hold a row, by the hashed ids of every table, kept by its content.
 
 A table is read once, whatever number of artifacts hold the same bytes. Its ids are kept as 16-byte hashes, so that a
 million rows take 16 MB; what curation dropped is kept as it stands, with reason and detail.
@@ -26,11 +26,11 @@ class Places:
 
 
 def find_row(index: Index, row: str) -> Places:
-    """All places of a row id, oldest first; reads the tables that were not asked about before."""
+    """Return all places of a row id, oldest first; read the tables that were not read before."""
     read_new_tables(index)
     wanted = _hash_id(row)
-    found = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
-    contents = [(sha256,) for sha256, hashes in found if _holds_hash(hashes, wanted)]
+    candidates = index.rows("select sha256, hashes from row_ids where instr(hashes, ?) > 0", wanted)
+    contents = [(sha256,) for sha256, hashes in candidates if _holds_hash(hashes, wanted)]
     index.rows("create temporary table if not exists wanted(sha256 text primary key)")
     index.rows("delete from wanted")
     index.connection.executemany("insert into wanted values(?)", contents)
@@ -42,7 +42,7 @@ def find_row(index: Index, row: str) -> Places:
 
 
 def read_new_tables(index: Index) -> int:
-    """Read the ids of every table that is new; returns how many were. One whose file is missing waits for it."""
+    """Read the ids of every new table; return how many there were. A missing file is tried again later."""
     sql = """select min(name), path, sha256, what, size from tables join artifacts on artifacts.id = artifact
              where (sha256, what) not in (select sha256, what from row_ids) group by sha256, what"""
     new = index.rows(sql)
@@ -77,7 +77,7 @@ def _hash_id(row: str) -> bytes:
 
 
 def _holds_hash(hashes: bytes, wanted: bytes) -> bool:
-    """Whether the hash stands at a place where one begins."""
+    """Return whether the hash is at a place where a hash begins."""
     at = hashes.find(wanted)
     while at >= 0 and at % WIDTH:
         at = hashes.find(wanted, at + 1)

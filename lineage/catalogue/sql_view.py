@@ -46,7 +46,7 @@ class QueryError(PosttrainError):
 
 
 def query(layout: Layout, sql: str) -> pa.Table:
-    """The result of one SELECT over the tables of the module's docstring; raises QueryError with what to do."""
+    """Return the result of one SELECT over the tables listed above; raise QueryError with what to do."""
     with duckdb.connect(":memory:") as connection:
         try:
             _refuse_writes(connection, sql)
@@ -76,14 +76,14 @@ def _make_tables(connection: duckdb.DuckDBPyConnection, layout: Layout, wanted: 
         connection.register(name, MANIFEST_TABLES[name](records))
     if "events" in wanted:
         connection.register("events", events_table(layout))
-    shown = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
-    for name, found in shown.items():
-        _make_view(connection, name, found)
-    _lock_down(connection, [path for found in shown.values() for path, *_ in found])
+    views = {name: _find_parquet_files(records, PARQUET_TABLES[name]) for name in sorted(wanted & set(PARQUET_TABLES))}
+    for name, files in views.items():
+        _make_view(connection, name, files)
+    _lock_down(connection, [path for files in views.values() for path, *_ in files])
 
 
 def _find_parquet_files(records: list[Record], file: str) -> list[tuple[str, str, str, str]]:
-    """(path, key, step, output) of every file of that table among the outputs."""
+    """Return (path, key, step, output) of every file of that table among the outputs."""
     return [
         (f"{record['folder']}/outputs/{name}/{entry['path']}", record["key"], record["step"], name)
         for record in records
@@ -93,14 +93,14 @@ def _find_parquet_files(records: list[Record], file: str) -> list[tuple[str, str
     ]
 
 
-def _make_view(connection: duckdb.DuckDBPyConnection, name: str, found: list[tuple[str, str, str, str]]) -> None:
-    """A view over the files, each row with the key, step and output it belongs to; without files, an empty one."""
-    if not found:
+def _make_view(connection: duckdb.DuckDBPyConnection, name: str, files: list[tuple[str, str, str, str]]) -> None:
+    """Create a view over the files, each row with its key, step and output; without files, an empty view."""
+    if not files:
         connection.execute(f"create view {name} as select '' as key, '' as step, '' as output where false")
         return
-    columns = map(list, zip(*found, strict=True))
+    columns = map(list, zip(*files, strict=True))
     connection.register(f"{name}_origin", pa.table(dict(zip(ORIGIN, columns, strict=True))))
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path, *_ in found)
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path, *_ in files)
     source = f"read_parquet([{listed}], union_by_name=true, filename=true)"
     own = {column for column, *_ in connection.execute(f"describe select * from {source}").fetchall()}
     renames = ", ".join(f"{column} as at_{column}" for column in ("key", "step", "output") if column in own)
@@ -112,7 +112,7 @@ def _make_view(connection: duckdb.DuckDBPyConnection, name: str, found: list[tup
 
 
 def _lock_down(connection: duckdb.DuckDBPyConnection, paths: list[str]) -> None:
-    """From here on only `paths` can be read; settings can no longer be changed."""
+    """Allow reading `paths` only, and no further change of settings."""
     allowed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     connection.execute(f"set allowed_paths = [{allowed}]")
     connection.execute(f"set memory_limit = '{MEMORY_LIMIT}'")

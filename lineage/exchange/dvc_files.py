@@ -1,4 +1,4 @@
-"""dvc.yaml and dvc.lock of a recipe: one DVC stage per step, in a state DVC agrees with.
+"""dvc.yaml and dvc.lock of a recipe: one DVC stage per step.
 
 A stage depends on the folders of the steps above it and on its own part of the recipe: its entry under `stages`, the
 `vars` it names, the `defaults` of its kind and the recipe's seed. So `dvc repro` after a change in the recipe does
@@ -16,24 +16,25 @@ import yaml
 from lineage.digests import digest_file, dvc_digest, folder_digests
 from lineage.exchange.materialise import materialise, runs_folder, write_curves, write_if_changed
 from lineage.layout import Layout
-from lineage.records import Record, read_record
+from lineage.records import OutputRecord, Record, read_record
+from schemas.base import JsonObject
 from schemas.errors import PlanError, RecipeError
 from schemas.plan import Input, Plan, Step
 from schemas.recipe.load import load_recipe
 
-Entry = dict[str, Any]
+Entry = JsonObject
 HEADER = "# Written by posttrain from {file}; change that file, not this one.\n"
 
 
 def write_pipeline(layout: Layout, plan: Plan) -> dict[str, Entry]:
-    """Write dvc.yaml for a recipe and return its stages. Raises PlanError for a recipe with a loop."""
+    """Write dvc.yaml for a recipe and return its stages. Raise PlanError for a recipe with a loop."""
     text, stages = render_pipeline(layout, plan)
     write_if_changed(layout.root / "dvc.yaml", text)
     return stages
 
 
 def render_pipeline(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
-    """dvc.yaml of a recipe and the stages in it; needs no run. Raises PlanError for a recipe with a loop.
+    """Return dvc.yaml of a recipe and its stages; needs no run. Raise PlanError for a recipe with a loop.
 
     The plan may be a part of the recipe: stages written before stay while the recipe still has them.
     """
@@ -49,7 +50,7 @@ def render_pipeline(layout: Layout, plan: Plan) -> tuple[str, dict[str, Entry]]:
 
 
 def project_dvc(layout: Layout, plan: Plan) -> None:
-    """Bring data/runs/<recipe>, dvc.yaml and dvc.lock up to what has been made of a plan.
+    """Update data/runs/<recipe>, dvc.yaml and dvc.lock to the artifacts of a plan.
 
     Only for the recipe that dvc.yaml shows (the first that is run, where there is none), and only as it stands in its
     file: a plan with a profile or overrides, or with a loop, changes nothing. Inside `dvc repro` DVC writes the lock.
@@ -57,16 +58,16 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
     if not is_shown_by_dvc(layout, plan):
         return
     folder = runs_folder(layout, plan.recipe)
-    found = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
-    records = {name: record for name, record in found.items() if record is not None}
+    planned = {step.name: read_record(layout.artifact(step.kind, step.key)) for step in plan.steps}
+    records = {name: record for name, record in planned.items() if record is not None}
     for name, record in records.items():
         materialise(folder, name, record)
-    write_curves(folder, records, set(found))
+    write_curves(folder, records, set(planned))
     stages = write_pipeline(layout, plan)
     if "DVC_STAGE" in os.environ:
         return
     recipe = Recipe(layout, plan)
-    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in found}
+    locked = {n: e for n, e in _read_stages(layout.root / "dvc.lock").items() if n in stages and n not in planned}
     for step in plan.steps:
         if step.name in records and all(source in records for i in step.inputs for source in i.steps):
             locked[step.name] = recipe.lock(step, stages[step.name], records)
@@ -76,7 +77,7 @@ def project_dvc(layout: Layout, plan: Plan) -> None:
 
 
 def is_shown_by_dvc(layout: Layout, plan: Plan) -> bool:
-    """Whether dvc.yaml is about this very plan."""
+    """Return whether dvc.yaml is about this very plan."""
     path = (layout.root / plan.file).resolve()
     if not path.is_relative_to(layout.root) or not path.is_file() or any(step.is_conditional for step in plan.steps):
         return False
@@ -104,15 +105,15 @@ class Recipe:
         path = (layout.root / plan.file).resolve()
         self.root, self.recipe = layout.root, plan.recipe
         self.file = os.path.relpath(path, layout.root)
-        self.source: dict[str, Any] = json.loads(json.dumps(load_yaml(str(path))))
+        self.source: JsonObject = json.loads(json.dumps(load_yaml(str(path))))
 
     def owns(self, entry: Entry) -> bool:
-        """Whether a stage of an older dvc.yaml is still one of this recipe."""
+        """Return whether a stage of an older dvc.yaml is still one of this recipe."""
         command = entry["cmd"].split()
         return len(command) == 5 and command[2] == self.file and command[4] in self.source.get("stages", {})
 
     def entry(self, step: Step) -> Entry:
-        """The step in dvc.yaml."""
+        """Return the step in dvc.yaml."""
         own = f"data/runs/{self.recipe}"
         deps = [self._folder(i) for i in step.inputs] + self._files(step)
         names = self._params(step)
@@ -127,7 +128,7 @@ class Recipe:
         }
 
     def lock(self, step: Step, entry: Entry, records: dict[str, Record]) -> Entry:
-        """The step in dvc.lock; digests of artifacts come from their manifests."""
+        """Return the step in dvc.lock; digests of artifacts come from their manifests."""
         known = {
             f"data/runs/{self.recipe}/{name}/{output}": _lock_output(made)
             for name, record in records.items()
@@ -144,7 +145,7 @@ class Recipe:
         }
 
     def _folder(self, source: Input) -> str | None:
-        """The folder behind a port: of the step above, or of a path outside."""
+        """Return the folder behind a port: of the step above, or of a path outside."""
         if source.steps:
             return f"data/runs/{self.recipe}/{source.steps[0]}/{source.output}"
         scheme, _, path = (source.source or "").partition(":")
@@ -154,16 +155,16 @@ class Recipe:
         return os.path.relpath(next((p for p in places if p.is_dir()), places[0]), self.root)
 
     def _files(self, step: Step) -> list[str]:
-        """Files besides the recipe's own that its text stands on: what it extends, and the preset of its algorithm."""
+        """Return further files that the recipe depends on: those it extends, and the preset of the step's algorithm."""
         extended = self.source.get("extends") or []
-        beside = [extended] if isinstance(extended, str) else extended
-        files = [os.path.normpath(Path(self.file).parent / name) for name in beside]
+        parents = [extended] if isinstance(extended, str) else extended
+        files = [os.path.normpath(Path(self.file).parent / name) for name in parents]
         algorithm = self._stage(step).get("algorithm")
         preset = f"recipes/algorithms/{algorithm}.yaml"
         return [*files, preset] if isinstance(algorithm, str) and (self.root / preset).is_file() else files
 
     def _params(self, step: Step) -> list[str]:
-        """The keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
+        """Return the keys of the recipe that the step reads; none when its stage does not stand in the file itself."""
         stage = self._stage(step)
         if not stage:
             return []
@@ -180,36 +181,36 @@ class Recipe:
         stages = self.source.get("stages", {}).items()
         return [f"stages.{name}.tasks" for name, stage in stages if "tasks" in (stage or {})]
 
-    def _stage(self, step: Step) -> dict[str, Any]:
+    def _stage(self, step: Step) -> JsonObject:
         return self.source.get("stages", {}).get(step.stage) or {}
 
     def _locked(self, path: str, known: dict[str, Entry]) -> Entry:
-        here = self.root / path
+        target = self.root / path
         if path in known:
             return {"path": path, **known[path]}
-        if here.is_dir():
-            files = folder_digests(here)
+        if target.is_dir():
+            files = folder_digests(target)
             size = sum(f.size for f in files)
             return {"path": path, "hash": "md5", "md5": dvc_digest(files), "size": size, "nfiles": len(files)}
-        file = digest_file(here, path)
+        file = digest_file(target, path)
         return {"path": path, "hash": "md5", "md5": file.md5, "size": file.size}
 
 
-def _lock_output(made: Entry) -> Entry:
+def _lock_output(made: OutputRecord) -> Entry:
     size = sum(file["size"] for file in made["files"])
     return {"hash": "md5", "md5": made["dvc"], "size": size, "nfiles": len(made["files"])}
 
 
-def _find_variables(variables: dict[str, Any], text: str) -> list[str]:
-    """`vars.x` for every variable that a text names, also through other variables."""
-    found: dict[str, None] = {}
+def _find_variables(variables: JsonObject, text: str) -> list[str]:
+    """Return `vars.x` for every variable that a text names, also through other variables."""
+    names: dict[str, None] = {}
     waiting = re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", text)
     while waiting:
         name = waiting.pop(0)
-        if name in variables and f"vars.{name}" not in found:
-            found[f"vars.{name}"] = None
+        if name in variables and f"vars.{name}" not in names:
+            names[f"vars.{name}"] = None
             waiting += re.findall(r"\$\{vars\.([A-Za-z0-9_-]+)", json.dumps(variables[name]))
-    return list(found)
+    return list(names)
 
 
 def _value_at(tree: Any, path: str) -> Any:

@@ -1,4 +1,4 @@
-"""The latest outputs of a recipe as plain folders, metrics and curves under data/runs/<recipe>/, for DVC and people."""
+"""The latest outputs of a recipe as plain folders, metrics and curves under data/runs/<recipe>/."""
 
 import csv
 import io
@@ -15,12 +15,12 @@ from schemas.atomic_write import write_text_atomically
 
 
 def runs_folder(layout: Layout, recipe: str) -> Path:
-    """Where the latest outputs of a recipe's steps lie."""
+    """Return where the latest outputs of a recipe's steps lie."""
     return layout.root / "data" / "runs" / recipe
 
 
 def materialise(folder: Path, step: str, record: Record) -> None:
-    """Show a step's outputs at folder/<step>/<output>, its numbers at folder/metrics/<step>.json.
+    """Link a step's outputs to folder/<step>/<output> and write its metrics to folder/metrics/<step>.json.
 
     Files are hard links to the artifact's, made read-only; where the file system has no links, copies.
     """
@@ -32,7 +32,7 @@ def materialise(folder: Path, step: str, record: Record) -> None:
 
 
 def write_curves(folder: Path, records: dict[str, Record], planned: set[str]) -> None:
-    """All curves of the recipe in one table, folder/curves.csv: stage, figure, step, value.
+    """Write all curves of the recipe into one table, folder/curves.csv: stage, figure, step, value.
 
     Rows of steps that are not `planned` stay as they are.
     """
@@ -48,7 +48,7 @@ def write_curves(folder: Path, records: dict[str, Record], planned: set[str]) ->
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """Write by one rename; an equal file keeps its time, so that DVC need not hash it again."""
+    """Write by one rename; an unchanged file keeps its time, so that DVC need not hash it again."""
     if path.is_file() and path.read_text() == text:
         return
     write_text_atomically(path, text)
@@ -75,10 +75,10 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _have_same_files(source: Path, target: Path) -> bool:
-    """Whether the target shows these very files: equal names, and links or copies with equal size and time."""
+    """Return whether the target shows these very files: equal names, and links or copies with equal size and time."""
     return target.is_dir() and _stat_files(source) == _stat_files(target)
 
 
 def _stat_files(folder: Path) -> dict[str, tuple[int, int]]:
-    found = ((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
-    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}
+    statuses = ((p.relative_to(folder).as_posix(), p.stat()) for p in folder.rglob("*") if p.is_file())
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in statuses}

@@ -1,4 +1,4 @@
-"""A DVC remote: the files of artifacts where DVC itself puts them, and below `posttrain/` what makes them artifacts.
+"""A DVC remote: outputs where DVC itself puts them, and manifests and seals below `posttrain/`.
 
 REMOTE/files/md5/..                             objects; `dvc pull` and `dvc push` use the same
 REMOTE/posttrain/artifacts/<kind>-<key16>/      manifest, seal, signature, curves, log; the manifest comes last
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lineage.layout import Layout
 from lineage.registry.client import hide_credentials
+from schemas.base import JsonObject
 from schemas.errors import PlanError, PosttrainError, StepError
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ class Remote:
         self.fs = self.there.fs
 
     def path(self, *parts: str) -> str:
-        """Below `posttrain/` of the remote."""
+        """Return a path below `posttrain/` of the remote."""
         return self.fs.join(self.there.path, "posttrain", *parts)
 
     def has(self, *parts: str) -> bool:
-        """Whether a file is there."""
+        """Return whether a file is there."""
         return bool(self.fs.exists(self.path(*parts)))
 
     def put(self, file: Path, *parts: str) -> None:
@@ -51,14 +52,14 @@ class Remote:
         self.fs.get_file(self.path(*parts), str(file))
 
     def names(self, *parts: str) -> list[str]:
-        """Files below a folder, relative to it with slashes, sorted; none where there is no such folder."""
+        """Return the files below a folder, relative to it with slashes, sorted; none if there is no such folder."""
         base = self.path(*parts)
         if not self.fs.exists(base):
             return []
-        return sorted("/".join(self.fs.relparts(found, base)) for found in self.fs.find(base))
+        return sorted("/".join(self.fs.relparts(path, base)) for path in self.fs.find(base))
 
     def send(self, objects: set[str]) -> int:
-        """Send objects of DVC's cache that are not there; returns how many. Raises StepError when one cannot be.
+        """Send objects of DVC's cache that are not there; return how many. Raise StepError if one cannot be sent.
 
         Files before listings: where a listing is, DVC takes all that it lists for sent.
         """
@@ -69,7 +70,7 @@ class Remote:
         )
 
     def fetch(self, objects: set[str]) -> int:
-        """Fetch objects into DVC's cache; returns how many. Raises StepError when one is not there."""
+        """Fetch objects into DVC's cache; return how many. Raise StepError if one is missing."""
         return self._moved(self.repo.cloud.pull(_make_hash_infos(objects), remote=self.name), "fetched from")
 
     def _moved(self, result: Any, how: str) -> int:
@@ -87,7 +88,7 @@ def _make_hash_infos(objects: Iterable[str]) -> set[Any]:
 
 @contextmanager
 def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
-    """A remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
+    """Open a remote by its name in DVC's configuration (default: DVC's default), or by path or URL.
 
     Raises PlanError when it cannot be used.
     """
@@ -102,7 +103,7 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
     memory = tempfile.TemporaryDirectory(dir=layout.state, prefix="dvc-", ignore_cleanup_errors=True)
-    config: dict[str, Any] = {
+    config: JsonObject = {
         "core": {"analytics": False, "no_scm": not (layout.root / ".git").exists(), "site_cache_dir": memory.name},
         "cache": {"dir": str(layout.dvc_cache.parents[1])},
         **({"remote": {AD_HOC: {"url": url}}} if url else {}),
@@ -119,17 +120,17 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
 
 
 def _hide_address(error: Exception, name: str | None) -> str:
-    """What went wrong, without the password of a URL."""
+    """Return the message of an error, without the password of a URL."""
     return str(error).replace(name, describe_remote(name)) if name else str(error)
 
 
 def describe_remote(name: str | None) -> str:
-    """A remote as it may be written down: without user and password."""
+    """Return a remote's name for messages, without user and password."""
     return hide_credentials(name) if name and "://" in name else name or "DVC's default remote"
 
 
 def _remote_url(layout: Layout, name: str | None) -> str | None:
-    """The place itself when it is one rather than a configured name."""
+    """Return the address if a place is given rather than a configured name."""
     if not name:
         return None
     if "://" in name:

@@ -1,4 +1,4 @@
-"""Artifacts to and from a DVC remote, always with everything that they were made from."""
+"""Transfer of artifacts to and from a DVC remote, with everything that they were made from."""
 
 import secrets
 import shutil
@@ -44,7 +44,7 @@ class Moved:
 
 
 def push(layout: Layout, name: str | None, word: str | None) -> Moved:
-    """Send what a word means with all that it was made from, or everything.
+    """Send the artifacts of a target with all that they were made from, or everything.
 
     Raises UnknownTarget, PlanError, StepError.
     """
@@ -66,7 +66,7 @@ def push(layout: Layout, name: str | None, word: str | None) -> Moved:
 
 
 def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> Moved:
-    """Fetch what a word means in the remote with all that it was made from, or everything.
+    """Fetch the artifacts of a target with all that they were made from, or everything.
 
     Every byte is compared with the manifest before an artifact appears. With `trust`, the keys that signed are trusted
     here from now on. Raises UnknownTarget, PlanError, StepError.
@@ -89,7 +89,7 @@ def pull(layout: Layout, name: str | None, word: str | None, *, trust: bool) -> 
 
 
 def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
-    """Records of what is to be fetched; `desk` gets the manifests and plans of the remote, to ask what a word means."""
+    """Return the records to fetch; `desk` receives the remote's manifests and plans, to resolve the target."""
     names = [name for name in place.names(ARTIFACTS) if PurePosixPath(name).name == MANIFEST]
     for name in names:
         folder = PurePosixPath(name).parts[0]
@@ -106,7 +106,7 @@ def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
 
 
 def _adopt(place: Remote, layout: Layout, folder: Path) -> None:
-    """Make an artifact of what was fetched: everything compared, then one rename."""
+    """Publish a fetched artifact: compare everything, then rename once."""
     name = folder.name
     for file in place.names(ARTIFACTS, name):
         _check_path(file)
@@ -157,13 +157,13 @@ def _require_manifest(folder: Path) -> Manifest:
 
 
 def _list_record_files(folder: Path) -> list[str]:
-    """Everything of an artifact but its outputs, the manifest last: where it is, the rest is."""
+    """Return all files of an artifact except its outputs, the manifest last: where it is, the rest is."""
     files = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     return sorted((f for f in files if not f.startswith("outputs/")), key=lambda f: (f == MANIFEST, f))
 
 
 def _check_path(path: str) -> None:
-    """Refuse what would be written elsewhere: names come from whoever filled the remote."""
+    """Refuse paths outside an artifact: the names come from the remote."""
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts or "\\" in path:
         raise StepError(f"the remote names a file {path!r}, which does not belong into an artifact")
@@ -184,7 +184,7 @@ def _send_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> None:
 
 
 def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str, ...]:
-    """Trust keys from now on; returns those that the remote holds.
+    """Trust keys from now on; return those that the remote holds.
 
     Raises StepError when one of them is another key than its name says.
     """

@@ -1,68 +1,83 @@
-"""CycloneDX: the bill of materials of one model, with what it is, what it was made from, and how good it is."""
+"""CycloneDX: the bill of materials of one model, with its ancestors and evaluations."""
 
 import json
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from cyclonedx.model import HashAlgorithm, HashType, Property
-from cyclonedx.model.bom import Bom
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx import model as bom_model
+from cyclonedx.model import HashAlgorithm, bom, component
+from cyclonedx.model.component import ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
 from lineage.exports.model_card import make_data_entry, make_model_card
 from lineage.exports.scope import Scope, collect_scope, end_time, stable_id
 from lineage.layout import Layout
-from lineage.records import Record, read_record
+from lineage.records import GivenRecord, Record, read_record
 from lineage.tracing.ancestry import trace
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.references import MODEL_TYPES
 
+# The library's decorators hide the signatures of its classes from type checkers.
+Bom: Any = bom.Bom
+Component: Any = component.Component
+HashType: Any = bom_model.HashType
+Property: Any = bom_model.Property
+
 
 def make_model_bom(layout: Layout, word: str) -> str:
-    """The bill of materials as CycloneDX 1.6 JSON. Raises UnknownTarget, and PlanError when it is not one model."""
-    found = collect_scope(layout, word)
-    model = _find_model(found)
-    by_key = {record["key"]: record for record in found.records}
-    components = {(r["key"], name): _make_component(r, name) for r in found.records for name in r["outputs"]}
+    """Return the bill of materials as CycloneDX 1.6 JSON. Raise UnknownTarget, and PlanError unless it is one."""
+    scope = collect_scope(layout, word)
+    model = _find_model(scope)
+    by_key = {record["key"]: record for record in scope.records}
+    components = {(r["key"], name): _make_component(r, name) for r in scope.records for name in r["outputs"]}
     main = components[model["key"], _model_outputs(model)[0]]
-    bom = Bom(serial_number=UUID(stable_id("bom", model["key"])))
-    bom.metadata.timestamp = end_time(model)
-    bom.metadata.component = main
-    bom.metadata.tools.components.add(
+    document = Bom(serial_number=UUID(stable_id("bom", model["key"])))
+    document.metadata.timestamp = end_time(model)
+    document.metadata.component = main
+    document.metadata.tools.components.add(
         Component(name="posttrain", version=model.get("commit"), type=ComponentType.APPLICATION)
     )
-    sources = {i["digest"]: _make_source(i) for r in found.records for i in r["inputs"] if i.get("source")}
+    sources = {i["digest"]: _make_source(i) for r in scope.records for i in r["inputs"] if i.get("source")}
     packages = [_make_package(name, version) for name, version in sorted(model["versions"].items())]
-    for component in (*components.values(), *sources.values(), *packages):
-        if component is not main:
-            bom.components.add(component)
-    for (key, _), component in components.items():
-        read = [i for i in by_key[key]["inputs"] if i.get("source") or (i["key"], i["output"]) in components]
-        needs = [sources[i["digest"]] if i.get("source") else components[i["key"], i["output"]] for i in read]
-        bom.register_dependency(component, [*needs, *(packages if component is main else [])])
-    for component in (*sources.values(), *packages):
-        bom.register_dependency(component)
-    cards = _make_cards(layout, found, by_key)
-    return _add_cards(JsonV1Dot6(bom).output_as_string(), cards)
+    for part in (*components.values(), *sources.values(), *packages):
+        if part is not main:
+            document.components.add(part)
+    for (key, _), part in components.items():
+        needs = [
+            need for given in by_key[key]["inputs"] if (need := _find_need(given, sources, components)) is not None
+        ]
+        document.register_dependency(part, [*needs, *(packages if part is main else [])])
+    for part in (*sources.values(), *packages):
+        document.register_dependency(part)
+    cards = _make_cards(layout, scope, by_key)
+    return _add_cards(JsonV1Dot6(document).output_as_string(), cards)
 
 
-def _find_model(found: Scope) -> Record:
-    made = [record for record in found.chosen if _model_outputs(record)]
+def _find_need(given: GivenRecord, sources: dict[str, Any], components: dict[tuple[str, str], Any]) -> Any | None:
+    """Return the component of what a port received, or None if it is outside the document."""
+    if given.get("source"):
+        return sources[given["digest"]]
+    return components.get((given.get("key") or "", given.get("output") or ""))
+
+
+def _find_model(scope: Scope) -> Record:
+    made = [record for record in scope.chosen if _model_outputs(record)]
     if len(made) == 1:
         return made[0]
-    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or found.records if _model_outputs(r))
+    names = ", ".join(f"{r['step']} ({r['key'][:12]})" for r in made or scope.records if _model_outputs(r))
     count = f"{len(made)} models" if made else "no model"
     advice = f"name one: {names}" if made else f"it was made from: {names}" if names else "name a step that makes one"
-    raise PlanError(f"bill of materials of {found.target.word!r} ({found.target.what}): {count} there; {advice}")
+    raise PlanError(f"bill of materials of {scope.target.word!r} ({scope.target.what}): {count} there; {advice}")
 
 
 def _model_outputs(record: Record) -> list[str]:
     return [name for name, output in record["outputs"].items() if output["type"] in MODEL_TYPES]
 
 
-def _make_component(record: Record, name: str) -> Component:
+def _make_component(record: Record, name: str) -> Any:
     output = record["outputs"][name]
     is_model = output["type"] in MODEL_TYPES
     files = [
@@ -97,10 +112,10 @@ def _make_component(record: Record, name: str) -> Component:
     )
 
 
-def _make_source(given: dict[str, Any]) -> Component:
-    """What came from outside: its digest stands for its content, as for a step's key."""
+def _make_source(given: GivenRecord) -> Any:
+    """Return the component of an outside source, whose digest stands for its content."""
     return Component(
-        name=given["source"],
+        name=given["source"] or "",
         version=given["digest"][:16],
         bom_ref=f"source/{given['digest']}",
         type=ComponentType.MACHINE_LEARNING_MODEL if given["type"] in MODEL_TYPES else ComponentType.DATA,
@@ -111,41 +126,41 @@ def _make_source(given: dict[str, Any]) -> Component:
     )
 
 
-def _make_package(name: str, version: str) -> Component:
+def _make_package(name: str, version: str) -> Any:
     if name == "python":
         return Component(name=name, version=version, type=ComponentType.PLATFORM, bom_ref="python")
     url = PackageURL("pypi", None, name, version)
     return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=url.to_string(), purl=url)
 
 
-def _make_cards(layout: Layout, found: Scope, by_key: dict[str, Record]) -> dict[str, dict[str, Any]]:
-    """By bom-ref what the library's classes cannot say: the model card of a model, the contents of data."""
-    cards: dict[str, dict[str, Any]] = {}
-    for record in found.records:
-        exams = _find_evaluations(layout, record) if _model_outputs(record) else []
+def _make_cards(layout: Layout, scope: Scope, by_key: dict[str, Record]) -> dict[str, JsonObject]:
+    """Return by bom-ref what the library's classes lack: the model card of a model, the contents of data."""
+    cards: dict[str, JsonObject] = {}
+    for record in scope.records:
+        evaluations = _find_evaluations(layout, record) if _model_outputs(record) else []
         for name, output in record["outputs"].items():
             reference = f"{record['key']}/{name}"
             if output["type"] in MODEL_TYPES:
-                cards[reference] = {"modelCard": make_model_card(record, name, by_key, exams)}
+                cards[reference] = {"modelCard": make_model_card(record, name, by_key, evaluations)}
             else:
                 cards[reference] = {"data": [make_data_entry(record, name)]}
     return cards
 
 
 def _find_evaluations(layout: Layout, record: Record) -> list[Record]:
-    """The evaluations that read this very artifact, oldest first."""
+    """Return the evaluations that read this artifact, oldest first."""
     readers = [node.record for node in trace(layout, record["key"]).down if _is_evaluation(node.record)]
-    whole = [read_record(Path(reader["folder"])) for reader in readers]
-    found = [r for r in whole if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
-    return sorted(found, key=lambda r: (r["started"], r["key"]))
+    records = [read_record(Path(reader["folder"])) for reader in readers]
+    evaluations = [r for r in records if r is not None and any(i.get("key") == record["key"] for i in r["inputs"])]
+    return sorted(evaluations, key=lambda r: (r["started"], r["key"]))
 
 
 def _is_evaluation(record: Record) -> bool:
     return any(output["type"] == "eval_report" for output in record["outputs"].values())
 
 
-def _add_cards(text: str, cards: dict[str, dict[str, Any]]) -> str:
+def _add_cards(text: str, cards: dict[str, JsonObject]) -> str:
     document = json.loads(text)
-    for component in (document["metadata"]["component"], *document["components"]):
-        component.update(cards.get(component["bom-ref"], {}))
+    for part in (document["metadata"]["component"], *document["components"]):
+        part.update(cards.get(part["bom-ref"], {}))
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

@@ -2,21 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
 from lineage.exports.scope import find_tables
 from lineage.records import Record
+from schemas.base import JsonObject
 from schemas.references import MODEL_TYPES
 from schemas.stages.union import traits_of
 
 ALL = "all"
 
 
-def make_model_card(record: Record, output: str, by_key: dict[str, Record], exams: list[Record]) -> dict[str, Any]:
-    """The card of a model among the outputs of a step."""
-    parameters: dict[str, Any] = {
+def make_model_card(record: Record, output: str, by_key: dict[str, Record], evaluations: list[Record]) -> JsonObject:
+    """Return the card of a model among the outputs of a step."""
+    parameters: JsonObject = {
         "task": "text-generation",
         "datasets": [{"ref": r} for r in _find_data(record, by_key)],
     }
@@ -27,8 +27,8 @@ def make_model_card(record: Record, output: str, by_key: dict[str, Record], exam
         parameters["architectureFamily"] = str(config["model_type"])
     if config.get("architectures"):
         parameters["modelArchitecture"] = str(config["architectures"][0])
-    card: dict[str, Any] = {"modelParameters": parameters}
-    if metrics := [metric for exam in exams for metric in _make_metrics(record, exam)]:
+    card: JsonObject = {"modelParameters": parameters}
+    if metrics := [metric for evaluation in evaluations for metric in _make_metrics(record, evaluation)]:
         card["quantitativeAnalysis"] = {"performanceMetrics": metrics}
     settings = record["identity"].get("settings", {})
     if settings:
@@ -37,13 +37,13 @@ def make_model_card(record: Record, output: str, by_key: dict[str, Record], exam
     return card
 
 
-def make_data_entry(record: Record, output: str) -> dict[str, Any]:
-    """What an output that is no model holds: rows and bytes."""
-    said = record["outputs"][output]
-    properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in said["files"]))}]
-    here = [path for path in find_tables(record, output) if path.is_file()]
-    if len(here) == 1:
-        properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(here[0]).num_rows)})
+def make_data_entry(record: Record, output: str) -> JsonObject:
+    """Return rows and bytes of an output that is no model."""
+    described = record["outputs"][output]
+    properties = [{"name": "posttrain:bytes", "value": str(sum(file["size"] for file in described["files"]))}]
+    files = [path for path in find_tables(record, output) if path.is_file()]
+    if len(files) == 1:
+        properties.append({"name": "posttrain:rows", "value": str(pq.read_metadata(files[0]).num_rows)})
     for reason, number in sorted((record["details"].get("dropped") or {}).items()):
         properties.append({"name": f"posttrain:dropped:{reason}", "value": str(number)})
     return {
@@ -54,40 +54,44 @@ def make_data_entry(record: Record, output: str) -> dict[str, Any]:
 
 
 def _find_data(record: Record, by_key: dict[str, Record]) -> list[str]:
-    """References of the data that went into a model, through all models before it, each once."""
-    found, waiting, seen = [], [record], set()
+    """Return references of the data that went into a model, through all models before it, each once."""
+    references, waiting, seen = [], [record], set()
     while waiting:
         for given in waiting.pop()["inputs"]:
             if given["type"] not in MODEL_TYPES:
-                found.append(
+                references.append(
                     f"source/{given['digest']}" if given.get("source") else f"{given['key']}/{given['output']}"
                 )
-            if given.get("key") in by_key and given["key"] not in seen:
-                seen.add(given["key"])
-                waiting.append(by_key[given["key"]])
-    return sorted(set(found))
+            key = given.get("key")
+            if key in by_key and key not in seen:
+                seen.add(key)
+                waiting.append(by_key[key])
+    return sorted(set(references))
 
 
-def _read_config(record: Record, output: str) -> dict[str, Any]:
+def _read_config(record: Record, output: str) -> JsonObject:
     path = Path(record["folder"], "outputs", output, "config.json")
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def _make_metrics(record: Record, exam: Record) -> list[dict[str, Any]]:
-    """The lines of an evaluation's table that are about this model."""
-    ports = [i["port"] for i in exam["inputs"] if i.get("key") == record["key"]]
+def _make_metrics(record: Record, evaluation: Record) -> list[JsonObject]:
+    """Return the lines of an evaluation's table that are about this model."""
+    ports = [i["port"] for i in evaluation["inputs"] if i.get("key") == record["key"]]
     names = {port.rpartition(".")[2] for port in ports}
-    found = []
-    for line in exam["details"].get("table", []):
+    metrics = []
+    for line in evaluation["details"].get("table", []):
         if line["model"] not in names:
             continue
-        metric = {"type": f"{line['metric']} ({exam['recipe']}.{exam['step']})", "value": repr(line["value"])}
+        metric = {
+            "type": f"{line['metric']} ({evaluation['recipe']}.{evaluation['step']})",
+            "value": repr(line["value"]),
+        }
         if line["family"] != ALL:
             metric["slice"] = line["family"]
         bounds = {"lowerBound": repr(line["low"]), "upperBound": repr(line["high"])}
-        found.append(metric | {"confidenceInterval": bounds})
-    return found
+        metrics.append(metric | {"confidenceInterval": bounds})
+    return metrics

@@ -5,7 +5,7 @@ are made of the run's and the step's names, the times are the recorded ones.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -43,27 +43,30 @@ OUTSIDE = {"hub": "hf", "path": "file", "mlflow": "mlflow"}
 
 
 def make_lineage_events(layout: Layout, word: str, *, made_by: str | None = None) -> list[RunEvent]:
-    """The events of a target and all it was made from, or of what one run made of that; oldest first.
+    """Return the events of a target and its ancestors, or of what one run made of them; oldest first.
 
     Raises UnknownTarget.
     """
     set_producer(PRODUCER)
-    found = collect_scope(layout, word)
-    by_key = {record["key"]: record for record in found.records}
+    scope = collect_scope(layout, word)
+    by_key = {record["key"]: record for record in scope.records}
     if made_by:
-        found = found.made_by(made_by)
-    events = [*_make_run_events(found), *_make_step_events(found, by_key), *_make_unfinished_events(found, by_key)]
+        scope = scope.made_by(made_by)
+    events = [*_make_run_events(scope), *_make_step_events(scope, by_key), *_make_unfinished_events(scope, by_key)]
     order = list(RunState)
-    return sorted(events, key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType), e.job.name))
+    return sorted(
+        events,
+        key=lambda e: (datetime.fromisoformat(e.eventTime), order.index(e.eventType or RunState.OTHER), e.job.name),
+    )
 
 
 def encode_json_lines(events: list[RunEvent]) -> str:
-    """One event per line."""
+    """Return one event per line."""
     return "".join(Serde.to_json(event) + "\n" for event in events)
 
 
 def send_events(events: list[RunEvent], url: str) -> int:
-    """Give events to a server that speaks OpenLineage; returns how many. Raises PlanError when it does not take them.
+    """Send events to an OpenLineage server; return how many. Raise PlanError if it does not accept them.
 
     OPENLINEAGE_API_KEY and OPENLINEAGE_ENDPOINT count as the official client has them.
     """
@@ -84,11 +87,13 @@ def send_events(events: list[RunEvent], url: str) -> int:
     return len(events)
 
 
-def _make_run_events(found: Scope) -> Iterator[RunEvent]:
-    for run, events in found.events.items():
-        told = [event for event in events if event["type"] == "run"]
-        recipes = [r["recipe"] for r in found.records if r["run"] == run] or [e.get("recipe", "") for e in told]
-        for event in [e for e in told if e["state"] == "started"][:1] + [e for e in told if e["state"] == "ended"][-1:]:
+def _make_run_events(scope: Scope) -> Iterator[RunEvent]:
+    for run, events in scope.events.items():
+        run_events = [event for event in events if event["type"] == "run"]
+        recipes = [r["recipe"] for r in scope.records if r["run"] == run] or [e.get("recipe", "") for e in run_events]
+        for event in [e for e in run_events if e["state"] == "started"][:1] + [
+            e for e in run_events if e["state"] == "ended"
+        ][-1:]:
             state = RunState.START if event["state"] == "started" else _end_state(event["exit_code"])
             yield RunEvent(
                 eventTime=format_time(event["time"]),
@@ -103,8 +108,8 @@ def _end_state(exit_code: int) -> RunState:
     return {0: RunState.COMPLETE, 130: RunState.ABORT}.get(exit_code, RunState.FAIL)
 
 
-def _make_step_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
-    for record in found.records:
+def _make_step_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+    for record in scope.records:
         run = Run(stable_id("step", record["run"], record["key"]), _make_run_facets(record))
         job = Job(NAMESPACE, f"{record['recipe']}.{record['step']}", _make_job_facets(record))
         inputs = [_make_input(given, by_key) for given in record["inputs"]]
@@ -122,13 +127,13 @@ def _make_step_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEv
         )
 
 
-def _make_unfinished_events(found: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
-    """A start and an end of each step that made nothing, with what it had to read."""
-    events = found.events.get(found.target.word, [])
+def _make_unfinished_events(scope: Scope, by_key: dict[str, Record]) -> Iterator[RunEvent]:
+    """Yield a start and an end of each step that made nothing, with its planned inputs."""
+    events = scope.events.get(scope.target.word, [])
     recipe = next((e["recipe"] for e in events if e["type"] == "run" and "recipe" in e), "")
-    for event in found.unfinished():
+    for event in scope.unfinished():
         began = [e["time"] for e in events if e.get("step") == event["step"] and e.get("state") == "running"]
-        parent = {"parent": _make_parent(found.target.word, recipe)}
+        parent = {"parent": _make_parent(scope.target.word, recipe)}
         reason = {"errorMessage": error_message_run.ErrorMessageRunFacet(event.get("reason", ""), "python")}
         end = RunState.ABORT if event["state"] == "cancelled" else RunState.FAIL
         for seconds, state, facets in (
@@ -139,17 +144,17 @@ def _make_unfinished_events(found: Scope, by_key: dict[str, Record]) -> Iterator
                 eventTime=format_time(seconds),
                 eventType=state,
                 producer=PRODUCER,
-                run=Run(stable_id("unfinished", found.target.word, event["step"]), facets),
+                run=Run(stable_id("unfinished", scope.target.word, event["step"]), facets),
                 job=Job(NAMESPACE, f"{recipe}.{event['step']}", {"jobType": _make_job_type("TASK")}),
-                inputs=_make_planned_inputs(found, event["step"], by_key),
+                inputs=_make_planned_inputs(scope, event["step"], by_key),
             )
 
 
-def _make_planned_inputs(found: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
-    """What a step was to read, as far as it was made."""
-    keys = {name: planned["key"] for name, planned in found.planned.items()}
+def _make_planned_inputs(scope: Scope, step: str, by_key: dict[str, Record]) -> list[InputDataset]:
+    """Return the planned inputs of a step, as far as they were made."""
+    keys = {name: planned["key"] for name, planned in scope.planned.items()}
     inputs = []
-    for given in found.planned.get(step, {}).get("inputs", []):
+    for given in scope.planned.get(step, {}).get("inputs", []):
         made = next((by_key[keys[name]] for name in given["steps"] if keys.get(name) in by_key), None)
         if given["source"]:
             inputs.append(_make_input(given, by_key))
@@ -188,7 +193,7 @@ def _make_job_type(what: str) -> JobFacet:
     return job_type_job.JobTypeJobFacet("BATCH", "POSTTRAIN", what)
 
 
-def _make_input(given: dict[str, Any], by_key: dict[str, Record]) -> InputDataset:
+def _make_input(given: Mapping[str, Any], by_key: dict[str, Record]) -> InputDataset:
     version: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(given["digest"])}
     if given.get("source"):
         scheme, _, name = given["source"].partition(":")
@@ -202,9 +207,9 @@ def _make_output(record: Record, name: str) -> OutputDataset:
     output = record["outputs"][name]
     facets: dict[str, DatasetFacet] = {"version": dataset_version_dataset.DatasetVersionDatasetFacet(output["digest"])}
     rows = None
-    here = [path for path in find_tables(record, name) if path.is_file()]
-    if len(here) == 1:
-        table = pq.ParquetFile(here[0])
+    files = [path for path in find_tables(record, name) if path.is_file()]
+    if len(files) == 1:
+        table = pq.ParquetFile(files[0])
         rows = table.metadata.num_rows
         facets["schema"] = schema_dataset.SchemaDatasetFacet([_make_field(field) for field in table.schema_arrow])
         facets["dataQualityMetrics"] = _measure_quality(table)
@@ -223,7 +228,7 @@ def _make_field(field: pa.Field) -> schema_dataset.SchemaDatasetFacetFields:
 
 
 def _measure_quality(table: pq.ParquetFile) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
-    """Rows, and the empty values of each column, by the table's own statistics."""
+    """Return rows, and the empty values of each column, by the table's own statistics."""
     meta, nulls, known = table.metadata, dict.fromkeys(table.schema_arrow.names, 0), set(table.schema_arrow.names)
     for group in range(meta.num_row_groups):
         for column in range(meta.num_columns):

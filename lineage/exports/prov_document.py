@@ -2,7 +2,6 @@
 
 import io
 from datetime import datetime
-from typing import Any
 from urllib.parse import quote
 
 from prov.constants import PROV, PROV_LABEL
@@ -11,38 +10,38 @@ from prov.model import PROV_ROLE, PROV_TYPE, Namespace, ProvDocument
 from lineage.audit.log import read_entries
 from lineage.exports.scope import collect_scope, end_time
 from lineage.layout import Layout
-from lineage.records import Record
+from lineage.records import GivenRecord, Record
 
 NAMESPACE = Namespace("pt", "urn:posttrain:")
 SOFTWARE = "pt:posttrain"
 
 
 def make_prov_document(layout: Layout, word: str) -> ProvDocument:
-    """Where a target comes from. Raises UnknownTarget.
+    """Return the PROV document of a target. Raise UnknownTarget.
 
     Who started a run is known from the audit log; a run of before there was one has no person.
     """
-    found = collect_scope(layout, word)
+    scope = collect_scope(layout, word)
     document = ProvDocument()
     document.add_namespace(NAMESPACE)
     document.agent(SOFTWARE, {PROV_TYPE: PROV["SoftwareAgent"]})
     people = {e["facts"]["run"]: e["who"] for e in read_entries(layout) if e["action"] == "run started"}
-    for run in sorted({record["run"] for record in found.records}):
+    for run in sorted({record["run"] for record in scope.records}):
         _add_run(document, run, people.get(run))
-    for record in found.records:
+    for record in scope.records:
         _add_step(document, record)
     return document
 
 
 def serialize_document(document: ProvDocument, format_: str) -> str:
-    """PROV-JSON (`json`) or PROV-N (`provn`)."""
+    """Return PROV-JSON (`json`) or PROV-N (`provn`)."""
     stream = io.StringIO()
     document.serialize(stream, format=format_, **({"indent": 1} if format_ == "json" else {}))
     return stream.getvalue().rstrip("\n") + "\n"
 
 
 def _add_run(document: ProvDocument, run: str, who: str | None) -> None:
-    """A run is the plan that its steps follow; posttrain acts on behalf of who started it."""
+    """Add a run as the plan that its steps follow; posttrain acts on behalf of the user who started it."""
     document.entity(f"pt:run/{run}", {PROV_TYPE: PROV["Plan"]})
     if who:
         person = f"pt:user/{quote(who, safe='')}"
@@ -70,12 +69,12 @@ def _add_step(document: ProvDocument, record: Record) -> None:
             document.wasDerivedFrom(made, _entity_name(given), activity)
 
 
-def _entity_name(given: dict[str, Any]) -> str:
+def _entity_name(given: GivenRecord) -> str:
     return f"pt:{given['key']}/{given['output']}" if given.get("key") else f"pt:source/{given['digest']}"
 
 
-def _add_input(document: ProvDocument, given: dict[str, Any]) -> str:
-    """The entity a port received; what comes from outside is described here, other things by the step that made it."""
+def _add_input(document: ProvDocument, given: GivenRecord) -> str:
+    """Return the entity that a port received; outside sources are added here, other entities by their step."""
     name = _entity_name(given)
     if not given.get("key") and not document.get_record(name):
         facts = {"pt:reference": given["source"], "pt:digest": given["digest"]}

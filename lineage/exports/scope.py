@@ -1,16 +1,16 @@
-"""What an export is about: the artifacts of a target with all they were made from, and how their runs went."""
+"""The scope of an export: the artifacts of a target with all ancestors, and the events of their runs."""
 
 import json
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from lineage.layout import Layout
 from lineage.records import Record, read_lines, read_record
 from lineage.tracing.ancestry import trace
 from lineage.tracing.target import Target
+from schemas.base import JsonObject
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "urn:posttrain")
 ENDED = frozenset({"failed", "cancelled"})
@@ -22,9 +22,9 @@ class Scope:
 
     target: Target
     records: list[Record]
-    events: dict[str, list[dict[str, Any]]]
+    events: dict[str, list[JsonObject]]
     """Run to its events, oldest first; the run that was asked for is there also when it made nothing."""
-    planned: dict[str, dict[str, Any]]
+    planned: dict[str, JsonObject]
     """Steps of the plan of the run that was asked for, by name; empty for other targets."""
 
     @property
@@ -33,12 +33,12 @@ class Scope:
         return [record for record in self.records if record["key"] in self.target.keys]
 
     def made_by(self, run: str) -> "Scope":
-        """What one run did of this."""
+        """Return the part of the scope that one run made."""
         records = [record for record in self.records if record["run"] == run]
         return Scope(self.target, records, {run: self.events.get(run, [])}, self.planned)
 
-    def unfinished(self) -> list[dict[str, Any]]:
-        """Last events of the steps of the run that was asked for which failed or were stopped."""
+    def unfinished(self) -> list[JsonObject]:
+        """Return the last events of failed or cancelled steps of the run that is the target."""
         if self.target.what != "run":
             return []
         last = {e["step"]: e for e in self.events.get(self.target.word, []) if e["type"] == "step"}
@@ -46,37 +46,37 @@ class Scope:
 
 
 def collect_scope(layout: Layout, word: str) -> Scope:
-    """Everything that a target was made from, itself included; raises UnknownTarget."""
-    found = trace(layout, word)
-    read = (read_record(node.record["folder"]) for node in found.up)
+    """Return a target and everything that it was made from; raise UnknownTarget."""
+    lineage = trace(layout, word)
+    read = (read_record(node.record["folder"]) for node in lineage.up)
     records = sorted((r for r in read if r is not None), key=lambda r: (r["started"], r["key"]))
     runs = dict.fromkeys(record["run"] for record in records)
-    planned: dict[str, dict[str, Any]] = {}
-    if found.target.what == "run":
+    planned: dict[str, JsonObject] = {}
+    if lineage.target.what == "run":
         runs[word] = None
         plan = layout.run(word) / "plan.json"
         planned = {step["name"]: step for step in json.loads(plan.read_bytes())["steps"]} if plan.is_file() else {}
     events = {run: read_lines(layout.run(run) / "events.jsonl") for run in sorted(runs)}
-    return Scope(found.target, records, events, planned)
+    return Scope(lineage.target, records, events, planned)
 
 
 def stable_id(*words: str) -> str:
-    """A UUID that is the same for the same words, everywhere."""
+    """Return a UUID that is the same for the same words, everywhere."""
     return str(uuid.uuid5(NAMESPACE, json.dumps(words)))
 
 
 def end_time(record: Record) -> datetime:
-    """When the step that made an artifact ended."""
+    """Return when the step that made an artifact ended."""
     return datetime.fromisoformat(record["started"]) + timedelta(seconds=record["seconds"])
 
 
 def format_time(seconds: float) -> str:
-    """A time of the event log (seconds since the epoch) in ISO 8601."""
+    """Return a time of the event log (seconds since the epoch) in ISO 8601."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 def find_tables(record: Record, output: str) -> list[Path]:
-    """The tables of rows in an output."""
+    """Return the tables of rows in an output."""
     files = record["outputs"][output]["files"]
     folder = Path(record["folder"], "outputs", output)
     return [folder / file["path"] for file in files if file["path"].endswith(".parquet")]

@@ -1,4 +1,4 @@
-"""Champions: what the signed moves of a registered model say, MLflow's alias `champion` that follows, and moving both.
+"""Champions: the signed moves of a registered model, and MLflow's alias `champion`, which follows them.
 
 A version of the registered model NAME is a reference to an artifact, by its tags `key`, `digest` and `output`. Every
 move is an entry of the audit log, which is the truth. MLflow has a copy: a tag of the version that the alias went to.
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -29,6 +29,7 @@ from lineage.registry.registered import (
     read_registered,
 )
 from lineage.registry.writing import write_moves, write_version
+from schemas.base import JsonObject
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
 from schemas.references import MODEL_TYPES
@@ -78,7 +79,7 @@ class Moved(PlanError):
 
 
 def read_standing(layout: Layout, name: str) -> Standing:
-    """Champion, moves and alarms of a registered model.
+    """Return champion, moves and alarms of a registered model.
 
     Raises PlanError when the audit log does not hold or MLflow cannot be asked.
     """
@@ -89,12 +90,12 @@ def read_standing(layout: Layout, name: str) -> Standing:
 
 
 def find_champion(layout: Layout, name: str) -> Champion | None:
-    """The champion of a registered model; None while there is none. Raises PlanError as `standing` does."""
+    """Return the champion of a registered model, or None. Raise PlanError as `read_standing` does."""
     return read_standing(layout, name).champion
 
 
 def read_standings(layout: Layout) -> list[Standing]:
-    """Everything that has a champion, or an alias in MLflow that says so, by name. Raises PlanError as `standing`."""
+    """Return every standing with a champion, or with such an alias in MLflow, by name. Raise PlanError."""
     known = read_moves(layout)
     if is_registry_empty(layout) and not known:
         return []
@@ -104,27 +105,27 @@ def read_standings(layout: Layout) -> list[Standing]:
 
 
 def list_champions(layout: Layout) -> list[Champion]:
-    """All champions, by name. Raises PlanError as `standing` does."""
-    return [found.champion for found in read_standings(layout) if found.champion]
+    """Return all champions, by name. Raise PlanError as `read_standing` does."""
+    return [standing.champion for standing in read_standings(layout) if standing.champion]
 
 
 def read_history(layout: Layout, name: str) -> list[Move]:
-    """Every known move of a champion, oldest first. Raises PlanError as `standing` does."""
+    """Return every known move of a champion, oldest first. Raise PlanError as `read_standing` does."""
     return read_standing(layout, name).moves
 
 
 def check_registry(layout: Layout) -> list[str]:
-    """One line per thing in which MLflow's registry differs from what the log promoted.
+    """Return a line for each difference between MLflow's registry and what the log promoted.
 
     A log that does not hold is no matter of the registry: nothing is compared with it.
     """
     if read_chain(layout).problem:
         return []
     try:
-        found = read_standings(layout)
+        standings = read_standings(layout)
     except PlanError as error:
         return [str(error)]
-    return [alarm for each in found for alarm in each.alarms]
+    return [alarm for each in standings for alarm in each.alarms]
 
 
 def move_champion(
@@ -132,13 +133,13 @@ def move_champion(
     name: str,
     key: str,
     *,
-    evidence: dict[str, Any],
+    evidence: JsonObject,
     output: str | None = None,
     expected: Champion | None,
     action: Action = "promote",
     digest: str | None = None,
 ) -> Champion:
-    """Make the artifact of a key champion, unless it is; of two moves at once from `expected`, one wins.
+    """Make the artifact of a key champion, unless it is; of two concurrent moves from `expected`, one wins.
 
     `evidence` is kept with the move. Raises Moved when the champion is not `expected` any more, and PlanError when the
     artifact is not here, is no model, does not verify or is not of `digest`, MLflow cannot be asked, or it differs from
@@ -146,36 +147,38 @@ def move_champion(
     """
     manifest, output = _verify_model(layout, key, output, digest)
     with lock_champions(layout) as mlflow:
-        here = _compare_standing(layout, mlflow, name)
-        now = here.champion
-        if here.is_unfinished:
-            write_moves(mlflow, here.registered, here.moves, manifest if now and now.key == key else None)
-            here = _compare_standing(layout, mlflow, name)
-        if here.alarms and action == "promote":
-            raise PlanError(describe_disagreement(here))
+        standing = _compare_standing(layout, mlflow, name)
+        current = standing.champion
+        if standing.is_unfinished:
+            write_moves(
+                mlflow, standing.registered, standing.moves, manifest if current and current.key == key else None
+            )
+            standing = _compare_standing(layout, mlflow, name)
+        if standing.alarms and action == "promote":
+            raise PlanError(describe_disagreement(standing))
         digest = manifest.outputs[output].digest
-        if now and (now.key, now.digest, now.output) == (key, digest, output) and action == "promote":
-            return now
-        if (now.by.entry["hash"] if now else None) != (expected.by.entry["hash"] if expected else None):
-            raise Moved(_describe_conflict(name, expected, now))
-        for other in here.others:
+        if current and (current.key, current.digest, current.output) == (key, digest, output) and action == "promote":
+            return current
+        if (current.by.entry["hash"] if current else None) != (expected.by.entry["hash"] if expected else None):
+            raise Moved(_describe_conflict(name, expected, current))
+        for other in standing.others:
             audit_log.append(layout, OTHERS, model=name, entry=audit_log.encode_entry(other.entry))
-        version = write_version(mlflow, here.registered, here.moves, manifest, output)
-        repaired = {"alarms": here.alarms} if here.alarms else {}
+        version = write_version(mlflow, standing.registered, standing.moves, manifest, output)
+        repaired = {"alarms": standing.alarms} if standing.alarms else {}
         # The log first: there is never a champion that it does not know. What a kill leaves between the log and MLflow
         # is finished by the next move.
         audit_log.append(
             layout,
             action,
             model=name,
-            number=here.moves[-1].number + 1 if here.moves else 1,
+            number=standing.moves[-1].number + 1 if standing.moves else 1,
             version=version,
-            before=now.version if now else None,
+            before=current.version if current else None,
             key=key,
             digest=digest,
             output=output,
             evidence=evidence | repaired,
-            after=here.moves[-1].entry["hash"] if here.moves else None,
+            after=standing.moves[-1].entry["hash"] if standing.moves else None,
             log=read_unbroken_chain(layout).name,
         )
         moves = read_moves(layout)[name]
@@ -185,32 +188,32 @@ def move_champion(
 
 @contextmanager
 def lock_champions(layout: Layout) -> "Iterator[MlflowClient]":
-    """MLflow, while no other process of this checkout moves a champion."""
+    """Lock the champions of this checkout and return MLflow's client."""
     layout.make_state()
     with FileLock(layout.state / "champions.lock"), connect_registry(layout) as mlflow:
         yield mlflow
 
 
-def describe_disagreement(here: Standing) -> str:
-    """In what MLflow and the log differ, and what to do."""
-    more = f" and {len(here.alarms) - 1} more" if len(here.alarms) > 1 else ""
+def describe_disagreement(standing: Standing) -> str:
+    """Return how MLflow and the log differ, and what to do."""
+    more = f" and {len(standing.alarms) - 1} more" if len(standing.alarms) > 1 else ""
     return (
-        f"MLflow's registry is not what the audit log made it: {here.alarms[0]}{more}. See: posttrain champions "
-        f"{here.name}; write MLflow again from the log: posttrain champions {here.name} --restore"
+        f"MLflow's registry is not what the audit log made it: {standing.alarms[0]}{more}. See: posttrain champions "
+        f"{standing.name}; write MLflow again from the log: posttrain champions {standing.name} --restore"
     )
 
 
 def _compare_standing(layout: Layout, mlflow: "MlflowClient", name: str) -> Standing:
     chain, keys = read_unbroken_chain(layout), load_trusted_keys(layout)
-    said, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
+    registered, known = read_registered(mlflow, name), collect_moves(chain, keys).get(name, [])
     store = Store(layout)
-    found = compare_registered(said, known, chain, keys, lambda move: store.with_key(move.key))
-    now = _make_champion(layout, name, found.moves[-1]) if found.moves else None
-    return Standing(name, now, found.moves, found.alarms, found.is_unfinished, found.others, said)
+    compared = compare_registered(registered, known, chain, keys, lambda move: store.with_key(move.key))
+    current = _make_champion(layout, name, compared.moves[-1]) if compared.moves else None
+    return Standing(name, current, compared.moves, compared.alarms, compared.is_unfinished, compared.others, registered)
 
 
 def _read_standing_or_alarm(layout: Layout, mlflow: "MlflowClient", name: str, is_known: bool) -> Standing:
-    """The same; a name that the log does not know and that MLflow cannot search for is an alarm of its own."""
+    """Return a standing; a name that the log lacks and MLflow cannot search for becomes an alarm."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -232,7 +235,7 @@ def _make_champion(layout: Layout, name: str, by: Move) -> Champion:
 
 
 def load_promoted_artifact(layout: Layout, by: Move) -> Manifest:
-    """The artifact that a move made champion, every byte compared with what was promoted.
+    """Return the artifact that a move made champion, every byte compared with the promoted one.
 
     Raises PlanError when it is not in this checkout, or not what was promoted.
     """
@@ -240,7 +243,7 @@ def load_promoted_artifact(layout: Layout, by: Move) -> Manifest:
 
 
 def _verify_model(layout: Layout, key: str, output: str | None, digest: str | None) -> tuple[Manifest, str]:
-    """The artifact of a key, verified, and which of its outputs is the model."""
+    """Verify the artifact of a key; return it and the name of its model output."""
     manifest = Store(layout).with_key(key)
     if manifest is None:
         raise PlanError(f"the artifact {key[:16]} is not in this checkout (any more): fetch it, or make it again")
@@ -248,8 +251,10 @@ def _verify_model(layout: Layout, key: str, output: str | None, digest: str | No
     if output is None or output not in manifest.outputs or manifest.outputs[output].type not in MODEL_TYPES:
         raise PlanError(f"{manifest.step} ({key[:16]}) is no model: a champion must be {', '.join(MODEL_TYPES)}")
     if digest is not None and manifest.outputs[output].digest != digest:
-        found = manifest.outputs[output].digest[:16]
-        raise PlanError(f"{manifest.step} ({key[:16]}) has digest {found}, and not {digest[:16]}, which was promoted")
+        digest_here = manifest.outputs[output].digest[:16]
+        raise PlanError(
+            f"{manifest.step} ({key[:16]}) has digest {digest_here}, and not {digest[:16]}, which was promoted"
+        )
     check_artifact(layout, manifest)
     return manifest, output
 
@@ -262,7 +267,7 @@ def _describe_conflict(name: str, expected: Champion | None, now: Champion | Non
 
 @contextmanager
 def connect_registry(layout: Layout) -> "Iterator[MlflowClient]":
-    """MLflow, whose refusals become a PlanError that names the address and no password."""
+    """Return MLflow's client; its errors become a PlanError that names the address and no password."""
     mlflow = open_client(layout)
     try:
         yield mlflow
@@ -273,5 +278,5 @@ def connect_registry(layout: Layout) -> "Iterator[MlflowClient]":
 
         if not isinstance(error, MlflowException) and type(error).__module__.partition(".")[0] != "sqlalchemy":
             raise
-        said = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
-        raise PlanError(f"MLflow's registry at {hide_credentials(registry_uri(layout))}: {said}") from error
+        message = str(error).splitlines()[0][:300] if isinstance(error, MlflowException) else type(error).__name__
+        raise PlanError(f"MLflow's registry at {hide_credentials(registry_uri(layout))}: {message}") from error

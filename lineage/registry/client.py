@@ -1,4 +1,4 @@
-"""MLflow's client: where it looks, and that it tells nobody anything."""
+"""MLflow's client: its addresses, and no telemetry."""
 
 import logging
 import os
@@ -16,17 +16,17 @@ SETTINGS = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 def tracking_uri(layout: Layout) -> str:
-    """Where runs are kept: MLFLOW_TRACKING_URI, else the checkout's own store."""
+    """Return the address of the tracking store: MLFLOW_TRACKING_URI, else the checkout's own."""
     return os.environ.get("MLFLOW_TRACKING_URI") or layout.mlflow_uri
 
 
 def registry_uri(layout: Layout) -> str:
-    """Where registered models are kept: MLFLOW_REGISTRY_URI, else with the runs."""
+    """Return the address of the registry: MLFLOW_REGISTRY_URI, else that of the tracking store."""
     return os.environ.get("MLFLOW_REGISTRY_URI") or tracking_uri(layout)
 
 
 def open_client(layout: Layout) -> "MlflowClient":
-    """MLflow's client with both addresses; takes seconds the first time. Raises PlanError when they cannot be used."""
+    """Return MLflow's client with both addresses, after seconds of import. Raise PlanError if they are unusable."""
     os.environ.update(MLFLOW_DISABLE_TELEMETRY="true", DO_NOT_TRACK="true")
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -46,18 +46,18 @@ def open_client(layout: Layout) -> "MlflowClient":
 
 
 def is_registry_empty(layout: Layout) -> bool:
-    """Whether nothing was ever registered: the checkout's own file has not been made yet. Costs nothing."""
+    """Return whether nothing was ever registered: the checkout's own file does not exist yet."""
     file = layout.state / "mlflow.db"
     return registry_uri(layout) == f"sqlite:///{file}" and not file.exists()
 
 
 def hide_credentials(uri: str) -> str:
-    """An address without user and password."""
+    """Return an address without user and password."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
 
 
 def dvc_uri(name: str) -> str:
-    """An output by its name in DVC's cache: servers of MLflow refuse local paths as the source of a model."""
+    """Return an output by its name in DVC's cache: servers of MLflow refuse local paths as the source of a model."""
     return f"dvc:///files/md5/{name[:2]}/{name[2:]}"

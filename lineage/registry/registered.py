@@ -1,4 +1,4 @@
-"""What MLflow's registry says of a registered model, and in what that differs from the moves that the log knows.
+"""A registered model in MLflow, compared with the moves that the log knows.
 
 Everything read here may have been written by anyone who reaches MLflow's server: it is compared, never believed.
 """
@@ -48,7 +48,7 @@ class Compared:
 
 
 def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
-    """Alias and versions of a registered model; no versions where there is no such model."""
+    """Return alias and versions of a registered model; no versions if there is no such model."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -58,32 +58,34 @@ def read_registered(mlflow: "MlflowClient", name: str) -> Registered:
             return Registered(name, None, {})
         raise
     quote = '"' if "'" in name else "'"
-    found = {int(v.version): v for v in fetch_all_pages(mlflow.search_model_versions, f"name = {quote}{name}{quote}")}
-    return Registered(name, int(aliases[ALIAS]) if ALIAS in aliases else None, found)
+    versions = {
+        int(v.version): v for v in fetch_all_pages(mlflow.search_model_versions, f"name = {quote}{name}{quote}")
+    }
+    return Registered(name, int(aliases[ALIAS]) if ALIAS in aliases else None, versions)
 
 
 def compare_registered(
-    said: Registered,
+    registered: Registered,
     known: list[Move],
     chain: Chain,
     keys: dict[str, Ed25519PublicKey],
     made: Callable[[Move], Manifest | None],
 ) -> Compared:
-    """Hold a registered model against the moves that the log knows; `made` finds a promoted artifact, if it is here."""
-    moves, others, alarms = _merge_other_moves(said, known, chain, keys)
+    """Compare a registered model with the moves of the log; `made` returns a promoted artifact, if it is here."""
+    moves, others, alarms = _merge_other_moves(registered, known, chain, keys)
     tip = moves[-1] if moves else None
-    tags = list(_check_tags(said, moves))
-    content = list(_check_versions(said, moves, made(tip) if tip else None))
-    place = _check_alias(said, tip)
-    own_tag_only = tags == [] or (tip is not None and tags == [_describe_missing_tag(said, tip)])
-    was_there = tip is not None and said.alias in (tip.before, tip.version)
+    tags = list(_check_tags(registered, moves))
+    content = list(_check_versions(registered, moves, made(tip) if tip else None))
+    place = _check_alias(registered, tip)
+    own_tag_only = tags == [] or (tip is not None and tags == [_describe_missing_tag(registered, tip)])
+    was_there = tip is not None and registered.alias in (tip.before, tip.version)
     cut_off = bool(tags) and own_tag_only and was_there and not (alarms or content)
-    whole = [*([place] if place else []), *content, *tags, *alarms]
-    return Compared(moves, others, [printable(line) for line in whole], cut_off)
+    all_alarms = [*([place] if place else []), *content, *tags, *alarms]
+    return Compared(moves, others, [printable(line) for line in all_alarms], cut_off)
 
 
 def printable(text: str) -> str:
-    """A line without what a terminal obeys: names and tags may be anyone's."""
+    """Return a line without control characters: names and tags may come from anyone."""
     return "".join(c if c.isprintable() else "?" for c in text)[:500]
 
 
@@ -92,10 +94,10 @@ def tag_name(move: Move) -> str:
     return f"{MOVE}{move.number:06d}"
 
 
-def find_foreign_tags(said: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
-    """Version and name of every tag that pretends to hold a move and holds none of these."""
+def find_foreign_tags(registered: Registered, moves: list[Move]) -> Iterator[tuple[int, str]]:
+    """Yield version and name of every tag that claims to hold a move and holds none of these."""
     places = {(move.version, tag_name(move)): move.entry["hash"] for move in moves}
-    for number, version in said.versions.items():
+    for number, version in registered.versions.items():
         for tag, text in version.tags.items():
             entry = parse_entry(text.encode(errors="replace")) if tag.startswith(MOVE) else None
             if tag.startswith(MOVE) and (entry is None or places.get((number, tag)) != entry["hash"]):
@@ -103,28 +105,28 @@ def find_foreign_tags(said: Registered, moves: list[Move]) -> Iterator[tuple[int
 
 
 def fetch_all_pages(search: Any, *condition: str) -> list[Any]:
-    """Everything that a search of MLflow finds, over all its pages."""
-    found = list(page := search(*condition))
+    """Return everything that a search of MLflow returns, over all its pages."""
+    results = list(page := search(*condition))
     while page.token:
         page = search(*condition, page_token=page.token)
-        found += page
-    return found
+        results += page
+    return results
 
 
 def _merge_other_moves(
-    said: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
+    registered: Registered, known: list[Move], chain: Chain, keys: dict[str, Ed25519PublicKey]
 ) -> tuple[list[Move], list[Move], list[str]]:
-    """All moves, those that only MLflow knew and that a trusted key signed, and what is wrong with the others."""
+    """Return all moves, those that only MLflow had and a trusted key signed, and alarms about the others."""
     moves, others, alarms = list(known), [], []
     hashes = {move.entry["hash"] for move in known}
     strange: list[tuple[Move, str]] = []
-    for number, version in sorted(said.versions.items()):
+    for number, version in sorted(registered.versions.items()):
         for tag, text in sorted(version.tags.items()):
             if not tag.startswith(MOVE):
                 continue
-            where = f"mlflow:{said.name}@{number}: tag {tag}"
+            where = f"mlflow:{registered.name}@{number}: tag {tag}"
             entry = parse_entry(text.encode(errors="replace"))
-            move, what = _parse_signed_move(entry, keys, said.name, number, tag)
+            move, what = _parse_signed_move(entry, keys, registered.name, number, tag)
             if move is None:
                 alarms.append(f"{where} {what}")
             elif move.entry["hash"] not in hashes:
@@ -144,7 +146,7 @@ def _merge_other_moves(
 def _parse_signed_move(
     entry: Entry | None, keys: dict[str, Ed25519PublicKey], name: str, number: int, tag: str
 ) -> tuple[Move | None, str]:
-    """The signed move in a tag, or why it is none."""
+    """Return the signed move in a tag, or why it is none."""
     if entry is None:
         return None, "is no signed move"
     if problem := find_signature_problem(entry, keys):
@@ -155,46 +157,52 @@ def _parse_signed_move(
     return move, ""
 
 
-def _check_alias(said: Registered, tip: Move | None) -> str | None:
-    stands = "is gone" if said.alias is None else f"stands at version {said.alias}"
+def _check_alias(registered: Registered, tip: Move | None) -> str | None:
+    position = "is gone" if registered.alias is None else f"stands at version {registered.alias}"
     if tip is None:
         return (
-            f"mlflow:{said.name}@{ALIAS} {stands}, but no move is known that made it champion" if said.alias else None
+            f"mlflow:{registered.name}@{ALIAS} {position}, but no move is known that made it champion"
+            if registered.alias
+            else None
         )
-    if said.alias == tip.version:
+    if registered.alias == tip.version:
         return None
-    return f"mlflow:{said.name}@{ALIAS} {stands}; by the audit log version {tip.version} ({tip.key[:12]}) is champion"
+    champion = f"version {tip.version} ({tip.key[:12]})"
+    return f"mlflow:{registered.name}@{ALIAS} {position}; by the audit log {champion} is champion"
 
 
-def _check_versions(said: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
-    """Versions that refer to something else than what was promoted as them."""
+def _check_versions(registered: Registered, moves: list[Move], manifest: Manifest | None) -> Iterator[str]:
+    """Yield versions that refer to another artifact than was promoted as them."""
     latest = {move.version: move for move in moves}
     for number, move in latest.items():
-        version = said.versions.get(number)
+        version = registered.versions.get(number)
         if version is None:
             if move is moves[-1]:
-                yield f"mlflow:{said.name}@{number} is gone; by the audit log it is champion"
+                yield f"mlflow:{registered.name}@{number} is gone; by the audit log it is champion"
             continue
         for tag, wanted in (("key", move.key), ("digest", move.digest), ("output", move.output)):
             if version.tags.get(tag) != wanted:
-                found = str(version.tags.get(tag))[:16]
-                yield f"mlflow:{said.name}@{number}: tag {tag} is {found!r}; by the audit log it is {wanted[:16]!r}"
-        is_here = manifest is not None and move.output in manifest.outputs
-        if move is moves[-1] and is_here and version.source != version_source(manifest, move.output):
-            yield f"mlflow:{said.name}@{number}: its source is {version.source[:80]!r}, not that of {move.key[:12]}"
+                value = str(version.tags.get(tag))[:16]
+                where = f"mlflow:{registered.name}@{number}: tag {tag}"
+                yield f"{where} is {value!r}; by the audit log it is {wanted[:16]!r}"
+        if move is not moves[-1] or manifest is None or move.output not in manifest.outputs:
+            continue
+        if version.source != version_source(manifest, move.output):
+            source = str(version.source)[:80]
+            yield f"mlflow:{registered.name}@{number}: its source is {source!r}, not that of {move.key[:12]}"
 
 
 def version_source(manifest: Manifest, output: str) -> str:
-    """What a version has for its source."""
+    """Return the source of a version in MLflow."""
     return dvc_uri(manifest.outputs[output].dvc)
 
 
-def _check_tags(said: Registered, moves: list[Move]) -> Iterator[str]:
+def _check_tags(registered: Registered, moves: list[Move]) -> Iterator[str]:
     for move in moves:
-        version = said.versions.get(move.version)
+        version = registered.versions.get(move.version)
         if version is not None and tag_name(move) not in version.tags:
-            yield _describe_missing_tag(said, move)
+            yield _describe_missing_tag(registered, move)
 
 
-def _describe_missing_tag(said: Registered, move: Move) -> str:
-    return f"mlflow:{said.name}@{move.version}: tag {tag_name(move)} of a move that the audit log knows is gone"
+def _describe_missing_tag(registered: Registered, move: Move) -> str:
+    return f"mlflow:{registered.name}@{move.version}: tag {tag_name(move)} of a move that the audit log knows is gone"

@@ -1,4 +1,4 @@
-"""A champion taken back to one that was champion before, and MLflow written again as the log says."""
+"""Rollback of a champion to an earlier one, and restoring MLflow from the log."""
 
 from lineage.audit import log as audit_log
 from lineage.audit.moves import Move
@@ -10,20 +10,20 @@ from schemas.errors import PlanError
 
 
 def roll_back(layout: Layout, name: str, to: int | None = None, why: str = "") -> tuple[Champion, Champion]:
-    """Move the champion back to the one before it, or to a version; returns from and to.
+    """Move the champion back to the one before it, or to a version; return the old and the new one.
 
     What MLflow says otherwise does not count, and is put right. Raises PlanError when there is no such champion, its
     artifact is gone or not what was promoted, or the champion moves meanwhile.
     """
-    here = read_standing(layout, name)
-    now, moves = here.champion, here.moves
-    if now is None:
-        alarms = f": {here.alarms[0]}" if here.alarms else ""
+    standing = read_standing(layout, name)
+    current, moves = standing.champion, standing.moves
+    if current is None:
+        alarms = f": {standing.alarms[0]}" if standing.alarms else ""
         raise PlanError(f"{name} has no champion{alarms}; champions: posttrain champions")
-    earlier = [m for m in moves if m.artifact != now.by.artifact]
+    earlier = [m for m in moves if m.artifact != current.by.artifact]
     if to is None:
-        target = find_previous(moves, now.by)
-    elif to == now.version:
+        target = find_previous(moves, current.by)
+    elif to == current.version:
         raise PlanError(f"version {to} of {name} is the champion already")
     else:
         target = next((m for m in reversed(earlier) if m.version == to), None)
@@ -37,15 +37,15 @@ def roll_back(layout: Layout, name: str, to: int | None = None, why: str = "") -
         target.key,
         evidence={"why": why} if why else {},
         output=target.output,
-        expected=now,
+        expected=current,
         action="rollback",
         digest=target.digest,
     )
-    return now, after
+    return current, after
 
 
 def find_previous(moves: list[Move], now: Move) -> Move | None:
-    """The promotion before the one that made an artifact champion; what was rolled back does not count."""
+    """Return the promotion before the one that made an artifact champion; rolled back ones do not count."""
     tops: list[Move] = []
     for made in moves:
         if made.action == "rollback":
@@ -59,35 +59,42 @@ def find_previous(moves: list[Move], now: Move) -> Move | None:
 
 
 def restore_registry(layout: Layout, name: str) -> list[str]:
-    """Write MLflow again as the log says, and note that; returns what was otherwise, nothing when all was well.
+    """Write MLflow again as the log says and record that; return the differences, empty if there were none.
 
     Raises PlanError when the log does not hold, or the version of the champion is gone and its artifact is not here.
     """
-    here = read_standing(layout, name)
-    if not here.alarms:
+    standing = read_standing(layout, name)
+    if not standing.alarms:
         return []
-    if here.champion is None:
-        _remove_alias(layout, here)
-    elif not here.is_unfinished or not _finish_latest_move(layout, here):
-        now = here.champion
+    if standing.champion is None:
+        _remove_alias(layout, standing)
+    elif not standing.is_unfinished or not _finish_latest_move(layout, standing):
+        current = standing.champion
         move_champion(
-            layout, name, now.key, evidence={}, output=now.output, expected=now, action="restore", digest=now.digest
+            layout,
+            name,
+            current.key,
+            evidence={},
+            output=current.output,
+            expected=current,
+            action="restore",
+            digest=current.digest,
         )
-    return here.alarms
+    return standing.alarms
 
 
-def _finish_latest_move(layout: Layout, here: Standing) -> bool:
-    """Whether writing the latest move, which a kill cut off, leaves nothing to restore."""
+def _finish_latest_move(layout: Layout, standing: Standing) -> bool:
+    """Finish the latest move, which a kill interrupted; return whether nothing is left to restore."""
     with lock_champions(layout) as mlflow:
-        write_moves(mlflow, read_registered(mlflow, here.name), here.moves, None)
-    return not read_standing(layout, here.name).alarms
+        write_moves(mlflow, read_registered(mlflow, standing.name), standing.moves, None)
+    return not read_standing(layout, standing.name).alarms
 
 
-def _remove_alias(layout: Layout, here: Standing) -> None:
-    """Take away an alias and tags that no known move explains."""
-    audit_log.append(layout, "alias removed", model=here.name, alarms=here.alarms)
+def _remove_alias(layout: Layout, standing: Standing) -> None:
+    """Remove an alias and tags that no known move explains."""
+    audit_log.append(layout, "alias removed", model=standing.name, alarms=standing.alarms)
     with lock_champions(layout) as mlflow:
-        for number, tag in list(find_foreign_tags(here.registered, [])):
-            mlflow.delete_model_version_tag(here.name, str(number), tag)
-        if here.registered.alias is not None:
-            mlflow.delete_registered_model_alias(here.name, ALIAS)
+        for number, tag in list(find_foreign_tags(standing.registered, [])):
+            mlflow.delete_model_version_tag(standing.name, str(number), tag)
+        if standing.registered.alias is not None:
+            mlflow.delete_registered_model_alias(standing.name, ALIAS)

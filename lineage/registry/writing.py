@@ -1,4 +1,4 @@
-"""Write into MLflow what the moves of a registered model say: versions, their tags, the alias."""
+"""Writes the moves of a registered model into MLflow: versions, their tags, the alias."""
 
 from typing import TYPE_CHECKING
 
@@ -11,45 +11,47 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def write_version(mlflow: "MlflowClient", said: Registered, moves: list[Move], manifest: Manifest, output: str) -> int:
-    """The number of the version that refers to an output of an artifact, made where there is none.
+def write_version(
+    mlflow: "MlflowClient", registered: Registered, moves: list[Move], manifest: Manifest, output: str
+) -> int:
+    """Return the number of the version that refers to an output of an artifact, created if there is none.
 
     A version that refers to it by its tags alone, and not by its source, or that was promoted as another artifact, is
     not used.
     """
     latest = {move.version: (move.key, move.output) for move in moves}
-    for number, version in said.versions.items():
+    for number, version in registered.versions.items():
         wanted = (manifest.key, output)
         refers = latest.get(number, (version.tags.get("key"), version.tags.get("output")))
         if refers == wanted and version.source == version_source(manifest, output):
             return number
-    return _create_version(mlflow, said.name, manifest, output)
+    return _create_version(mlflow, registered.name, manifest, output)
 
 
-def write_moves(mlflow: "MlflowClient", said: Registered, moves: list[Move], manifest: Manifest | None) -> None:
-    """Make tags and alias what the moves say, and take away tags that pretend to be moves.
+def write_moves(mlflow: "MlflowClient", registered: Registered, moves: list[Move], manifest: Manifest | None) -> None:
+    """Set tags and alias to the moves, and delete tags that claim to be moves.
 
     `manifest`, of the champion, describes its version.
     """
-    for number, tag in list(find_foreign_tags(said, moves)):
-        mlflow.delete_model_version_tag(said.name, str(number), tag)
+    for number, tag in list(find_foreign_tags(registered, moves)):
+        mlflow.delete_model_version_tag(registered.name, str(number), tag)
     for move in moves:
-        version = said.versions.get(move.version)
+        version = registered.versions.get(move.version)
         if version is None:
             continue
         text = encode_entry(move.entry)
         if version.tags.get(tag_name(move)) != text:
-            mlflow.set_model_version_tag(said.name, str(move.version), tag_name(move), text)
+            mlflow.set_model_version_tag(registered.name, str(move.version), tag_name(move), text)
     for number, move in {move.version: move for move in moves}.items():
-        version = said.versions.get(number)
+        version = registered.versions.get(number)
         for tag, value in (("key", move.key), ("digest", move.digest), ("output", move.output)):
             if version is not None and version.tags.get(tag) != value:
-                mlflow.set_model_version_tag(said.name, str(number), tag, value)
+                mlflow.set_model_version_tag(registered.name, str(number), tag, value)
     tip = moves[-1]
-    mlflow.set_registered_model_alias(said.name, ALIAS, str(tip.version))
+    mlflow.set_registered_model_alias(registered.name, ALIAS, str(tip.version))
     if manifest is not None:
         origin = _describe_origin(manifest, tip.output)
-        mlflow.update_model_version(said.name, str(tip.version), f"{origin}\n\n{_describe_move(tip)}")
+        mlflow.update_model_version(registered.name, str(tip.version), f"{origin}\n\n{_describe_move(tip)}")
 
 
 def _create_version(mlflow: "MlflowClient", name: str, manifest: Manifest, output: str) -> int:
@@ -80,13 +82,17 @@ def _describe_origin(manifest: Manifest, output: str) -> str:
 
 
 def _describe_move(made: Move) -> str:
-    """A move for the page of its version."""
-    said = made.evidence
-    why = f"{said['recipe']}.{said['gate']}: {'; '.join(said['gates'])}" if "gate" in said else said.get("why", "")
+    """Return a description of a move for the page of its version."""
+    evidence = made.evidence
+    why = (
+        f"{evidence['recipe']}.{evidence['gate']}: {'; '.join(evidence['gates'])}"
+        if "gate" in evidence
+        else evidence.get("why", "")
+    )
     how = "champion" if made.action == "promote" else "champion again"
     return f"{how} since {made.when} by {made.who}{f' ({why})' if why else ''}"
 
 
 def _version_tags(manifest: Manifest, output: str) -> dict[str, str]:
-    """What a version says of the artifact that it refers to."""
+    """Return the tags of a version that refers to an artifact."""
     return {"key": manifest.key, "digest": manifest.outputs[output].digest, "output": output, "step": manifest.step}

@@ -1,4 +1,4 @@
-"""What a run cost, step by step: estimated before it began, spent in all its tries, and saved by what was there."""
+"""The cost of a run, step by step: estimated, spent in all tries, and saved by cached steps."""
 
 from dataclasses import dataclass, field
 
@@ -35,17 +35,19 @@ class Costs:
 
 
 def compute_costs(plan: Plan, made: dict[str, Manifest], state: dict[str, str], layout: Layout, run: str) -> Costs:
-    """Everything about cost that the report shows."""
-    noted = read_spending(layout, run) or Spending({}, {})
-    lines = [_make_line(step, made.get(step.name), state[step.name], noted, run) for step in plan.steps]
-    whole = Line(
-        "all steps",
-        "",
-        *(sum_costs(getattr(line, what) for line in lines) for what in ("estimated", "spent", "saved")),
-        max((line.peak_rss for line in lines if line.peak_rss), default=None),
+    """Return everything about cost that the report shows."""
+    spending = read_spending(layout, run) or Spending({}, {})
+    lines = [_make_line(step, made.get(step.name), state[step.name], spending, run) for step in plan.steps]
+    total = Line(
+        step="all steps",
+        state="",
+        estimated=sum_costs(line.estimated for line in lines),
+        spent=sum_costs(line.spent for line in lines),
+        saved=sum_costs(line.saved for line in lines),
+        peak_rss=max((line.peak_rss for line in lines if line.peak_rss), default=None),
     )
-    unknown = [name for name, cost in noted.predicted.items() if cost is None]
-    return Costs(lines, whole, unknown, _sum_money(plan, whole))
+    unknown = [name for name, cost in spending.predicted.items() if cost is None]
+    return Costs(lines, total, unknown, _sum_money(plan, total))
 
 
 def _make_line(step: Step, manifest: Manifest | None, state: str, noted: Spending, run: str) -> Line:
@@ -60,13 +62,13 @@ def _make_line(step: Step, manifest: Manifest | None, state: str, noted: Spendin
 
 
 def _measure_cost(manifest: Manifest, step: Step) -> Cost:
-    seconds, held = manifest.seconds, step.resources
-    told = manifest.tokens, manifest.paid, manifest.paid_tokens
-    return Cost(seconds, seconds * held.all_cpus, seconds * held.all_gpus, *told)
+    seconds, resources = manifest.seconds, step.resources
+    charges = manifest.tokens, manifest.paid, manifest.paid_tokens
+    return Cost(seconds, seconds * resources.all_cpus, seconds * resources.all_gpus, *charges)
 
 
-def _sum_money(plan: Plan, whole: Line) -> dict[str, float]:
+def _sum_money(plan: Plan, total: Line) -> dict[str, float]:
     prices = plan.budget.prices if plan.budget else Prices()
-    found = {what: (getattr(whole, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
-    known = any(money is not None for money in found.values())
-    return {what: money or 0.0 for what, money in found.items()} if known else {}
+    sums = {what: (getattr(total, what) or Cost()).money(prices) for what in ("estimated", "spent", "saved")}
+    known = any(money is not None for money in sums.values())
+    return {what: money or 0.0 for what, money in sums.items()} if known else {}

@@ -1,4 +1,4 @@
-"""Curves of a step out of its metrics.jsonl, as small charts."""
+"""Curves of a step from its metrics.jsonl, as small charts."""
 
 import json
 import math
@@ -25,7 +25,7 @@ class Curve:
 
 
 def read_curves(file: Path) -> list[Curve]:
-    """Charts of the series in a metrics file; none when there is no file."""
+    """Return charts of the series in a metrics file; empty if there is no file."""
     if not file.is_file():
         return []
     series: dict[str, list[tuple[float, float]]] = {}

@@ -1,4 +1,4 @@
-"""Where the steps of a plan go in a picture: layers from left to right, in the order of what they wait for."""
+"""The layout of a plan's steps in a picture: layers from left to right, in the order of their needs."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,7 +32,7 @@ class Picture:
 
 
 def draw_steps(plan: Plan, states: dict[str, str]) -> Picture:
-    """Put each step one column after the last it waits for, beside its parents; long edges keep a lane free."""
+    """Place each step one column after the last that it needs, next to its parents; long edges keep a lane free."""
     names = {step.name for step in plan.steps}
     parents = {step.name: [need for need in step.needs if need in names] for step in plan.steps}
     column: dict[str, int] = {}
@@ -48,13 +48,13 @@ def draw_steps(plan: Plan, states: dict[str, str]) -> Picture:
 
 
 def _make_chain(parent: str, name: str, column: dict[str, int]) -> list[Place]:
-    """The places an edge goes through: its ends, and between them lanes that all edges of the parent share."""
+    """Return the places an edge goes through: its ends, and between them lanes that all edges of the parent share."""
     lanes = [(f"{parent} →", layer) for layer in range(column[parent] + 1, column[name])]
     return [(parent, column[parent]), *lanes, (name, column[name])]
 
 
 def _assign_rows(chains: list[list[Place]], column: dict[str, int]) -> dict[Place, int]:
-    """Rows of steps and lanes, each column in the order of the mean row of what comes before."""
+    """Return rows of steps and lanes, each column in the order of the mean row of what comes before."""
     before: dict[Place, set[Place]] = {(name, layer): set() for name, layer in column.items()}
     for chain in chains:
         for left, right in pairwise(chain):
@@ -69,7 +69,7 @@ def _assign_rows(chains: list[list[Place]], column: dict[str, int]) -> dict[Plac
 
 
 def _draw_edge(places: list[tuple[float, float]]) -> str:
-    """A curve from the right of the first box to the left of the last, straight through the lanes between."""
+    """Return a curve from the right of the first box to the left of the last, straight through the lanes between."""
     path, middle = f"M{places[0][0] + WIDTH:g} {places[0][1] + HEIGHT / 2:g}", HEIGHT / 2
     for (x1, y1), (x2, y2) in pairwise(places):
         start, end = x1 + WIDTH, x2

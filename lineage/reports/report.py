@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, made from the plan, the states and the manifests."""
+"""The report of a run: one self-contained HTML file, made from the plan, the states and the manifests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from lineage.layout import Layout
 from lineage.reports.cost import compute_costs
 from lineage.reports.curves import read_curves
 from lineage.reports.graph import draw_steps
+from schemas.base import JsonObject
 from schemas.manifest import Manifest
 from schemas.plan import Plan
 from schemas.stages.base import ReportSection
@@ -22,7 +23,7 @@ ALL = "all"
 
 
 def write_report(
-    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
+    plan: Plan, states: dict[str, JsonObject], manifests: dict[str, Manifest], layout: Layout, run: str
 ) -> Path:
     """Write `report.html` into the run's folder and return its path.
 
@@ -44,9 +45,9 @@ def write_report(
 
 
 def collect_content(
-    plan: Plan, states: dict[str, dict[str, Any]], manifests: dict[str, Manifest], layout: Layout, run: str
-) -> dict[str, Any]:
-    """Everything the page shows."""
+    plan: Plan, states: dict[str, JsonObject], manifests: dict[str, Manifest], layout: Layout, run: str
+) -> JsonObject:
+    """Return the values of the template."""
     state = {step.name: str(states.get(step.name, {}).get("state", "pending")) for step in plan.steps}
     made = {step.name: manifests[step.name] for step in plan.steps if step.name in manifests}
     drawn = {name: read_curves(layout.artifact(m.kind, m.key) / "metrics.jsonl") for name, m in made.items()}
@@ -75,12 +76,12 @@ class Section:
 
     template: str
     is_result: bool
-    details: dict[str, dict[str, Any]]
+    details: dict[str, JsonObject]
 
 
 def collect_sections(made: dict[str, Manifest]) -> list[Section]:
     """Return a section for every kind that has one and of which some step has something to show."""
-    found: list[Section] = []
+    sections: list[Section] = []
     for kind, stage in KINDS.items():
         section = stage.report_section
         if section is None:
@@ -88,43 +89,43 @@ def collect_sections(made: dict[str, Manifest]) -> list[Section]:
         details = {name: manifest.details for name, manifest in made.items() if manifest.kind == kind}
         shown = {name: values for name, values in details.items() if _is_shown(section, values)}
         if shown:
-            found.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
-    return found
+            sections.append(Section(f"sections/{kind}.html.j2", section.is_result, shown))
+    return sections
 
 
-def _is_shown(section: ReportSection, details: dict[str, Any]) -> bool:
+def _is_shown(section: ReportSection, details: JsonObject) -> bool:
     return section.detail in details and (section.may_be_empty or bool(details[section.detail]))
 
 
 def format_number(value: Any) -> str:
-    """Four significant digits; whole numbers whole; words as they are."""
+    """Return four significant digits; integers and words as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds, or minutes and hours where there are many."""
+    """Return seconds, or minutes and hours for long durations."""
     if seconds < 90:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def format_size(num_bytes: int) -> str:
-    """Bytes in the unit that fits."""
+    """Return bytes in the unit that fits."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 FOLLOWS = {"stop": "failed", "warn": "failed, only said", "approve": "awaits approval"}
 
 
-def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[dict[str, Any]]:
-    """One row per gate of the steps that are made: step, good (true, false, or null while open), outcome, texts."""
+def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> Iterator[JsonObject]:
+    """Yield one row per gate of the finished steps."""
     for name, manifest in made.items():
         policies = plan.step(name).settings.get("gate") or []
-        for index, told in enumerate(manifest.details.get("gates", [])):
-            policy = policies[index] if index < len(policies) else told
-            good, outcome, decided = bool(told.get("passed")), "passed", None
+        for index, gate in enumerate(manifest.details.get("gates", [])):
+            policy = policies[index] if index < len(policies) else gate
+            good, outcome, decided = bool(gate.get("passed")), "passed", None
             if not good:
                 on_fail = policy.get("on_fail", "stop")
                 outcome = FOLLOWS.get(on_fail) or f"failed, branched to {', '.join(policy['branch'])}"
@@ -132,6 +133,6 @@ def collect_gate_rows(plan: Plan, made: dict[str, Manifest], layout: Layout) -> 
             if decided is not None:
                 good = decided["decision"] == "approve"
                 outcome = "failed, approved" if good else "failed, rejected"
-            texts = [str(told.get("text", "")), *([describe_decision(decided)] if decided else [])]
+            texts = [str(gate.get("text", "")), *([describe_decision(decided)] if decided else [])]
             is_open = outcome == FOLLOWS["approve"]
             yield {"step": name, "good": None if is_open else good, "outcome": outcome, "texts": texts}

@@ -1,8 +1,8 @@
-"""What a run was going to cost and what it cost so far, in `cost.json` of its folder."""
+"""The estimated and the spent cost of a run, in `cost.json` of its folder."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from lineage.layout import Layout
 from schemas.atomic_write import write_text_atomically
@@ -26,7 +26,7 @@ class Cost:
     """Those of the tokens that they charged for: `million_tokens` is the price of the others."""
 
     def money(self, prices: Prices) -> float | None:
-        """What it comes to; None without any price."""
+        """Return the cost in money, or None without any price."""
         return prices.money(self.core_seconds, self.gpu_seconds, self.tokens - self.paid_tokens, self.paid)
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -43,13 +43,13 @@ class Spending:
     """All tries of the run."""
 
 
-def sum_costs(costs: Any) -> Cost:
-    """The sum of costs; what is unknown is left out."""
+def sum_costs(costs: Iterable[Cost | None]) -> Cost:
+    """Return the sum of costs; unknown ones are left out."""
     return sum((cost for cost in costs if cost is not None), Cost())
 
 
 def read_spending(layout: Layout, run: str) -> Spending | None:
-    """What was noted of a run; None when nothing was."""
+    """Return the recorded spending of a run, or None."""
     try:
         noted = json.loads((layout.run(run) / FILE).read_bytes())
         predicted = {step: Cost(**cost) if cost else None for step, cost in noted["predicted"].items()}
@@ -59,5 +59,5 @@ def read_spending(layout: Layout, run: str) -> Spending | None:
 
 
 def write_spending(layout: Layout, run: str, spending: Spending) -> None:
-    """Note what a run costs, whole or not at all."""
+    """Write the spending of a run atomically."""
     write_text_atomically(layout.run(run) / FILE, json.dumps(asdict(spending), indent=1))

@@ -1,4 +1,4 @@
-"""Which artifacts must stay, and why: promoted, pinned, among the best or used by recent runs; with all ancestors."""
+"""Which artifacts must stay, and why: promoted, pinned, best or recent ones, with all ancestors."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from lineage.records import Record
 from lineage.registry.champions import read_standings
 from lineage.registry.client import hide_credentials, is_registry_empty, open_client, registry_uri
 from lineage.registry.rollback import find_previous
-from lineage.retention.keepsakes import keepsakes
+from lineage.retention.pins import read_pins
 from schemas.errors import PlanError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Reasons = dict[str, str]
 
 
 def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
-    """The champions and what `rollback` may go back to, with the evaluations that proved them, and what an alias names.
+    """Return what champions, rollbacks and aliases need, with the evaluations that proved them.
 
     The audit log says which these are, whatever became of MLflow's copy; `earlier` bounds how many models before each
     champion stay (None: all), those first that `rollback` would go to. Raises PlanError when the log does not hold or
@@ -37,12 +37,13 @@ def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
     aliases: list[tuple[str, str, str]] = []
     if not is_registry_empty(layout):
         try:
-            for found in read_standings(layout):  # with the moves that other checkouts signed
-                moves[found.name] = found.moves or moves.get(found.name, [])
+            for standing in read_standings(layout):  # with the moves that other checkouts signed
+                moves[standing.name] = standing.moves or moves.get(standing.name, [])
             aliases = list(_read_aliases(open_client(layout)))
         except Exception as error:  # drivers of databases and servers raise what they like
             raise PlanError(
-                f"MLflow's registry at {hide_credentials(registry_uri(layout))} cannot be asked, so nothing is removed: {error}"
+                f"MLflow's registry at {hide_credentials(registry_uri(layout))} cannot be asked, so nothing is "
+                f"removed: {error}"
             ) from error
     found_keys: Reasons = {}
     for name, made in sorted(moves.items()):
@@ -54,7 +55,7 @@ def find_promoted(layout: Layout, earlier: int | None = None) -> Reasons:
 
 
 def _find_needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[tuple[str, str]]:
-    """Key and reason of each artifact that a champion, and going back from it, needs."""
+    """Yield key and reason of each artifact that a champion, or a rollback from it, needs."""
     for place, move in enumerate(order_by_standing(moves)):
         if earlier is not None and place > earlier:
             return
@@ -66,7 +67,7 @@ def _find_needed(name: str, moves: list[Move], earlier: int | None) -> Iterator[
 
 
 def order_by_standing(moves: list[Move]) -> list[Move]:
-    """The champion, what `rollback` goes to from it, and from there; then those that were rolled back, latest first.
+    """Return the champion, then the targets of successive rollbacks, then rolled back ones, latest first.
 
     Each artifact once, by its latest move.
     """
@@ -98,12 +99,12 @@ def _read_aliases(mlflow: "MlflowClient") -> Iterator[tuple[str, str, str]]:
 
 
 def find_pinned(layout: Layout) -> Reasons:
-    """What was pinned."""
-    return {key: f"pinned as {said['word']}" for key, said in keepsakes(layout).items()}
+    """Return the pinned artifacts."""
+    return {key: f"pinned as {pin['word']}" for key, pin in read_pins(layout).items()}
 
 
 def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
-    """The artifacts with the highest numbers of a metric. Raises PlanError when none has that metric."""
+    """Return the artifacts with the highest values of a metric. Raise PlanError if none has that metric."""
     valued = [(value, r) for r in records if (value := _as_number(r["metrics"].get(metric))) is not None]
     if not valued:
         known = sorted({name for r in records for name, value in r["metrics"].items() if _as_number(value) is not None})
@@ -113,25 +114,25 @@ def find_best(records: Iterable[Record], metric: str, count: int) -> Reasons:
 
 
 def add_ancestors(records: Iterable[Record], reasons: Reasons) -> Reasons:
-    """The same with everything that these were made from."""
+    """Return the reasons with those of everything that the artifacts were made from."""
     known = {record["key"]: record for record in records}
-    found: Reasons = {}
+    all_reasons: Reasons = {}
     waiting = [(key, why) for key, why in reversed(reasons.items())]
     while waiting:
         key, why = waiting.pop()
-        if key in found:
+        if key in all_reasons:
             continue
-        found[key] = why
+        all_reasons[key] = why
         if key in known:
-            above = [given["key"] for given in known[key]["inputs"] if given.get("key")]
+            above = [maker for given in known[key]["inputs"] if (maker := given.get("key"))]
             origin = why if why.startswith("made into ") else f"made into what is kept: {why}"
             waiting += [(other, origin) for other in above if other not in reasons]
             waiting += [(other, reasons[other]) for other in above if other in reasons]
-    return found
+    return all_reasons
 
 
 def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons) -> None:
-    """Raise PlanError when an artifact that must stay is gone: what it was made from cannot be known then.
+    """Raise PlanError if an artifact that must stay is gone: its ancestors are unknown then.
 
     What an entry of the log removed, or this log never saw published, is not missed.
     """
@@ -146,7 +147,7 @@ def refuse_missing(log: AuditCheck, records: Iterable[Record], reasons: Reasons)
 
 
 def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -> None:
-    """Raise PlanError when a manifest of what stays is not the published one: it may hide what it was made from."""
+    """Raise PlanError if a manifest of what stays is not the published one: it may hide ancestors."""
     keys = load_trusted_keys(layout)
     for record in records:
         folder = Path(record["folder"])
@@ -166,5 +167,6 @@ def refuse_damaged(layout: Layout, log: AuditCheck, records: Iterable[Record]) -
 
 
 def _as_number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    return float(value) if is_number else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return float(value)

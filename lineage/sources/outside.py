@@ -1,4 +1,4 @@
-"""Which `path:` and `hub:` references can be data at all, found before anything is opened or hashed.
+"""Checks of `path:` and `hub:` references before anything is opened or hashed.
 
 A folder of data may be large. What is refused is a folder that cannot be meant: the root, the home folder, one that
 holds this checkout, folders of the system, and folders with devices or pipes in them.
@@ -31,15 +31,15 @@ REVISION = re.compile(r"(?!.*\.\.)[\w+-][\w./+-]{0,199}", re.ASCII)
 
 
 def check_outside(reference: str, layout: Layout, folders: Iterable[Path]) -> None:
-    """Raises PlanError for a reference to the outside that cannot be data or a model."""
+    """Raise PlanError for an outside reference that cannot be data or a model."""
     scheme, _, rest = reference.partition(":")
     if scheme == "hub":
         _check_hub(rest)
     elif scheme == "path":
         for base in folders:
-            if (found := _resolve_folder(base, rest)) is not None:
-                _check_place(found, rest, layout)
-                _check_content(found, rest)
+            if (folder := _resolve_folder(base, rest)) is not None:
+                _check_place(folder, rest, layout)
+                _check_content(folder, rest)
                 return
 
 
@@ -50,13 +50,13 @@ def _check_hub(rest: str) -> None:
 
 
 def _resolve_folder(base: Path, rest: str) -> Path | None:
-    """The folder that a path means below `base`, None where there is none. Raises PlanError when none can be."""
+    """Return the folder of a path below `base`, or None. Raise PlanError if the path is invalid."""
     try:
-        found = base / Path(rest).expanduser()
-        return found.resolve(strict=True) if found.is_dir() else None
+        folder = base / Path(rest).expanduser()
+        return folder.resolve(strict=True) if folder.is_dir() else None
     except (OSError, RuntimeError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise PlanError(f"path:{rest[:SHOWN]} is no path: {said}; name a folder as path:./data") from error
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise PlanError(f"path:{rest[:SHOWN]} is no path: {reason}; name a folder as path:./data") from error
 
 
 def _check_place(folder: Path, rest: str, layout: Layout) -> None:
@@ -82,22 +82,22 @@ def _home_folder() -> Path | None:
 
 
 def _is_on_device(folder: Path, kernel: Path) -> bool:
-    """Whether a folder lies on the special file system that is mounted at one of the kernel's folders."""
+    """Return whether a folder is on the special file system that is mounted at a folder of the kernel."""
     mounted = os.lstat(kernel).st_dev
     return mounted != os.lstat(kernel.parent).st_dev and os.lstat(folder).st_dev == mounted
 
 
 def _check_content(folder: Path, rest: str) -> None:
-    """Raises PlanError for devices, pipes and sockets, for folders without end, and for what may not be read."""
+    """Raise PlanError for devices, pipes and sockets, too many files, and unreadable folders."""
     count, waiting = 0, [(folder, 0)]
     while waiting:
-        here, depth = waiting.pop()
+        current, depth = waiting.pop()
         if depth > MAX_DEPTH:
             raise PlanError(f"path:{rest[:SHOWN]}: folders inside one another more than {MAX_DEPTH} deep")
         try:
-            entries = list(os.scandir(here))
+            entries = list(os.scandir(current))
         except OSError as error:
-            raise PlanError(f"path:{rest[:SHOWN]}: {here} cannot be read: {error.strerror}") from error
+            raise PlanError(f"path:{rest[:SHOWN]}: {current} cannot be read: {error.strerror}") from error
         for entry in entries:
             count += 1
             if entry.is_dir(follow_symlinks=False):
@@ -121,7 +121,7 @@ def _describe_special_file(entry: os.DirEntry) -> str | None:
         (stat.S_ISCHR, "a device"),
         (stat.S_ISBLK, "a device"),
     )
-    return next((said for test, said in kinds if test(mode)), None)
+    return next((name for test, name in kinds if test(mode)), None)
 
 
 def _refuse_folder(rest: str, why: str) -> PlanError:

@@ -1,4 +1,4 @@
-"""What comes from outside a recipe: `path:`, `hub:` and `mlflow:` references, as a folder with a content digest."""
+"""Resolves `path:`, `hub:` and `mlflow:` references to a folder with a content digest."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ class Source:
 
 
 def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Source:
-    """Resolve a reference; relative paths are looked for below each of `folders`. Raises PlanError."""
+    """Resolve a reference; relative paths are searched below each of `folders`. Raise PlanError."""
     scheme, _, rest = reference.partition(":")
     folders = tuple(folders)
     check_outside(reference, layout, folders)
@@ -48,17 +48,17 @@ def find_source(reference: str, layout: Layout, folders: Iterable[Path]) -> Sour
 
 def _resolve_path(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
     for base in folders:
-        found = base / Path(rest).expanduser()
-        if found.is_dir():
-            return Source(found.resolve(), digest_folder(found.resolve(), layout))
-        if found.exists():
+        folder = base / Path(rest).expanduser()
+        if folder.is_dir():
+            return Source(folder.resolve(), digest_folder(folder.resolve(), layout))
+        if folder.exists():
             raise PlanError(f"path:{rest} is a file; name the folder that holds it")
-    looked = ", ".join(str(base) for base in folders)
-    raise PlanError(f"path:{rest}: no such folder; relative paths start at {looked}")
+    searched = ", ".join(str(base) for base in folders)
+    raise PlanError(f"path:{rest}: no such folder; relative paths start at {searched}")
 
 
 def digest_folder(folder: Path, layout: Layout) -> str:
-    """Content digest of a folder from outside; a file is hashed once per change."""
+    """Return the content digest of an outside folder; a file is hashed once per change."""
     files = scan_folder(folder, links=True).files
     digests = DigestCache(layout).digests(folder, files, links=True)
     if lost := next((name for name, digest in digests.items() if not digest), None):
@@ -67,7 +67,7 @@ def digest_folder(folder: Path, layout: Layout) -> str:
 
 
 def check_source(reference: str, source: Source, layout: Layout) -> None:
-    """Raises PlanError when a file of the hub's cache is not what its name there says.
+    """Raise PlanError if a file of the hub's cache is not what its name there says.
 
     That cache keeps files in `blobs/`, named by their sha256 or, small ones, by their git hash; a file that is kept in
     another way cannot be checked. Folders and artifacts are checked where they are found (`find_source`).
@@ -91,7 +91,7 @@ def _hash_git_blob(content: bytes) -> str:
 
 
 def _resolve_hub(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A model or a data set in the local cache of the hub; the digest is its commit. Nothing is downloaded here."""
+    """Return a model or data set of the hub's local cache; the digest is its commit. Nothing is downloaded."""
     name, _, revision = rest.partition("@")
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
@@ -123,7 +123,7 @@ class Registered:
 
 
 def resolve_registered_model(rest: str, layout: Layout) -> Registered:
-    """What `name@alias` or `name@number` means (default: the champion). Raises PlanError.
+    """Return the version that `name@alias` or `name@number` names (default: the champion). Raise PlanError.
 
     A champion, and a version that was one, are what the log says. Other versions are read from MLflow; what uses them
     compares them with the artifact that they name.
@@ -134,15 +134,15 @@ def resolve_registered_model(rest: str, layout: Layout) -> Registered:
     name, _, version = rest.partition("@")
     promoted = read_moves(layout).get(name, [])
     if version in ("", ALIAS) or not promoted:
-        here = read_standing(layout, name)
-        promoted = here.moves
+        standing = read_standing(layout, name)
+        promoted = standing.moves
         if version in ("", ALIAS):
-            if here.champion is None:
-                why = here.alarms[0] if here.alarms else "there is no champion yet; see: posttrain champions"
+            if standing.champion is None:
+                why = standing.alarms[0] if standing.alarms else "there is no champion yet; see: posttrain champions"
                 raise PlanError(f"mlflow:{rest}: no such model version: {why}")
-            return _describe_moved(name, here.moves[-1], tuple(here.alarms))
-    was = next((move for move in reversed(promoted) if str(move.version) == version), None)
-    return _describe_moved(name, was) if was else _read_registered_version(name, version, rest, layout)
+            return _describe_moved(name, standing.moves[-1], tuple(standing.alarms))
+    earlier = next((move for move in reversed(promoted) if str(move.version) == version), None)
+    return _describe_moved(name, earlier) if earlier else _read_registered_version(name, version, rest, layout)
 
 
 def _describe_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Registered:
@@ -150,7 +150,7 @@ def _describe_moved(name: str, by: "Move", alarms: tuple[str, ...] = ()) -> Regi
 
 
 def _read_registered_version(name: str, version: str, rest: str, layout: Layout) -> Registered:
-    """A version that was never champion, as MLflow has it."""
+    """Return a version that was never champion, as MLflow has it."""
     from lineage.registry.client import is_registry_empty, open_client
 
     if is_registry_empty(layout):
@@ -160,39 +160,43 @@ def _read_registered_version(name: str, version: str, rest: str, layout: Layout)
 
     try:
         find = mlflow.get_model_version if version.isdigit() else mlflow.get_model_version_by_alias
-        found = find(name, version)
+        version_entity = find(name, version)
     except MlflowException as error:
         raise PlanError(f"mlflow:{rest}: no such model version: {error.message}") from error
-    said = [str(found.tags.get(tag, "")) for tag in ("key", "digest", "output")]
-    return Registered(name, int(found.version), *said, source=str(found.source))
+    key, digest, output = (str(version_entity.tags.get(tag, "")) for tag in ("key", "digest", "output"))
+    return Registered(name, int(version_entity.version), key, digest, output, source=str(version_entity.source))
 
 
 def _resolve_mlflow(rest: str, layout: Layout, folders: tuple[Path, ...]) -> Source:
-    """A registered version, by alias or number, back to the artifact that was promoted or that its tags name."""
-    found = resolve_registered_model(rest, layout)
-    if found.alarms:
-        more = f" and {len(found.alarms) - 1} more" if len(found.alarms) > 1 else ""
+    """Return the artifact that a registered version, by alias or number, refers to."""
+    registered = resolve_registered_model(rest, layout)
+    if registered.alarms:
+        first, *others = registered.alarms
+        more = f" and {len(others)} more" if others else ""
         raise PlanError(
-            f"mlflow:{rest}: MLflow's registry is not what the audit log made it: {found.alarms[0]}{more}. See: "
-            f"posttrain champions {found.name}; put it right: posttrain champions {found.name} --restore"
+            f"mlflow:{rest}: MLflow's registry differs from the audit log: {first}{more}. See: "
+            f"posttrain champions {registered.name}; put it right: posttrain champions {registered.name} --restore"
         )
     store = Store(layout)
-    manifest = store.with_key(found.key)
+    manifest = store.with_key(registered.key)
     if manifest is None:
-        raise PlanError(f"mlflow:{rest}: its artifact {found.key[:16] or '?'} is not in this checkout; run `dvc pull`")
-    output = manifest.outputs.get(found.output)
-    is_of_source = output is not None and found.source in (None, dvc_uri(output.dvc))
-    if output is None or output.digest != found.digest or not is_of_source:
         raise PlanError(
-            f"mlflow:{rest} stands for {found.digest[:16]!r}, output {found.output!r} of {manifest.step} "
-            f"({found.key[:12]}), and that is not what is here, or not the source of the version; name the step or key"
+            f"mlflow:{rest}: its artifact {registered.key[:16] or '?'} is not in this checkout; run `dvc pull`"
+        )
+    output = manifest.outputs.get(registered.output)
+    is_of_source = output is not None and registered.source in (None, dvc_uri(output.dvc))
+    if output is None or output.digest != registered.digest or not is_of_source:
+        raise PlanError(
+            f"mlflow:{rest} refers to digest {registered.digest[:16]!r}, output {registered.output!r} of "
+            f"{manifest.step} ({registered.key[:12]}), but the artifact here or the source of the version differs; "
+            "name the step or key"
         )
     if not (state := store.examine(manifest.kind, manifest.key)).is_whole:
         raise PlanError(
-            f"mlflow:{rest}: its artifact {found.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
+            f"mlflow:{rest}: its artifact {registered.key[:16]} is damaged: {state.text}; fetch it: posttrain pull"
         )
-    folder = store.output_folder(manifest.kind, manifest.key, found.output)
-    return Source(folder, output.digest, manifest.step, found.key, found.output)
+    folder = store.output_folder(manifest.kind, manifest.key, registered.output)
+    return Source(folder, output.digest, manifest.step, registered.key, registered.output)
 
 
 CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
@@ -200,23 +204,23 @@ CALLED = {"hub": "commit", "path": "digest", "mlflow": "digest"}
 
 
 def pin_source(reference: str, digest: str, layout: Layout, folders: tuple[Path, ...]) -> dict[str, str]:
-    """The identity of a source: its commit or content digest, DVC's md5 where DVC tracks it, its version in MLflow.
+    """Return the identity of a source: commit or content digest, DVC's md5 if tracked, its version in MLflow.
 
     Raises PlanError when a registered model is gone.
     """
     scheme, _, rest = reference.partition(":")
-    found = {CALLED[scheme]: digest}
+    identity = {CALLED[scheme]: digest}
     if scheme == "path" and (tracked := _read_dvc_md5(rest, folders)):
-        found["dvc"] = tracked
+        identity["dvc"] = tracked
     if scheme == "mlflow":
-        found["version"] = str(resolve_registered_model(rest, layout).version)
-    return found
+        identity["version"] = str(resolve_registered_model(rest, layout).version)
+    return identity
 
 
 def _read_dvc_md5(rest: str, folders: tuple[Path, ...]) -> str | None:
-    """The md5 in the `.dvc` file beside a folder, if there is one."""
-    found = (base / Path(rest).expanduser() for base in folders)
-    place = next((path.resolve() for path in found if path.exists()), None)
+    """Return the md5 in the `.dvc` file beside a folder, if there is one."""
+    candidates = (base / Path(rest).expanduser() for base in folders)
+    place = next((path.resolve() for path in candidates if path.exists()), None)
     file = place.with_name(f"{place.name}.dvc") if place else None
     if file is None or not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""What a recipe may wait for a change of: files, what DVC tracks, a dataset or a model's alias in MLflow."""
+"""Sources that a schedule watches for changes: files, DVC-tracked data, MLflow datasets and aliases."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ SQLITE = "sqlite:///"
 
 
 def stat_source(source: str, layout: Layout, folders: Iterable[Path]) -> str | None:
-    """Sizes and times of the files behind a source; None where there are none, as with a server of MLflow."""
+    """Return a digest of sizes and times of the files behind a source, or None for a server of MLflow."""
     scheme, _, rest = source.partition(":")
     if scheme == "path":
         place = _find_place(rest, folders)
@@ -29,7 +29,7 @@ def stat_source(source: str, layout: Layout, folders: Iterable[Path]) -> str | N
 
 
 def digest_source(source: str, layout: Layout, folders: Iterable[Path]) -> str | None:
-    """Digest of what a source holds: of the bytes, DVC's md5, the dataset's digest, or the model's version.
+    """Return the digest of a source's content: of the bytes, DVC's md5, the dataset's digest, or the version.
 
     None while it is not there.
     """
@@ -60,17 +60,17 @@ def _list_files(place: Path) -> Iterator[Path]:
 
 def _stat_file(path: Path) -> list[str | int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return [str(path)]
     if path.is_dir():  # its time changes with whatever comes and goes in it, also for a moment
         return [str(path)]
     # Both times: copies may keep the one, and nothing can set the other.
-    return [str(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    return [str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _find_tracked(path: str, folders: Iterable[Path]) -> Path | None:
-    """Where what DVC tracks lies, or would: the file itself may not be checked out."""
+    """Return the path of DVC-tracked data, which need not be checked out."""
     for folder in folders:
         place = (folder / path.removesuffix(".dvc")).absolute()
         if _find_dvc_root(place) and any(record.is_file() for record in _list_dvc_records(place)):
@@ -79,50 +79,57 @@ def _find_tracked(path: str, folders: Iterable[Path]) -> Path | None:
 
 
 def _find_dvc_root(place: Path) -> Path | None:
-    """The DVC repository around a place."""
+    """Return the DVC repository around a place."""
     return next((above for above in place.parents if (above / ".dvc").is_dir()), None)
 
 
 def _list_dvc_records(place: Path) -> list[Path]:
-    """The files in which DVC may say what lies at a place: its own `.dvc`, those of the folders above, locks."""
+    """Return the files in which DVC may track a path: its own `.dvc`, those of the folders above, locks."""
     above = [place, *place.parents]
     return [p.with_name(f"{p.name}.dvc") for p in above if p.name] + [p / "dvc.lock" for p in above[1:]]
 
 
 def _read_dvc_digest(place: Path, layout: Layout) -> str | None:
-    """DVC's md5 of a file or folder as its records say, whether or not it is checked out."""
+    """Return DVC's md5 of a file or folder by its records, whether or not it is checked out."""
     from dvc.api import DVCFileSystem
 
     root = _find_dvc_root(place)
+    if root is None:
+        return None
     config = {"core": {"site_cache_dir": str(layout.make_state() / "dvc")}}
     try:
-        found = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
+        entry = DVCFileSystem(str(root), config=config).info(place.relative_to(root).as_posix())
     except FileNotFoundError:
         return None
-    return found.get("dvc_info", {}).get("md5")
+    return entry.get("dvc_info", {}).get("md5")
 
 
 def _read_dataset_digest(name: str, layout: Layout) -> str | None:
-    """Digest of the dataset that the latest run with an input of that name read, or of the evaluation dataset."""
+    """Return the digest of the dataset that the latest run with an input of that name read."""
     mlflow = open_client(layout)
     experiments = [e.experiment_id for e in mlflow.search_experiments()]
     quoted = name.replace("'", "")
-    found = mlflow.search_runs(experiments, f"datasets.name = '{quoted}'", max_results=1, order_by=["start_time DESC"])
-    digests = [i.dataset.digest for run in found for i in run.inputs.dataset_inputs if i.dataset.name == name]
+    runs = mlflow.search_runs(experiments, f"datasets.name = '{quoted}'", max_results=1, order_by=["start_time DESC"])
+    digests = [
+        i.dataset.digest
+        for run in runs
+        for i in (run.inputs.dataset_inputs if run.inputs else ())
+        if i.dataset.name == name
+    ]
     return digests[0] if digests else None
 
 
 def _read_version(rest: str, layout: Layout) -> str | None:
-    """Number and key of the version that an alias names; of the champion as the audit log has it."""
+    """Return number and key of the version that an alias names; of the champion by the audit log."""
     name, _, alias = rest.partition("@")
     if alias == ALIAS:
-        now = find_champion(layout, name)
-        return f"version {now.version} {now.key[:16]}" if now else None
+        current = find_champion(layout, name)
+        return f"version {current.version} {current.key[:16]}" if current else None
     mlflow = open_client(layout)
     from mlflow.exceptions import MlflowException
 
     try:
-        found = mlflow.get_model_version_by_alias(name, alias)
+        model_version = mlflow.get_model_version_by_alias(name, alias)
     except MlflowException:
         return None
-    return f"version {found.version} {found.tags.get('key', '')[:16]}".strip()
+    return f"version {model_version.version} {model_version.tags.get('key', '')[:16]}".strip()

@@ -1,4 +1,4 @@
-"""Lineage in both directions: up to the rows of data, down to every model that some data touched."""
+"""Lineage of a target: ancestors down to rows of data, and descendants that used it."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -16,6 +16,7 @@ from lineage.records import Record
 from lineage.tracing.graph import Node, collect_ancestors, collect_descendants
 from lineage.tracing.relations import RANK, Relation, find_relations, is_model
 from lineage.tracing.target import Target, find_target
+from schemas.base import JsonObject
 from schemas.stages.union import traits_of
 
 
@@ -27,8 +28,8 @@ class Lineage:
     up: list[Node]
     down: list[Node]
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for `--json`."""
+    def as_json(self) -> JsonObject:
+        """Return plain data for `--json`."""
         return {
             "target": self.target.word,
             "what": self.target.what,
@@ -37,7 +38,7 @@ class Lineage:
             "down": [self._down_json(node) for node in self.down],
         }
 
-    def _down_json(self, node: Node) -> dict[str, Any]:
+    def _down_json(self, node: Node) -> JsonObject:
         how = self.relations.get(node.record["key"])
         return _describe_node(node) | ({"relation": asdict(how)} if how else {})
 
@@ -49,7 +50,7 @@ class Lineage:
 
 
 def trace(layout: Layout, word: str) -> Lineage:
-    """The lineage of a target; raises UnknownTarget.
+    """Return the lineage of a target; raise UnknownTarget.
 
     A row is followed through the artifacts that hold it: a curation whose output lacks the row does not pass it on.
     """
@@ -57,7 +58,7 @@ def trace(layout: Layout, word: str) -> Lineage:
 
 
 def trace_in(index: Index, word: str) -> Lineage:
-    """The lineage of a target in an index; raises UnknownTarget."""
+    """Return the lineage of a target in an index; raise UnknownTarget."""
     target = find_target(index, word)
     holders = set(target.keys)
 
@@ -67,7 +68,7 @@ def trace_in(index: Index, word: str) -> Lineage:
     return Lineage(target, collect_ancestors(index, target.keys), collect_descendants(index, target.keys, passes))
 
 
-def _describe_node(node: Node) -> dict[str, Any]:
+def _describe_node(node: Node) -> JsonObject:
     record = node.record
     kept = (
         "step",
@@ -91,7 +92,7 @@ def _describe_node(node: Node) -> dict[str, Any]:
 
 
 def render(lineage: Lineage) -> Group:
-    """The two trees for a terminal."""
+    """Return the two trees for a terminal."""
     target = lineage.target
     head = Text(f"{target.word}: {target.what}", style="bold")
     lost = [
@@ -106,7 +107,7 @@ def render(lineage: Lineage) -> Group:
 
 
 def _count_models(lineage: Lineage) -> str:
-    """How many models there are after a target; for a row, how many of them in which way."""
+    """Return how many models descend from a target; for a row, how many by each relation."""
     models = sum(is_model(node.record) for node in lineage.down)
     ways = Counter(relation.how for relation in lineage.relations.values())
     each = ", ".join(f"{ways[how]} {how}" for how in reversed(RANK) if ways[how])
@@ -114,7 +115,7 @@ def _count_models(lineage: Lineage) -> str:
 
 
 def _describe_relation(lineage: Lineage, record: Record) -> list[str]:
-    """How a row came into a model, and what people decided about an evaluation."""
+    """Return how a row came into a model, and the decisions about an evaluation."""
     relation = lineage.relations.get(record["key"])
     return [*([relation.sentence()] if relation else []), *_describe_decisions(record)]
 
@@ -125,7 +126,7 @@ def _name_step(lineage: Lineage, key: str) -> str:
 
 
 def _make_tree(title: str, nodes: list[Node], facts: Any) -> Tree:
-    """A rich tree out of nodes in order of visits; what was seen before is not drawn again."""
+    """Return a rich tree of nodes in the order of visits; nodes seen before are not drawn again."""
     root = Tree(Text(title, style="bold"))
     branch = {-1: root}
     for node in nodes:
@@ -144,18 +145,15 @@ def _label_node(node: Node) -> Text:
 
 
 def _describe_record(record: Record) -> list[str]:
-    """What made an artifact besides other artifacts: outside sources, what was dropped, seed, code, versions."""
+    """Return what made an artifact besides other artifacts: outside sources, drops, seed, code."""
     sources = [f"{i['port']} ← {i['source']} {i['digest'][:12]}" for i in record["inputs"] if i.get("source")]
     dropped = record["details"].get("dropped") if traits_of(record["kind"]).drops_rows else None
     lost = [f"{reason}: {number} rows dropped" for reason, number in (dropped or {}).items() if number]
-    commit = (
-        f"commit {record['commit'][:12]}{' with changes' if record.get('dirty') else ''}"
-        if record.get("commit")
-        else "no commit"
-    )
+    changes = " with changes" if record.get("dirty") else ""
+    commit = f"commit {hash_[:12]}{changes}" if (hash_ := record.get("commit")) else "no commit"
     return [*sources, *lost, f"seed {record['seed']}, {commit}, run {record['run']}", *_describe_decisions(record)]
 
 
 def _describe_decisions(record: Record) -> list[str]:
-    """What people decided about the gates of an evaluation."""
-    return [f"gate on {one['metric']} {describe_decision(one)}" for one in read_artifact_decisions(record)]
+    """Return the decisions about the gates of an evaluation."""
+    return [f"gate on {one.get('metric')} {describe_decision(one)}" for one in read_artifact_decisions(record)]

@@ -19,17 +19,17 @@ class Node:
 
 
 def collect_ancestors(index: Index, keys: Iterable[str]) -> list[Node]:
-    """Everything these artifacts were made from, each once, in order of depth first visits, the start included."""
+    """Return everything that artifacts were made from, each once, depth first, including themselves."""
     return _walk(index, keys, index.parents)
 
 
 def collect_descendants(index: Index, keys: Iterable[str], passes: Callable[[str, str], bool]) -> list[Node]:
-    """Everything these artifacts went into; `passes(key, kind)` false stops the walk before that artifact."""
+    """Return everything that artifacts went into; a false `passes(key, kind)` stops before that artifact."""
     return _walk(index, keys, lambda key: [(k, port) for k, port, kind in index.readers(key) if passes(k, kind)])
 
 
 def _walk(index: Index, keys: Iterable[str], neighbours: Callable[[str], list[tuple[str, str]]]) -> list[Node]:
-    """Depth first without recursion: chains may be longer than Python's stack."""
+    """Walk depth first without recursion: chains may be longer than Python's stack."""
     waiting = [(0, key, "") for key in reversed(list(keys))]
     seen: dict[str, Node] = {}
     while waiting:

@@ -1,4 +1,4 @@
-"""What was made before, by the names of steps: found through the index, read where it lies."""
+"""Earlier artifacts by the names of steps, from the index."""
 
 from collections.abc import Iterable
 
@@ -13,10 +13,10 @@ MOST = 50
 
 
 def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, Manifest]:
-    """Step to the manifest of its latest artifact in a recipe; damaged ones and those done afresh count as none."""
+    """Return by step the manifest of its latest artifact in a recipe, without damaged and `--fresh` ones."""
     wanted = list(steps)
 
-    def found(index: Index) -> dict[str, Manifest]:
+    def find_manifests(index: Index) -> dict[str, Manifest]:
         manifests = {}
         for step in wanted:
             sql = (
@@ -29,11 +29,11 @@ def find_latest(layout: Layout, recipe: str, steps: Iterable[str]) -> dict[str, 
                     break
         return manifests
 
-    return query_index(layout, found)
+    return query_index(layout, find_manifests)
 
 
 def find_earlier(index: Index, kind: str, step: str, recipe: str) -> tuple[list[Record], bool]:
-    """Records of what a step may be compared with, latest first, and whether they are of a step of that name.
+    """Return records to compare a step with, latest first, and whether they are of a step of that name.
 
     Those of the same step of the recipe; else of any recipe's step of that name; else of the kind.
     """

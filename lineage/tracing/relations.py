@@ -40,53 +40,56 @@ class Relation:
     """What is not known, or how else it was read."""
 
     def sentence(self) -> str:
-        """In words, for people."""
+        """Return the relation in words."""
         through = f", through {self.through}" if self.through else ""
         times = f": drawn {self.sampled} times, a gradient from {self.trained}" if self.sampled else ""
         return f"{self.how}{through}{times}{f' ({self.note})' if self.note else ''}"
 
 
 def is_model(record: Record) -> bool:
-    """Whether a step made a model."""
+    """Return whether a step made a model."""
     return any(output["type"] in MODEL_TYPES for output in record["outputs"].values())
 
 
 def find_relations(row: str, holders: Iterable[str], after: Iterable[Node]) -> dict[str, Relation]:
-    """Key of each model among the artifacts `after` a row to how the row came into it; `holders` hold the row."""
+    """Return by key of each model among `after` how the row came into it; `holders` hold the row."""
     records = {node.record["key"]: node.record for node in after}
-    known, found = frozenset(holders), dict[str, Relation]()
-    edges = {key: {i["key"] for i in record["inputs"] if i.get("key") in records} for key, record in records.items()}
+    known, found_relations = frozenset(holders), dict[str, Relation]()
+    edges = {key: {made_by for made_by in _makers(record) if made_by in records} for key, record in records.items()}
     try:
         order = list(TopologicalSorter(edges).static_order())
     except CycleError:  # no manifests that posttrain wrote
         order = []
     for key in order:
         if key not in known:
-            found[key] = _find_closest(row, records[key], known, found, records)
-    return {key: found.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
+            found_relations[key] = _find_closest(row, records[key], known, found_relations, records)
+    return {key: found_relations.get(key, Relation("reachable")) for key, r in records.items() if is_model(r)}
 
 
 def _find_closest(
-    row: str, record: Record, holders: frozenset[str], found: dict[str, Relation], records: dict[str, Record]
+    row: str, record: Record, holders: frozenset[str], relations: dict[str, Relation], records: dict[str, Record]
 ) -> Relation:
-    """The closest relation, of what the step read itself and of what its models came with."""
+    """Return the closest of a step's own relation and those that its inputs have."""
     ports = [i["port"] for i in record["inputs"] if i.get("key") in holders]
     direct = [_relate_drawn(row, record, ports)] if ports and is_model(record) else []
-    inherited = [
-        _inherit(found[i["key"]], records[i["key"]], record) for i in record["inputs"] if i.get("key") in found
-    ]
+    inherited = [_inherit(relations[key], records[key], record) for key in _makers(record) if key in relations]
     return max([*direct, *inherited, Relation("reachable")], key=lambda relation: RANK.index(relation.how))
 
 
+def _makers(record: Record) -> list[str]:
+    """Return the keys of the artifacts that a step read."""
+    return [key for given in record["inputs"] if (key := given.get("key"))]
+
+
 def _inherit(relation: Relation, parent: Record, record: Record) -> Relation:
-    """What a model has of one it was made from; of what a step wrote or measured only that it was there."""
+    """Return the relation that a model has from one that it was made from."""
     if not (is_model(parent) and is_model(record)):
         return Relation("reachable", relation.through or parent["step"])
     return Relation(relation.how, relation.through or parent["step"], relation.sampled, relation.trained, relation.note)
 
 
 def _relate_drawn(row: str, record: Record, ports: list[str]) -> Relation:
-    """What a step did with a row of a table that it read."""
+    """Return what a step did with a row of a table that it read."""
     if traits_of(record["kind"]).data_port not in ports:
         return Relation("offered", note=f"read as {', '.join(ports)}")
     folder = Path(record["folder"])
@@ -99,7 +102,7 @@ def _relate_drawn(row: str, record: Record, ports: list[str]) -> Relation:
 
 
 def _count_used(folder: Path, row: str) -> tuple[int, int] | str:
-    """(times drawn, times trained on) by the sealed record of a step; else why that cannot be said."""
+    """Return (times drawn, times trained on) by the sealed record of a step, or why that is unknown."""
     import pyarrow as pa
     import pyarrow.parquet as pq  # a question about anything but rows does not need it
 
@@ -114,11 +117,11 @@ def _count_used(folder: Path, row: str) -> tuple[int, int] | str:
 
 
 def _count_trajectories(record: Record, row: str) -> tuple[int, int] | str:
-    """The same by what an RL stage sampled, for artifacts that hold no record of rows."""
+    """Return the same from an RL stage's trajectories, for artifacts without a record of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found, tables = (0, 0), 0
+    counts, tables = (0, 0), 0
     for name, output in record["outputs"].items():
         for file in output["files"]:
             if output["type"] != "trajectories" or table_name(file["path"]) != TRAJECTORIES:
@@ -131,8 +134,8 @@ def _count_trajectories(record: Record, row: str) -> tuple[int, int] | str:
                 advantages = table["advantage"].to_pylist()
             except (OSError, KeyError, pa.ArrowException):
                 return "its trajectories cannot be read"
-            found, tables = (found[0] + len(advantages), found[1] + sum(map(bool, advantages))), tables + 1
+            counts, tables = (counts[0] + len(advantages), counts[1] + sum(map(bool, advantages))), tables + 1
     if not tables:
         return "which rows were drawn was not recorded"
     partial = record["identity"]["settings"].get("log_trajectories", 1.0) < 1
-    return "only a part of its trajectories was kept" if partial and not found[0] else found
+    return "only a part of its trajectories was kept" if partial and not counts[0] else counts

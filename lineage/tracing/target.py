@@ -1,4 +1,4 @@
-"""What a word on the command line means: a step, run, key, digest, artifact, row id or outside source."""
+"""Resolves a word of the command line: a step, run, key, digest, artifact, row id or outside source."""
 
 import json
 import re
@@ -33,7 +33,7 @@ class Target:
 
 
 def find_target(index: Index, word: str) -> Target:
-    """Resolve a word; the cheap meanings come first. Raises UnknownTarget with what a target may be."""
+    """Resolve a word, cheap meanings first. Raise UnknownTarget with what a target may be."""
     for meaning in (
         _match_folder,
         _match_run,
@@ -63,7 +63,7 @@ def _match_folder(index: Index, word: str) -> Target | None:
 
 
 def _match_run(index: Index, word: str) -> Target | None:
-    """A run: what it made and what it found already made, by its plan."""
+    """Return a run: the artifacts that it made and those that it reused, by its plan."""
     plan = index.layout.run(word) / "plan.json"
     if not re.fullmatch(r"[\w.-]+", word) or not plan.is_file():
         keys = index.keys("run = ?", word)
@@ -73,7 +73,7 @@ def _match_run(index: Index, word: str) -> Target | None:
 
 
 def _match_step(index: Index, word: str) -> Target | None:
-    """The latest artifact of a step, also as recipe.step."""
+    """Return the latest artifact of a step, also as recipe.step."""
     made = index.keys("step = ?", word)
     for dot in re.finditer(r"\.", word):
         made += index.keys("step = ? and recipe = ?", word[dot.end() :], word[: dot.start()])
@@ -82,15 +82,15 @@ def _match_step(index: Index, word: str) -> Target | None:
 
 
 def _match_registered(index: Index, word: str) -> Target | None:
-    """The artifact behind a version of a registered model: `mlflow:NAME@champion`."""
+    """Return the artifact behind a version of a registered model: `mlflow:NAME@champion`."""
     if not word.startswith("mlflow:"):
         return None
     try:
-        found = resolve_registered_model(word.removeprefix("mlflow:"), index.layout)
+        registered = resolve_registered_model(word.removeprefix("mlflow:"), index.layout)
     except PlanError:
         return None
-    keys = index.keys("key = ?", found.key)
-    return Target(word, f"version {found.version} of {found.name}", keys) if keys else None
+    keys = index.keys("key = ?", registered.key)
+    return Target(word, f"version {registered.version} of {registered.name}", keys) if keys else None
 
 
 def _match_source(index: Index, word: str) -> Target | None:
@@ -99,7 +99,7 @@ def _match_source(index: Index, word: str) -> Target | None:
 
 
 def _match_prefix(index: Index, word: str) -> Target | None:
-    """First digits of a key, of the digest of an output or file, or of what came from outside."""
+    """Return the artifacts of a prefix of a key, of an output's or file's digest, or of an input's digest."""
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST_PREFIX},64}}(\.dir)?", word):
         return None
     if keys := index.keys("key >= ? and key < ?", word, word + "~"):
@@ -118,7 +118,7 @@ def _has_digest(record: Record | None, word: str) -> bool:
 
 
 def _match_row(index: Index, word: str) -> Target | None:
-    """A row of data: the artifacts whose tables hold its id, and those that dropped it."""
+    """Return a row of data: the artifacts whose tables hold its id, and those that dropped it."""
     places = find_row(index, word)
     known = places.holders or places.dropped
     return Target(word, "row of data", places.holders, word, places.dropped) if known else None

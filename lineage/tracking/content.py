@@ -1,4 +1,4 @@
-"""What of a manifest goes into MLflow, in MLflow's own entities."""
+"""The content of a manifest as MLflow's own entities."""
 
 import json
 import re
@@ -10,42 +10,43 @@ from typing import Any
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric
 
 from lineage.catalogue.projection import read_curve_points
-from lineage.records import Record
+from lineage.records import GivenRecord, Record
+from schemas.base import JsonObject
 from schemas.references import TABLE_TYPES
 
 DIGEST = 36
 """Longest digest of a dataset that MLflow keeps."""
 
 
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
-    found: dict[str, Any] = {}
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> JsonObject:
+    """Return nested settings as dotted names: {"a": {"b": [1]}} is {"a.b.0": 1}."""
+    flat: JsonObject = {}
     for name, value in settings.items():
         if isinstance(value, list):
             value = {str(i): item for i, item in enumerate(value)}
-        found |= (
+        flat |= (
             flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {f"{prefix}{name}": value}
         )
-    return found
+    return flat
 
 
 def make_name(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_`, `-`, `.` and blanks."""
+    """Return a name that MLflow accepts: letters, digits, `_`, `-`, `.` and blanks."""
     return re.sub(r"[^\w\-. ]", "_", name)
 
 
 def make_model_name(step: str) -> str:
-    """A name that MLflow takes for a logged model: no full stops either."""
+    """Return a name that MLflow accepts for a logged model: no full stops either."""
     return make_name(step).replace(".", "_")
 
 
 def to_milliseconds(when: str) -> int:
-    """ISO 8601 as milliseconds since the epoch."""
+    """Return a time in ISO 8601 as milliseconds since the epoch."""
     return int(datetime.fromisoformat(when).timestamp() * 1000)
 
 
 def make_final_metrics(record: Record, step: str | None = None) -> list[Metric]:
-    """The final numbers of a step, below its name when one is given; texts are left out."""
+    """Return the final numbers of a step, below its name when one is given; texts are left out."""
     end = to_milliseconds(record["started"]) + int(record["seconds"] * 1000)
     numbers = {n: float(v) for n, v in record["metrics"].items() if isinstance(v, (bool, int, float))}
     prefix = f"{make_name(step)}/" if step else ""
@@ -53,7 +54,7 @@ def make_final_metrics(record: Record, step: str | None = None) -> list[Metric]:
 
 
 def make_curve_metrics(folder: Path) -> list[Metric]:
-    """Every point of an artifact's curves, with its own time and step, as curves/<figure>."""
+    """Return every point of an artifact's curves, with its own time and step, as curves/<figure>."""
     return [
         Metric(f"curves/{make_name(figure)}", value, int((time or 0) * 1000), step)
         for step, time, figure, value in read_curve_points(folder)
@@ -61,11 +62,11 @@ def make_curve_metrics(folder: Path) -> list[Metric]:
 
 
 def make_datasets(record: Record) -> list[DatasetInput]:
-    """The tables a step read, by name and digest; the source says where they lie."""
+    """Return the tables that a step read, by name and digest; the source says where they are."""
     return [_make_dataset(given) for given in record["inputs"] if given["type"] in TABLE_TYPES]
 
 
-def _make_dataset(given: dict[str, Any]) -> DatasetInput:
+def _make_dataset(given: GivenRecord) -> DatasetInput:
     where = {name: given[name] for name in ("step", "key", "output", "source", "digest") if given.get(name)}
     name = given.get("source") or f"{given['step']}.{given['output']}"
     dataset = Dataset(name[:500], given["digest"][:DIGEST], "posttrain", json.dumps(where, sort_keys=True))

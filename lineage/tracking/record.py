@@ -1,4 +1,4 @@
-"""Manifests → MLflow: a parent run per run, a child per step, datasets and models by reference, never by copy.
+"""Records runs in MLflow: a parent run per run, a child per step, datasets and models by reference.
 
 Everything is found again by its tags (`posttrain.run`, `posttrain.step`, `posttrain.key`), so a projection can be
 repeated: what is there stays, what a killed projection left half done is made anew. MLflow takes seconds to import
@@ -24,7 +24,7 @@ MARK = "mlflow.txt"
 
 
 def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | None:
-    """Bring MLflow up to a run; returns the id of its parent run there.
+    """Record a run in MLflow; return the id of its parent run there.
 
     A run in which everything was there already must be quick: it returns None, and is told to MLflow together with
     the next run that did something.
@@ -39,7 +39,7 @@ def project_run(layout: Layout, run: str, plan: Plan, states: States) -> str | N
 
 @contextmanager
 def _lock_store(layout: Layout) -> Iterator[None]:
-    """One process at a time: several that make MLflow's tables at once would leave them half made for good."""
+    """Lock MLflow's store: processes that create its tables at once would leave them half made."""
     layout.make_state()
     with (layout.state / "mlflow.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +47,7 @@ def _lock_store(layout: Layout) -> Iterator[None]:
 
 
 def _find_unrecorded(layout: Layout, but: str) -> Iterator[tuple[str, Plan, States]]:
-    """Ended runs that MLflow has not heard of, oldest first."""
+    """Yield ended runs that are not in MLflow yet, oldest first."""
     for folder in sorted((layout.state / "runs").glob("*")):
         events = read_lines(folder / "events.jsonl")
         ended = any(e["type"] == "run" and e.get("state") == "ended" for e in events)
@@ -77,14 +77,14 @@ def _record_run(layout: Layout, run: str, plan: Plan, states: States) -> str:
 
 
 def find_run_page(layout: Layout, run: str) -> str | None:
-    """The part of the address of a run's page behind the server's; None while MLflow does not know the run."""
+    """Return the path of a run's page on MLflow's server, or None if MLflow does not know the run."""
     if (parent := _read_parent(layout, run)) is None:
         return None
     return f"/#/experiments/{_open_client(layout).get_run(parent).info.experiment_id}/runs/{parent}"
 
 
 def add_report(layout: Layout, run: str, report: Path) -> None:
-    """Lay a run's report beside its curves in MLflow; where MLflow does not know the run, nothing happens."""
+    """Add a run's report to its artifacts in MLflow, if MLflow knows the run."""
     if (parent := _read_parent(layout, run)) is not None:
         _open_client(layout).log_artifact(parent, str(report))
 

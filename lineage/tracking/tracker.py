@@ -35,16 +35,16 @@ class Tracker:
         layout.make_state()
         self.client = MlflowClient(uri, registry_uri=os.environ.get("MLFLOW_REGISTRY_URI") or uri)
         self.recipe = recipe
-        found = self.client.get_experiment_by_name(recipe)
+        experiment = self.client.get_experiment_by_name(recipe)
         location = (
             (layout.state / "mlflow-artifacts" / make_name(recipe)).as_uri() if uri == layout.mlflow_uri else None
         )
-        self.experiment = found.experiment_id if found else self.client.create_experiment(recipe, location)
+        self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(recipe, location)
 
     def parent(self, run: str, plan: Plan) -> str:
-        """The MLflow run that stands for a run, made when it is not there."""
-        if found := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
-            return found[0].info.run_id
+        """Return the MLflow run that stands for a run, created if there is none."""
+        if runs := self._runs(f"tags.`posttrain.run` = '{run}' and tags.`posttrain.role` = 'run'"):
+            return runs[0].info.run_id
         tags = {"posttrain.run": run, "posttrain.role": "run", "posttrain.file": plan.file}
         made = self.client.create_run(self.experiment, tags=tags, run_name=run).info.run_id
         self._log(
@@ -68,12 +68,12 @@ class Tracker:
             self.client.set_terminated(parent, "FINISHED")
 
     def child(self, parent: str, run: str, step: Step, state: str, record: Record | None) -> None:
-        """The MLflow run of a step; complete ones are left alone, others made anew."""
-        mine = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
-        for found in self._runs(mine):
-            if found.data.tags.get("posttrain.logged") == f"{state} {step.key}":
+        """Create the MLflow run of a step, unless a complete one exists."""
+        condition = f"tags.`posttrain.run` = '{run}' and tags.`posttrain.step` = '{step.name}'"
+        for existing in self._runs(condition):
+            if existing.data.tags.get("posttrain.logged") == f"{state} {step.key}":
                 return
-            self.client.delete_run(found.info.run_id)
+            self.client.delete_run(existing.info.run_id)
         tags = {
             "mlflow.parentRunId": parent,
             "posttrain.run": run,
@@ -94,24 +94,24 @@ class Tracker:
         self.client.set_terminated(made, STATUS.get(state, "KILLED"), end_time=end)
 
     def _origin(self, record: Record, state: str) -> dict[str, str]:
-        """Which run made an artifact, and for a cached step that run's child in MLflow."""
+        """Return tags: the run that made an artifact, and for a cached step that run's child in MLflow."""
         tags = {"posttrain.made_by": record["run"], "posttrain.commit": record.get("commit") or ""}
         makers = self._runs(f"tags.`posttrain.key` = '{record['key']}' and tags.`posttrain.state` = 'done'")
         return tags | ({"posttrain.made_by_mlflow_run": makers[0].info.run_id} if makers and state == "cached" else {})
 
     def _content(self, made: str, step: Step, state: str, record: Record) -> None:
-        """Numbers, curves (in the run that made them only), datasets and models."""
+        """Log metrics, curves (in the run that made them only), datasets and models."""
         curves = make_curve_metrics(Path(record["folder"])) if state == "done" else []
         self._log(made, metrics=curves + make_final_metrics(record))
-        read = [(i["key"], i["port"]) for i in record["inputs"] if i.get("key") and i["type"] in MODEL_TYPES]
-        models = [LoggedModelInput(model.model_id) for key, _ in read for model in self._models(key)[:1]]
+        read = [key for given in record["inputs"] if (key := given.get("key")) and given["type"] in MODEL_TYPES]
+        models = [LoggedModelInput(model.model_id) for key in read for model in self._models(key)[:1]]
         self.client.log_inputs(made, datasets=make_datasets(record), models=models)
         for name, output in record["outputs"].items():
             if output["type"] in MODEL_TYPES and state == "done":
                 self._register(made, step, record, name)
 
     def _register(self, made: str, step: Step, record: Record, output: str) -> None:
-        """A logged model and a version of the registered model <recipe>.<step>, both references to the artifact."""
+        """Log a model and a version of the registered model <recipe>.<step>, both references to the artifact."""
         digest, folder = record["outputs"][output]["digest"], Path(record["folder"], "outputs", output)
         tags = {"key": record["key"], "digest": digest, "uri": folder.as_uri(), "output": output}
         existing = self._models(record["key"])

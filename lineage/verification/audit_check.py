@@ -1,4 +1,4 @@
-"""Whether the audit log is the one that was written, and whether what it says of runs and artifacts still holds."""
+"""Checks that the audit log is unaltered, and that what it says of runs and artifacts still holds."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lineage.artifacts.signature import SIGNATURE, read_statement
+from lineage.artifacts.signature import SIGNATURE, Predicate, read_statement
 from lineage.audit.chain import find_signature_problem
 from lineage.audit.claims import AuditCheck, check_decisions, find_unexplained_losses
 from lineage.audit.log import FIRST, Entry, head_file, is_cut_off, log_file, parse_entry, read_head
@@ -20,82 +20,82 @@ from schemas.errors import PlanError
 
 
 def check_audit(layout: Layout) -> AuditCheck:
-    """Read the whole log and everything that it speaks of; raises PlanError where the named signing key is none."""
-    found = check_log(layout)
-    found.problems += read_keys(layout)[1]
-    found.problems += check_decisions(layout, found)
-    for run, said in sorted(found.runs.items()):
-        problems, notes = check_run(layout, run, said)
-        found.problems += problems
-        found.notes += notes
+    """Check the log and everything that it mentions; raise PlanError if the named signing key is invalid."""
+    audit = check_log(layout)
+    audit.problems += read_keys(layout)[1]
+    audit.problems += check_decisions(layout, audit)
+    for run, entries in sorted(audit.runs.items()):
+        problems, notes = check_run(layout, run, entries)
+        audit.problems += problems
+        audit.notes += notes
     try:
-        found.problems += check_registry(layout)
+        audit.problems += check_registry(layout)
     except PlanError as error:
-        found.problems.append(f"what MLflow says cannot be compared with the log: {error}")
-    found.notes += find_unexplained_losses(layout, found)
-    return found
+        audit.problems.append(f"what MLflow says cannot be compared with the log: {error}")
+    audit.notes += find_unexplained_losses(layout, audit)
+    return audit
 
 
 def check_log(layout: Layout) -> AuditCheck:
-    """Read the log alone, and what others remember of it: whether it is the one that was written, and whole."""
-    found = AuditCheck()
+    """Check the log alone, and the anchors that other records keep of it."""
+    audit = AuditCheck()
     keys, _ = read_keys(layout)
-    _read_log(layout, keys, found)
-    found.problems += _check_anchors(layout, found)
-    return found
+    _read_log(layout, keys, audit)
+    audit.problems += _check_anchors(layout, audit)
+    return audit
 
 
-def _read_log(layout: Layout, keys: dict[str, Ed25519PublicKey], found: AuditCheck) -> None:
+def _read_log(layout: Layout, keys: dict[str, Ed25519PublicKey], audit: AuditCheck) -> None:
     path = log_file(layout)
     try:
         lines = read_regular(path).split(b"\n")
     except Unreadable as error:
         lines = [b""]
         if os.path.lexists(path):
-            found.problems.append(f"{path}: {error}")
+            audit.problems.append(f"{path}: {error}")
     last: Entry | None = None
-    strange: list[bytes] = []
+    invalid: list[bytes] = []
     for number, line in enumerate(lines, 1):
         entry = parse_entry(line)
         if entry is None:
-            strange.append(line)
+            invalid.append(line)
             continue
         where = f"{path}:{number}"
-        told = _check_strangers(f"{path}:{number - len(strange)}", strange, entry, found)
-        own = list(_check_entry(entry, keys))
-        wrong = own or ([] if told else list(_check_order(entry, last)))
-        found.problems += [f"{where}: {what}" for what in wrong]
-        strange = []
+        is_missing = _check_strangers(f"{path}:{number - len(invalid)}", invalid, entry, audit)
+        entry_problems = list(_check_entry(entry, keys))
+        problems = entry_problems or ([] if is_missing else list(_check_order(entry, last)))
+        audit.problems += [f"{where}: {what}" for what in problems]
+        invalid = []
         if last is None or entry["number"] > last["number"]:
             last = entry
-            found.remember(entry, believed=not own)
-    _check_end(f"{path}:{len(lines) - len(strange) + 1}", b"\n".join(strange), found)
+            audit.remember(entry, believed=not entry_problems)
+    _check_end(f"{path}:{len(lines) - len(invalid) + 1}", b"\n".join(invalid), audit)
 
 
-def _check_strangers(where: str, lines: list[bytes], entry: Entry, found: AuditCheck) -> bool:
-    """Say what the lines before an entry are that are no entries; returns whether they stand for a missing entry."""
+def _check_strangers(where: str, lines: list[bytes], entry: Entry, audit: AuditCheck) -> bool:
+    """Report lines before an entry that are no entries; return whether they stand for a missing entry."""
     if entry["action"] == "repaired":
         facts, text = entry["facts"], b"\n".join(lines)
         if facts.get("sha256") not in {hashlib.sha256(t).hexdigest() for t in (text, text + b"\n")}:
-            found.problems.append(f"{where}: the bytes that entry {entry['number']} says it found are not there")
+            audit.problems.append(f"{where}: the bytes that entry {entry['number']} says it found are not there")
         elif facts.get("cut_off"):
-            found.notes.append(f"{where}: a write was cut off; entry {entry['number']} of {entry['at']} found it")
+            audit.notes.append(f"{where}: a write was cut off; entry {entry['number']} of {entry['at']} found it")
         else:
-            found.problems.append(f"{where}: {facts.get('bytes')} bytes that posttrain did not write")
+            audit.problems.append(f"{where}: {facts.get('bytes')} bytes that posttrain did not write")
         return False
     if lines:
-        found.problems.append(f"{where}: no entry any more, though entry {entry['number']} follows")
+        audit.problems.append(f"{where}: no entry any more, though entry {entry['number']} follows")
     return bool(lines)
 
 
 def _check_entry(entry: Entry, keys: dict[str, Ed25519PublicKey]) -> Iterator[str]:
-    """What an entry says of itself."""
+    """Yield what is wrong with an entry itself."""
     if problem := find_signature_problem(entry, keys):
         yield f"entry {entry['number']} ({entry['action']}) {problem}"
 
 
 def _check_order(entry: Entry, last: Entry | None) -> Iterator[str]:
-    """How an entry stands to the one before."""
+    """Yield what is wrong between an entry and the one before."""
     number, expected = entry["number"], last["number"] + 1 if last else 1
     if number > expected:
         missing = f"entry {expected} is" if number == expected + 1 else f"entries {expected} to {number - 1} are"
@@ -106,46 +106,46 @@ def _check_order(entry: Entry, last: Entry | None) -> Iterator[str]:
         yield f"entry {number} was written after another entry than the one before it: one of the two was replaced"
 
 
-def _check_end(where: str, rest: bytes, found: AuditCheck) -> None:
+def _check_end(where: str, rest: bytes, audit: AuditCheck) -> None:
     if rest.strip(b"\n") and is_cut_off(rest):
-        found.notes.append(f"{where}: the last write was cut off; the next entry will say so")
+        audit.notes.append(f"{where}: the last write was cut off; the next entry will say so")
     elif rest.strip(b"\n"):
-        found.problems.append(f"{where}: no entry")
+        audit.problems.append(f"{where}: no entry")
 
 
-def _check_anchors(layout: Layout, found: AuditCheck) -> list[str]:
-    """Entries that others saw and that are not there, each once."""
-    wrong: dict[str, str] = {}
+def _check_anchors(layout: Layout, audit: AuditCheck) -> list[str]:
+    """Return anchors of entries that the log lacks, each once."""
+    problems: dict[str, str] = {}
     if os.path.lexists(head_file(layout)) and read_head(layout) is None:
-        wrong["head"] = f"{head_file(layout)}: does not say which entry is the latest"
-    latest = max(found.hashes, default=0)
-    for source, number, digest in sorted(_read_anchors(layout, found), key=lambda a: (-a[1], a[0])):
+        problems["head"] = f"{head_file(layout)}: does not say which entry is the latest"
+    latest = max(audit.hashes, default=0)
+    for source, number, digest in sorted(_read_anchors(layout, audit), key=lambda a: (-a[1], a[0])):
         if number > latest:
-            wrong.setdefault("end", f"{log_file(layout)}: ends at entry {latest}, but {source} saw entry {number}")
-        elif found.hashes.get(number, digest) != digest:
+            problems.setdefault("end", f"{log_file(layout)}: ends at entry {latest}, but {source} saw entry {number}")
+        elif audit.hashes.get(number, digest) != digest:
             what = f"{log_file(layout)}: entry {number} is another than the one that {source} saw"
-            wrong.setdefault(f"{number}", what)
-    return list(wrong.values())
+            problems.setdefault(f"{number}", what)
+    return list(problems.values())
 
 
-def _read_anchors(layout: Layout, found: AuditCheck) -> Iterator[tuple[str, int, str]]:
-    """(who saw it, number, hash): the log's own head, ends of runs, decisions about gates, signatures of artifacts."""
+def _read_anchors(layout: Layout, audit: AuditCheck) -> Iterator[tuple[str, int, str]]:
+    """Yield (source, number, hash) of all anchors: head file, ends of runs, decisions, signatures of artifacts."""
     yield from _parse_anchor(head_file(layout), read_head(layout))
     for path in (*layout.state.glob("runs/*/events.jsonl"), *layout.state.glob("approvals/*.jsonl")):
         for event in read_json_lines(path):
             yield from _parse_anchor(path, event.get("audit"))
     for folder in layout.state.glob("artifacts/*"):
         statement = read_statement(folder)
-        if statement and _was_made_here(layout, statement["predicate"], found):
+        if statement and _was_made_here(layout, statement["predicate"], audit):
             yield from _parse_anchor(folder / SIGNATURE, statement["predicate"]["audit"])
 
 
-def _was_made_here(layout: Layout, said: dict[str, Any], found: AuditCheck) -> bool:
-    """Whether an artifact was made in this checkout: one that was pulled saw the log of another."""
-    run, entry = str(said.get("run")), found.published.get(str(said.get("key")))
+def _was_made_here(layout: Layout, predicate: Predicate, audit: AuditCheck) -> bool:
+    """Return whether an artifact was made in this checkout: a pulled one has an anchor of another log."""
+    run, entry = str(predicate.get("run")), audit.published.get(str(predicate.get("key")))
     return is_folder(layout.run(run)) or (entry is not None and entry["facts"].get("run") == run)
 
 
-def _parse_anchor(source: Path, seen: Any) -> Iterator[tuple[str, int, str]]:
-    if isinstance(seen, dict) and type(seen.get("number")) is int and isinstance(seen.get("hash"), str):
-        yield str(source), seen["number"], seen["hash"]
+def _parse_anchor(source: Path, anchor: Any) -> Iterator[tuple[str, int, str]]:
+    if isinstance(anchor, dict) and type(anchor.get("number")) is int and isinstance(anchor.get("hash"), str):
+        yield str(source), anchor["number"], anchor["hash"]

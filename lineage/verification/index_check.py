@@ -1,4 +1,4 @@
-"""Whether the index says what the manifests say: it is a cache, and answers come from it."""
+"""Checks the index, a cache that answers come from, against the manifests."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ ADVICE = "write it again: posttrain lineage --verify --rebuild"
 
 
 def check_index(layout: Layout) -> list[str]:
-    """One line per artifact of which the index says something else than its manifest, and per table of rows."""
+    """Return a line for each artifact and table of rows whose index entry differs."""
     file = layout.state / FILE
     if not os.path.lexists(file):
         return []
@@ -46,7 +46,7 @@ def check_index(layout: Layout) -> list[str]:
 
 
 def rebuild_index(layout: Layout) -> list[str]:
-    """Write the index again from the manifests; returns what was done."""
+    """Write the index again from the manifests; return what was done."""
     file = layout.state / FILE
     with contextlib.suppress(OSError):
         file.unlink(missing_ok=True)
@@ -73,7 +73,7 @@ def _compare_indexes(kept: Index, made: Index) -> Iterator[str]:
 
 
 def _find_different(kept: list[tuple], made: list[tuple]) -> set[str]:
-    """First values of the rows that only one of two lists holds, or holds more often."""
+    """Return the first values of rows that only one of two lists holds, or holds more often."""
     return {row[0] for row in _find_additional(kept, made)} | {row[0] for row in _find_additional(made, kept)}
 
 

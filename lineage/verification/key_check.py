@@ -1,4 +1,4 @@
-"""The folder of keys as verification reads it: what is no key is a line, and the other keys still count."""
+"""Reads the folder of keys for verification: an invalid file is a problem, and the other keys still count."""
 
 import stat
 from pathlib import Path
@@ -10,7 +10,7 @@ from schemas.errors import PlanError
 
 
 def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
-    """Public keys by name whose signatures count here, and one line per file that holds none.
+    """Return trusted public keys by name, and one line per file that holds none.
 
     Raises PlanError where POSTTRAIN_SIGNING_KEY names no key.
     """
@@ -24,12 +24,12 @@ def read_keys(layout: Layout) -> tuple[dict[str, Ed25519PublicKey], list[str]]:
             problems.append(str(error))
     if (given := load_named_signer()) is not None:
         keys.append(given.private.public_key())
-    found = {key_name(key): key for key in keys}
-    return found, problems + check_private_key(layout, found)
+    by_name = {key_name(key): key for key in keys}
+    return by_name, problems + check_private_key(layout, by_name)
 
 
 def check_private_key(layout: Layout, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """What is wrong with the private key of this checkout, where it has one."""
+    """Return what is wrong with the private key of this checkout, if it has one."""
     path = layout.state / "keys" / "signing.pem"
     try:
         key = parse_private_key(path, read_regular(path))

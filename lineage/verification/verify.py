@@ -1,4 +1,4 @@
-"""Whether what was made is still what it was: files, seals, signatures, champions, the index and the audit log."""
+"""Verifies everything that was published: files, seals, signatures, champions, index and audit log."""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ class _Count:
 
 
 def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False, rebuild: bool = False) -> Verification:
-    """Hash every file of the target and all it was made from (default: of everything); compare with what was sealed.
+    """Hash every file of the target and its ancestors (default: of everything) and compare it with the seals.
 
     The audit log, the champions and the index are always checked whole. An artifact without a signature is noted,
     unless the log says that it had one, or `all_signed` asks for one. `rebuild` writes again what follows from
@@ -77,7 +77,7 @@ def verify(layout: Layout, word: str | None = None, *, all_signed: bool = False,
 
 
 def _list_folders(layout: Layout, word: str | None) -> list[Path]:
-    """Folders of the artifacts to look at, found by their manifests and not by the index, which may be wrong."""
+    """Return the folders of the artifacts to check, by their manifests: the index may be wrong."""
     if word:
         return [Path(node.record["folder"]) for node in query_manifests(layout, lambda i: trace_in(i, word)).up]
     return sorted(p for p in (layout.state / "artifacts").glob("*") if p.is_dir())
@@ -94,19 +94,23 @@ def _check_artifact(
 ) -> None:
     """Check one artifact."""
     manifest = read_manifest(folder)
-    wrong = _check_content(Store(layout), folder, manifest)
+    problems = _check_content(Store(layout), folder, manifest)
     count.files += sum(len(output.files) for output in manifest.outputs.values()) if manifest else 0
     if os.path.lexists(folder / SIGNATURE):
-        false = check_signature(folder, keys)
-        count.signed += not false and not wrong
-        wrong += [line for line in false if line.partition(": ")[0] not in {w.partition(": ")[0] for w in wrong}]
+        signature_problems = check_signature(folder, keys)
+        count.signed += not signature_problems and not problems
+        problems += [
+            line
+            for line in signature_problems
+            if line.partition(": ")[0] not in {w.partition(": ")[0] for w in problems}
+        ]
     elif all_signed or (manifest and _was_signed(log, manifest)):
-        wrong.append(f"{folder / SIGNATURE}: missing")
+        problems.append(f"{folder / SIGNATURE}: missing")
     else:
         count.notes.append(f"{folder}: not signed, so anyone who can write here could have made it")
     if manifest:
-        wrong += _compare_with_log(log, folder, manifest)
-    count.problems += wrong
+        problems += _compare_with_log(log, folder, manifest)
+    count.problems += problems
 
 
 def _check_content(store: Store, folder: Path, manifest: Manifest | None) -> list[str]:
@@ -122,7 +126,7 @@ def _was_signed(log: AuditCheck, manifest: Manifest) -> bool:
 
 
 def _compare_with_log(log: AuditCheck, folder: Path, manifest: Manifest) -> list[str]:
-    """Digests that are not those that were noted at publication."""
+    """Return digests that differ from those recorded at publication."""
     entry = log.published.get(manifest.key)
     if entry is None or entry["facts"].get("run") not in (manifest.run, None):  # one that was pulled in its place
         return []
@@ -135,36 +139,36 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:200]
 
 
-def check_champions(layout: Layout, found: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
-    """One line per artifact that a champion, now or before, needs and that is gone.
+def check_champions(layout: Layout, audit: AuditCheck, keys: dict[str, Ed25519PublicKey]) -> list[str]:
+    """Return a line for each missing artifact that a champion, now or before, needs.
 
     Of earlier champions those count that no entry of the log removed; of the current ones all. What the log says is
     believed entry by entry, also where others of its entries do not hold.
     """
-    moves = collect_moves(Chain(tuple(found.moves), None, frozenset(), None), keys)
-    return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, found, name, moves[name]))]
+    moves = collect_moves(Chain(tuple(audit.moves), None, frozenset(), None), keys)
+    return [line for name in sorted(moves) for line in dict.fromkeys(_find_missing(layout, audit, name, moves[name]))]
 
 
-def _find_missing(layout: Layout, found: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
+def _find_missing(layout: Layout, audit: AuditCheck, name: str, moves: list[Move]) -> Iterator[str]:
     now = moves[-1].artifact
     for move in reversed(moves):
         is_now = move.artifact == now
         who = f"the champion of {name}, version {move.version}" if is_now else f"version {move.version} of {name}"
-        yield from _check_presence(layout, found, move.key, who if is_now else f"{who}, champion before", is_now)
+        yield from _check_presence(layout, audit, move.key, who if is_now else f"{who}, champion before", is_now)
         if (evidence := move.evidence.get("key")) is not None:
-            yield from _check_presence(layout, found, str(evidence), f"the evaluation that proved {who}", is_now)
+            yield from _check_presence(layout, audit, str(evidence), f"the evaluation that proved {who}", is_now)
 
 
-def _check_presence(layout: Layout, found: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
+def _check_presence(layout: Layout, audit: AuditCheck, key: str, what: str, is_needed: bool) -> Iterator[str]:
     folders = layout.state.glob(f"artifacts/*-{key[:16]}") if key.isalnum() else ()
-    if not any(map(is_folder, folders)) and (is_needed or key not in found.removed):
+    if not any(map(is_folder, folders)) and (is_needed or key not in audit.removed):
         yield f"{layout.state / 'artifacts'}: {what} ({key[:16]}), is missing; fetch it, or make it again"
 
 
-def restore_decisions(layout: Layout, found: AuditCheck) -> list[str]:
-    """Write every file of decisions that differs from the log again, whole; returns their paths."""
+def restore_decisions(layout: Layout, audit: AuditCheck) -> list[str]:
+    """Write every file of decisions that differs from the log again; return their paths."""
     wanted: dict[str, list[Entry]] = {}
-    for _, entry in sorted(found.decisions.items()):
+    for _, entry in sorted(audit.decisions.items()):
         wanted.setdefault(str(entry["facts"].get("key")), []).append(entry)
     restored = []
     for key, entries in wanted.items():

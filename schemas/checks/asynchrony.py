@@ -1,4 +1,4 @@
-"""What an rl stage whose drive works beside the trainer can say that cannot be meant: refused at its place.
+"""Rules for rl stages whose samples are generated while the trainer works.
 
 A drive that asks for `stream` has rewards answer in threads, group by group; one that asks for `consume` has groups
 trained on before the others are known.
@@ -32,7 +32,7 @@ JUDGING = (FilterGroupsUse, RewardShapingUse, AdvantageUse, AdvantageShapingUse,
 
 
 def asynchrony_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Every contradiction about drives that work beside the trainer."""
+    """Yield every contradiction about drives that work beside the trainer."""
     for drive in info.slots:
         if not isinstance(drive.use, RolloutUse) or "stream" not in drive.signature.supplied:
             continue
@@ -103,7 +103,7 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
 
 
 def keeps_older(slot: Slot) -> bool:
-    """Whether a drive or a source hands out samples of weights before the last update."""
+    """Return whether a drive or a source hands out samples of weights before the last update."""
     asked = slot.signature.supplied
     if isinstance(slot.use, RolloutUse) and "stream" in asked:
         return "consume" not in asked and slot.values.get("max_staleness") != 0

@@ -72,7 +72,9 @@ def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         name = slot.values.get("of")
         if isinstance(name, str) and name not in _all(stage):
             advice = (
-                suggest(name, _all(stage), "auxiliaries") if stage.auxiliary_models else "add it to `auxiliary_models`"
+                suggest(name, _all(stage), "auxiliary_models")
+                if stage.auxiliary_models
+                else "add it to `auxiliary_models`"
             )
             yield info.problem(join_path(slot.path, "of"), f"no auxiliary `{name}` in this stage", advice)
 

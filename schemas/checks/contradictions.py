@@ -1,4 +1,4 @@
-"""What an rl stage can say that runs and silently learns the wrong thing, found from settings and signatures alone.
+"""Rules for rl settings that run and silently learn the wrong thing, from settings and signatures alone.
 
 No rule knows a function by its name: what a function asks for and which options it has say what it does.
 """
@@ -36,7 +36,7 @@ from schemas.use import (
 
 
 def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Problem]]:
-    """What must not run, and what is only worth a word."""
+    """Return refused and warned combinations."""
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
     named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
@@ -53,19 +53,19 @@ def _asks(info: StepInfo, column: str, *kinds: type[Use]) -> bool:
 
 
 def _groups_are_plain(stage: Rl) -> bool:
-    """Whether a group is `num_generations` samples of one problem and nothing else."""
+    """Return whether a group is `num_generations` samples of one problem and nothing else."""
     return stage.prompt_sampler == Rl.model_fields["prompt_sampler"].default and not (
         stage.extra_samples or stage.resample
     )
 
 
 def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
-    """Whether what stands there comes from the stage's preset."""
+    """Return whether what stands there comes from the stage's preset."""
     return follow_path(info.node, where).mark.file == f"recipes/algorithms/{stage.algorithm}.yaml"
 
 
 def _trusts_samples(info: StepInfo, ratio: tuple[str, ...]) -> bool:
-    """Whether a plain policy gradient takes samples for the policy's own: nothing compares with any of the columns."""
+    """Return whether a plain policy gradient treats samples as the policy's own: no ratio uses any of the columns."""
     if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, ImportanceCorrectionUse)):
         return False
     plain = {"log_ratio_T", "lp_T", "advantage_T"}
@@ -219,7 +219,7 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
 
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """A bound that the recipe itself sets, where nothing can reach it."""
+    """Yield a bound that the recipe itself sets, where nothing can reach it."""
     fresh = _groups_are_plain(stage) and stage.rollout == Rl.model_fields["rollout"].default
     if _updates(stage) > 1 or not fresh:
         return

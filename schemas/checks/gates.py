@@ -1,4 +1,4 @@
-"""Gates that cannot mean anything, refused with their place: unknown metrics and models, tests that do not fit."""
+"""Rules for gates: known metrics and models, tests that fit."""
 
 from collections.abc import Iterator
 
@@ -10,18 +10,18 @@ from schemas.suggestions import suggest
 
 
 def gate_problems(info: StepInfo, stage: Evaluate) -> Iterator[Problem]:
-    """Everything wrong with the gates of a step."""
+    """Yield everything wrong with the gates of a step."""
     options = {_metric_label(m): m for m in info.dump()["metrics"]}
     for index, gate in enumerate(stage.gate):
-        here = f"gate.{index}"
-        yield from _check_metrics(info, gate, here, list(options))
-        yield from _check_models(info, stage, gate, here)
-        yield from _check_tests(info, stage, gate, here, options)
+        path = f"gate.{index}"
+        yield from _check_metrics(info, gate, path, list(options))
+        yield from _check_models(info, stage, gate, path)
+        yield from _check_tests(info, stage, gate, path, options)
 
 
-def _check_metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) -> Iterator[Problem]:
-    named = {f"{here}.metric": gate.metric} | (
-        {f"{here}.max_regression.{name}": name for name in gate.max_regression}
+def _check_metrics(info: StepInfo, gate: Gate, path: str, metrics: list[str]) -> Iterator[Problem]:
+    named = {f"{path}.metric": gate.metric} | (
+        {f"{path}.max_regression.{name}": name for name in gate.max_regression}
         if isinstance(gate.max_regression, dict)
         else {}
     )
@@ -30,33 +30,33 @@ def _check_metrics(info: StepInfo, gate: Gate, here: str, metrics: list[str]) ->
             yield info.problem(where, f"no metric `{name}`", suggest(name, metrics, "metrics of this stage"))
 
 
-def _check_models(info: StepInfo, stage: Evaluate, gate: Gate, here: str) -> Iterator[Problem]:
+def _check_models(info: StepInfo, stage: Evaluate, gate: Gate, path: str) -> Iterator[Problem]:
     models = list(stage.models) or ["model"]
     others = [*models, *stage.against, *(["champion"] if gate.against == "champion" else [])]
     for field, name, known in (("model", gate.model, models), ("against", gate.against, others)):
         if name is not None and name not in known:
-            yield info.problem(f"{here}.{field}", f"no model `{name}`", suggest(name, known, "models of this stage"))
+            yield info.problem(f"{path}.{field}", f"no model `{name}`", suggest(name, known, "models of this stage"))
     if gate.against is not None and gate.against == (gate.model or models[-1]):
-        yield info.problem(f"{here}.against", f"`{gate.against}` is compared with itself", "name another model")
+        yield info.problem(f"{path}.against", f"`{gate.against}` is compared with itself", "name another model")
 
 
 def _check_tests(
-    info: StepInfo, stage: Evaluate, gate: Gate, here: str, options: dict[str, dict[str, object]]
+    info: StepInfo, stage: Evaluate, gate: Gate, path: str, options: dict[str, dict[str, object]]
 ) -> Iterator[Problem]:
     if gate.noise_repeats and stage.temperature == 0:
-        said = "greedy sampling says the same every time: there is no noise to measure"
-        yield info.problem(f"{here}.noise_repeats", said, "set `temperature`, or leave `noise_repeats` out")
+        message = "greedy sampling says the same every time: there is no noise to measure"
+        yield info.problem(f"{path}.noise_repeats", message, "set `temperature`, or leave `noise_repeats` out")
     if gate.test != "mcnemar" or stage.num_generations == 1 or stage.selector is not None:
         return
     for name in [gate.metric, *gate.regressions]:
-        found = split_metric(name, list(options))
-        if found is not None and options[found[0]].get("k") != stage.num_generations:
-            said = f"McNemar's test wants right or wrong, and `{name}` of {stage.num_generations} samples is a share"
-            yield info.problem(f"{here}.test", said, "write `test: paired_bootstrap`, or `num_generations: 1`")
+        metric = split_metric(name, list(options))
+        if metric is not None and options[metric[0]].get("k") != stage.num_generations:
+            message = f"McNemar's test wants right or wrong, and `{name}` of {stage.num_generations} samples is a share"
+            yield info.problem(f"{path}.test", message, "write `test: paired_bootstrap`, or `num_generations: 1`")
             return
 
 
 def _metric_label(metric: dict[str, object]) -> str:
-    """A metric's name in tables and gates: function and options, as `pass_at_4`."""
+    """Return a metric's name in tables and gates: function and options, as `pass_at_4`."""
     name = str(metric["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in metric.items() if key != "use")])

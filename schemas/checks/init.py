@@ -1,4 +1,4 @@
-"""`config:` of an init stage, as far as it can be told without Hugging Face's own code: sizes are whole numbers."""
+"""Rules for `config:` of an init stage that need no code of Hugging Face: sizes are whole numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -59,19 +59,19 @@ WEIGHTS = 10**13
 
 
 def init_problems(info: StepInfo, stage: Init) -> Iterator[Problem]:
-    """Every value of the configuration that no model can have."""
+    """Yield every value of the configuration that no model can have."""
     for key, value in stage.config.items():
-        wrong = _find_problem(key, value)
-        if wrong:
-            yield info.problem(f"config.{key}", *wrong)
+        problem = _find_problem(key, value)
+        if problem:
+            yield info.problem(f"config.{key}", *problem)
     hidden, width = stage.config.get("hidden_size"), stage.config.get("intermediate_size")
     if isinstance(hidden, int) and isinstance(width, int) and hidden * width > WEIGHTS:
-        said = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
-        yield info.problem("config.hidden_size", said, "lower one of them")
+        message = f"hidden_size times intermediate_size are {hidden * width:.0e} weights in one matrix"
+        yield info.problem("config.hidden_size", message, "lower one of them")
 
 
 def _find_problem(key: str, value: Any) -> tuple[str, str] | None:
-    """What is wrong with a value, and what to do."""
+    """Return what is wrong with a value and what to do, or None."""
     if value is None and key not in SIZES - OPTIONAL:
         return None
     if key == "model_type" and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A merge stage against its method: does the method exist, does it know the parameters, has it what it needs."""
+"""Rules for merge stages: a known method, its parameters, a base where it needs one."""
 
 from collections.abc import Iterator
 
@@ -16,28 +16,28 @@ WITHOUT_EFFECT = {"int8_mask"}
 
 
 def merge_methods() -> list[str]:
-    """Every merge method: functions whose first parameter is the tensors; others in the module only help."""
+    """Return every merge method: functions whose first parameter is the tensors; others in the module only help."""
     return [n for n in names(MergeMethodUse) if signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
 
 
 def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
-    """Everything about a merge that its method's signature can tell."""
+    """Yield everything about a merge that its method's signature can tell."""
     if bool(stage.models) == bool(stage.slices):
-        said = "give exactly one of `models` and `slices`"
-        yield make_problem(info.node.where, info.path, said, "`models` merges whole models, `slices` runs of layers")
+        message = "give exactly one of `models` and `slices`"
+        yield make_problem(info.node.where, info.path, message, "`models` merges whole models, `slices` runs of layers")
     if stage.merge_method not in merge_methods():
         advice = suggest(stage.merge_method, merge_methods(), "methods")
         yield info.problem("merge_method", f"no method `{stage.merge_method}`", advice)
         return
     method = signature(MergeMethodUse, stage.merge_method)
     if "base" in method.supplied and stage.base_model is None:
-        said = f"`{stage.merge_method}` works on differences and needs `base_model`"
-        yield info.problem("merge_method", said, "name the model that the others were trained from")
+        message = f"`{stage.merge_method}` works on differences and needs `base_model`"
+        yield info.problem("merge_method", message, "name the model that the others were trained from")
     yield from _check_parameters(info, stage, method)
 
 
 def _check_parameters(info: StepInfo, stage: Merge, method: Signature) -> Iterator[Problem]:
-    """Unknown parameters at any level, and required ones that no level sets."""
+    """Yield unknown parameters at any level, and required ones that no level sets."""
     known = {option.removesuffix("_"): spec.required for option, spec in method.options.items()}
     given: set[str] = set()
     for where, parameters in _list_levels(stage):

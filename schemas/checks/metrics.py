@@ -1,4 +1,4 @@
-"""What the curves of an rl stage can show, and the rule that what goes by a point names one of them."""
+"""The metrics that the curves of an rl stage can have, and the rule that controllers and watches name one of them."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ OPTION = re.compile(r"metric|objective|best")
 
 
 def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
-    """Names of all points that an iteration of a stage can have."""
+    """Return the names of all metrics that an iteration of a stage can have."""
     found = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
     found += [f"loss/{name}" for name in number_names(stage.loss_terms)]
     found += [f"controller/{name}" for name in stage.controllers]
@@ -68,7 +68,7 @@ def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
 
 
 def number_names(uses: Sequence[Use]) -> list[str]:
-    """Name of each function in curves: its own, numbered from the second of the same name."""
+    """Return the name of each function in curves: its own, numbered from the second of the same name."""
     found: list[str] = []
     for use in uses:
         seen = sum(n == use.use or n.startswith(f"{use.use}#") for n in found)
@@ -77,7 +77,7 @@ def number_names(uses: Sequence[Use]) -> list[str]:
 
 
 def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Controllers and watches that go by a point which no iteration has: they would do nothing."""
+    """Yield controllers and watches of metrics that no iteration has: they would do nothing."""
     known = metrics_of(info, stage)
     said = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (

@@ -1,4 +1,4 @@
-"""Regular expressions among the options of our functions: they must compile, and say when they may run for ever."""
+"""Rules for regular expressions among options: they must compile, and should not need exponential time."""
 
 import re
 import warnings
@@ -18,7 +18,7 @@ _SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 
 def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Problem]]:
-    """Patterns that do not compile, and patterns that some text makes run for a very long time."""
+    """Return patterns that do not compile, and patterns that some text makes run for a very long time."""
     refused: list[Problem] = []
     warned: list[Problem] = []
     seen: dict[str, str | None] = {}
@@ -27,12 +27,12 @@ def pattern_problems(steps: Iterable[StepInfo]) -> tuple[list[Problem], list[Pro
         if text not in seen:
             sets += text.count("[")
             seen[text] = _find_error(text) if sets <= MAX_CLASSES else f"more than {MAX_CLASSES} sets in brackets"
-        if (wrong := seen[text]) is not None:
-            refused.append(info.problem(where, f"`{text}` is no pattern: {wrong}", "as Python's `re` reads it"))
+        if (error := seen[text]) is not None:
+            refused.append(info.problem(where, f"`{text}` is no pattern: {error}", "as Python's `re` reads it"))
         elif repeats_repetition(text):
-            said = f"`{text}` repeats what is itself repeated: some texts of a model take hours to match"
+            message = f"`{text}` repeats what is itself repeated: some texts of a model take hours to match"
             advice = "let the inner part end in what the next cannot begin with, and write it possessive: `++`, `*+`"
-            warned.append(info.problem(where, said, advice))
+            warned.append(info.problem(where, message, advice))
     return refused, warned
 
 
@@ -58,15 +58,15 @@ def _find_error(text: str) -> str | None:
 
 
 def repeats_repetition(pattern: str) -> bool:
-    """Whether an unbounded repetition stands inside another, as in `(a+)*`, and neither is possessive or atomic."""
+    """Return whether an unbounded repetition is inside another, as in `(a+)*`, and neither is possessive."""
     inside = [False]
     kinds = [""]
     place = 0
     while place < len(pattern):
         if pattern[place] == "\\":
             place = _skip_quantifier(pattern, place + 2, inside)
-        elif (found := _SET.match(pattern, place)) is not None:
-            place = _skip_quantifier(pattern, found.end(), inside)
+        elif (character_set := _SET.match(pattern, place)) is not None:
+            place = _skip_quantifier(pattern, character_set.end(), inside)
         elif pattern[place] == "(":
             inside.append(False)
             kinds.append(pattern[place + 1 : place + 3])
@@ -84,10 +84,10 @@ def repeats_repetition(pattern: str) -> bool:
 
 
 def _skip_quantifier(pattern: str, place: int, inside: list[bool]) -> int:
-    """The place after an atom's quantifier, noting one that is unbounded and not possessive."""
-    found = _QUANTIFIER.match(pattern, place)
-    if found is None:
+    """Return the place after an atom's quantifier, noting one that is unbounded and not possessive."""
+    quantifier = _QUANTIFIER.match(pattern, place)
+    if quantifier is None:
         return place
-    possessive = pattern[found.end() : found.end() + 1] == "+"
+    possessive = pattern[quantifier.end() : quantifier.end() + 1] == "+"
     inside[-1] = inside[-1] or not possessive
-    return found.end() + (1 if possessive else 0)
+    return quantifier.end() + (1 if possessive else 0)

@@ -36,7 +36,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def find_rrule_problem(text: str) -> str | None:
-    """What is wrong with a recurrence rule, None when it is one that comes due again."""
+    """Return what is wrong with a recurrence rule, or None if it comes due again."""
     if re.search(r"DTSTART[^\n]*(?:TZID|Z\s*$)|UNTIL=\w+Z", text, re.MULTILINE):
         return "the zone of a rule stands in `timezone`; write its times without one"
     if len(text) > MAX_TEXT:
@@ -45,7 +45,7 @@ def find_rrule_problem(text: str) -> str | None:
     rules = [line.removeprefix("RRULE:") for line in lines if not re.match(r"(DTSTART|RDATE|EXDATE|EXRULE)\b", line)]
     if len(rules) > 1 or any(line.startswith("EXRULE") for line in lines):
         return f"`{text}` is more than one rule: give one, with DTSTART, RDATE or EXDATE beside it"
-    parts = dict(part.partition("=")[::2] for part in rules[0].split(";")) if rules else {}
+    parts = {key: value for key, _, value in (part.partition("=") for part in rules[0].split(";"))} if rules else {}
     if wrong := _find_excess(parts, rules):
         return f"`{text}` {wrong}"
     try:
@@ -55,7 +55,7 @@ def find_rrule_problem(text: str) -> str | None:
 
 
 def _find_excess(parts: dict[str, str], rules: list[str]) -> str | None:
-    """Why a rule is not to be counted at all."""
+    """Return why a rule is too expensive to count, or None."""
     how, interval = parts.get("FREQ"), parts.get("INTERVAL", "1")
     if any(len(rule) > MAX_RULE for rule in rules):
         return f"is too long (at most {MAX_RULE} characters)"
@@ -94,7 +94,7 @@ def _find_due_problem(text: str, lines: list[str], parts: dict[str, str]) -> str
 
 
 def _make_shifted_rule(parts: dict[str, str], start: datetime) -> Iterable[datetime]:
-    """The rule in later years."""
+    """Return the rule in later years."""
     until = _parse_moment(parts["UNTIL"]) if "UNTIL" in parts else None
     kept = {key: value for key, value in parts.items() if key != "UNTIL"}
     if until is not None and until.year + SHIFT <= MAXYEAR:
@@ -107,7 +107,7 @@ def _shift(moment: datetime) -> datetime:
 
 
 def _parse_moment(text: str) -> datetime:
-    """A date or a time of iCalendar. Raises ValueError."""
+    """Return a date or a time of iCalendar. Raises ValueError."""
     if not _MOMENT.fullmatch(text):
         raise ValueError(f"{text[:20]} is no time such as 20270104T060000")
     return datetime.strptime(text, "%Y%m%dT%H%M%S" if "T" in text else "%Y%m%d")

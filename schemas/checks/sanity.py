@@ -1,4 +1,4 @@
-"""Numbers that a type allows and no run can mean: a temperature of 1e308, a million workers, a count below zero."""
+"""Rules for numbers that a type allows and no run can use: a temperature of 1e308, a million workers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -42,7 +42,7 @@ FREE = ("notes", "config", "extra")
 
 
 def sanity_problems(info: StepInfo) -> Iterator[Problem]:
-    """Every number of a step that is beyond what its key can mean."""
+    """Yield every number of a step that is beyond what its key can mean."""
     own = {slot.path for slot in info.slots if ":" in slot.use.use}
     dumped = info.stage.model_dump(by_alias=True, exclude=set(FREE), exclude_defaults=True)
     yield from _check_numbers(info, dumped, "", own)
@@ -78,10 +78,12 @@ def _check_options(info: StepInfo, slot: Slot) -> Iterator[Problem]:
         if isinstance(value, bool) or not isinstance(value, int) or not _has_no_range(option.type):
             continue
         if not 0 <= value < COUNTS_BELOW:
-            said = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
-            yield info.problem(join_path(slot.path, name), said, f"leave `{name}` out, or write a number in that range")
+            message = f"{value} is no count: `{slot.use.use}` wants a whole number from 0 to {COUNTS_BELOW - 1}"
+            yield info.problem(
+                join_path(slot.path, name), message, f"leave `{name}` out, or write a number in that range"
+            )
 
 
 def _has_no_range(kind: Any) -> bool:
-    """Whether a type is a whole number that says nothing of its range."""
+    """Return whether a type is a whole number that says nothing of its range."""
     return kind is int or set(getattr(kind, "__args__", ())) == {int, type(None)}

@@ -23,40 +23,40 @@ AMONG = "cron: `0 6 * * 1` (minute hour day month weekday), interval: `6h`, rrul
 
 
 def check_schedule(node: Node, schedule: Schedule, profiles: Collection[str]) -> Iterator[Problem]:
-    """Everything wrong with a schedule, at its place; `node` is the value of `schedule:`."""
-    said = [way for way in WAYS if getattr(schedule, way) is not None]
-    if not said and not schedule.on_change:
+    """Yield everything wrong with a schedule, at its place; `node` is the value of `schedule:`."""
+    ways = [way for way in WAYS if getattr(schedule, way) is not None]
+    if not ways and not schedule.on_change:
         yield make_problem(
             node.where, "schedule", "nothing says when this recipe runs", f"give one of {AMONG}; or on_change"
         )
-    for extra in said[1:]:
-        yield _make_problem(node, extra, f"`{said[0]}` and `{extra}` both say when", "keep one of them")
+    for extra in ways[1:]:
+        yield _make_problem(node, extra, f"`{ways[0]}` and `{extra}` both say when", "keep one of them")
     if schedule.timezone not in available_timezones():
         nearest = suggest(schedule.timezone, sorted(available_timezones()), "zones of IANA such as Europe/Berlin")
         yield _make_problem(node, "timezone", f"no time zone `{schedule.timezone}`", nearest)
     else:
-        yield from _check_times(node, schedule, said)
+        yield from _check_times(node, schedule, ways)
     yield from _check_changes(node, schedule)
     if schedule.profile is not None and schedule.profile not in profiles:
         nearest = suggest(schedule.profile, list(profiles), "profiles")
         yield _make_problem(node, "profile", f"no profile `{schedule.profile}` in this recipe", nearest)
 
 
-def _check_times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Problem]:
-    if schedule.cron is not None and (wrong := find_cron_problem(schedule.cron)):
+def _check_times(node: Node, schedule: Schedule, ways: list[str]) -> Iterator[Problem]:
+    if schedule.cron is not None and (problem := find_cron_problem(schedule.cron)):
         yield _make_problem(
-            node, "cron", wrong, "five fields: minute hour day-of-month month day-of-week; `0 6 * * 1` is Monday 6:00"
+            node, "cron", problem, "five fields: minute hour day-of-month month day-of-week; `0 6 * * 1` is Monday 6:00"
         )
     if schedule.interval is not None and schedule.every is None:
         advice = "a whole number and s, m, h, d or w: 30m, 6h, 1d"
         yield _make_problem(node, "interval", f"`{schedule.interval}` is no length of time", advice)
     if schedule.every is not None and schedule.every > HORIZON:
         yield _make_problem(node, "interval", f"`{schedule.interval}` is longer than ten years", "write a shorter one")
-    if schedule.rrule is not None and (wrong := find_rrule_problem(schedule.rrule)):
+    if schedule.rrule is not None and (problem := find_rrule_problem(schedule.rrule)):
         yield _make_problem(
-            node, "rrule", wrong, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0"
+            node, "rrule", problem, "as iCalendar writes it: FREQ=WEEKLY;BYDAY=MO;BYHOUR=6;BYMINUTE=0;BYSECOND=0"
         )
-    if said == ["interval"] and schedule.timezone != "UTC":
+    if ways == ["interval"] and schedule.timezone != "UTC":
         advice = "leave it out; a time of the day is written as cron"
         yield _make_problem(node, "timezone", "an interval is elapsed time, which has no zone", advice)
     if not schedule.is_timed and node.get("catch_up"):
@@ -70,8 +70,8 @@ def _check_times(node: Node, schedule: Schedule, said: list[str]) -> Iterator[Pr
 
 def _check_changes(node: Node, schedule: Schedule) -> Iterator[Problem]:
     for index, source in enumerate(schedule.on_change):
-        whole = source.startswith("path:") and source.removeprefix("path:").strip().rstrip("/") in WHOLE
-        if WATCHED.fullmatch(source) and not whole:
+        is_whole_system = source.startswith("path:") and source.removeprefix("path:").strip().rstrip("/") in WHOLE
+        if WATCHED.fullmatch(source) and not is_whole_system:
             continue
         at = node.value["on_change"].value[index]
         advice = "write path:./data, dvc:data/x.parquet, mlflow-dataset:NAME or mlflow:NAME@alias"
@@ -83,7 +83,7 @@ def _make_problem(node: Node, key: str, message: str, advice: str) -> Problem:
 
 
 def find_cron_problem(text: str) -> str | None:
-    """What is wrong with a cron expression, None when it is one that comes due."""
+    """Return what is wrong with a cron expression, or None if it comes due."""
     if len(text) > MAX_CRON:
         return f"{len(text)} characters are too many (at most {MAX_CRON})"
     if re.search(r"\dL", text):

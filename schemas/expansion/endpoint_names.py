@@ -1,4 +1,4 @@
-"""`endpoint: teacher` in a stage: the word stands for what `endpoints:` of the recipe says under it."""
+"""Replaces `endpoint: teacher` in a stage by the endpoint of that name under `endpoints:`."""
 
 import re
 from dataclasses import replace
@@ -12,14 +12,14 @@ _REFERENCE = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 def read_endpoints(block: Node | None) -> dict[str, Node]:
-    """The endpoints of a recipe, each with its word as name. Raises RecipeError for a key that is written out."""
+    """Return the endpoints of a recipe by name. Raise RecipeError for an API key that is written out."""
     if block is None or not block.is_map:
         return {}
     return {word: _name_endpoint(word, node, join_path("endpoints", word)) for word, node in block.value.items()}
 
 
 def replace_endpoints(node: Node, declared: dict[str, Node], path: str, allowance: Allowance) -> Node:
-    """A stage in which every `endpoint: word` is what the word stands for. Raises RecipeError for an unknown word."""
+    """Return a stage with every `endpoint: name` replaced. Raise RecipeError for an unknown name."""
 
     def below(key: str | int, child: Node) -> Node:
         return _replace_child(key, child, declared, join_path(path, key), allowance)
@@ -54,13 +54,15 @@ def _name_endpoint(word: str, node: Node, path: str) -> Node:
 def _check_endpoint(node: Node, path: str) -> Node:
     key = node.get("api_key")
     if key is not None and key.value is not None and not _REFERENCE.fullmatch(str(key.plain())):
-        said = "a key that is written out would be stored with every plan"
-        raise make_error(key.mark, join_path(path, "api_key"), said, "put it into a variable and write `${env:NAME}`")
+        message = "a key that is written out would be stored with every plan"
+        raise make_error(
+            key.mark, join_path(path, "api_key"), message, "put it into a variable and write `${env:NAME}`"
+        )
     for word in ("name", "model", "version"):
         child = node.get(word)
         if child is not None and _REFERENCE.search(str(child.plain())):
-            said = f"another value of the variable would be another {word}, and nobody would notice"
+            message = f"another value of the variable would be another {word}, and nobody would notice"
             raise make_error(
-                child.mark, join_path(path, word), said, "write it out, or use `${vars.x}` and `--set vars.x=...`"
+                child.mark, join_path(path, word), message, "write it out, or use `${vars.x}` and `--set vars.x=...`"
             )
     return node

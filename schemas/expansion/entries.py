@@ -33,7 +33,7 @@ class Entry:
 
 
 def check_name(name: str, node: Node, path: str) -> None:
-    """Refuse names that cannot be said in references, files and servers."""
+    """Refuse names that cannot be used in references, files and servers."""
     if name in RESERVED:
         raise make_error(node.where, path, f"`{name}` cannot name a stage", "the word has a meaning in references")
     if not STAGE_NAME.fullmatch(name):
@@ -44,7 +44,7 @@ def check_name(name: str, node: Node, path: str) -> None:
 
 
 def count_variants(node: Node, path: str, scope: Scope) -> int:
-    """How many steps a stage stands for, without making them. Raises RecipeError."""
+    """Return how many steps a stage stands for, without making them. Raises RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return 1
@@ -60,7 +60,7 @@ def refuse_many(count: int, node: Node, path: str) -> None:
 
 
 def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]:
-    """The stage itself, or one entry per combination of its matrix. Raises RecipeError."""
+    """Return the stage itself, or one entry per combination of its matrix. Raises RecipeError."""
     matrix = node.get("matrix")
     if matrix is None:
         return [Entry(name, path, substitute(node, scope, path), scope)]
@@ -71,8 +71,8 @@ def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]
         chosen = {axis: value for axis, (_, value) in zip(axes, cell, strict=True)}
         word = name + "@" + ",".join(f"{a}={_make_label(v, i)}" for a, (i, v) in zip(axes, cell, strict=True))
         if len(word) > MAX_KEY:
-            said = f"the name of a variant is longer than {MAX_KEY} characters"
-            raise make_error(matrix.where, join_path(path, "matrix"), said, "use fewer axes, or shorter names")
+            message = f"the name of a variant is longer than {MAX_KEY} characters"
+            raise make_error(matrix.where, join_path(path, "matrix"), message, "use fewer axes, or shorter names")
         if word in entries:
             raise make_error(
                 matrix.where, join_path(path, "matrix"), f"two variants are both called `{word}`", "drop one value"
@@ -83,7 +83,7 @@ def expand_matrix(name: str, node: Node, path: str, scope: Scope) -> list[Entry]
 
 
 def list_targets(name: str, entries: list[Entry], prefix: str = "") -> Iterator[tuple[str, Target]]:
-    """What the stage's words mean: every variant by its own name, all of them by the bare one."""
+    """Yield the targets of a stage's words: every variant by its own name, all of them by the bare one."""
     steps = tuple(prefix + e.word for e in entries)
     if entries[0].word != name:
         yield name, Target(steps, is_fan=True)

@@ -1,4 +1,4 @@
-"""From stages as written to the steps they stand for: variables, defaults, presets, matrix and repeat."""
+"""Expansion of stages to steps: variables, defaults, presets, matrix and repeat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,30 +33,30 @@ class Unit:
 
 
 def expand(stages: Node, defaults: Node | None, scope: Scope) -> list[Unit]:
-    """All steps, in the order in which they are written. Raises RecipeError."""
+    """Return all steps, in the order in which they are written. Raises RecipeError."""
     if not stages.is_map or not stages.value:
         raise make_error(stages.where, "stages", "wants a map of stage names to stages", "as `base: {kind: init}`")
     parts: list[tuple[str, list[Entry] | Loop]] = []
     names: dict[str, Target] = {}
     count = 0
     for name, node in stages.value.items():
-        made = _expand_part(name, node, scope, count, stages)
-        names.update(made.outer() if isinstance(made, Loop) else list_targets(name, made))
-        parts.append((name, made))
-        count += made.steps if isinstance(made, Loop) else len(made)
+        expanded = _expand_part(name, node, scope, count, stages)
+        names.update(expanded.outer() if isinstance(expanded, Loop) else list_targets(name, expanded))
+        parts.append((name, expanded))
+        count += expanded.steps if isinstance(expanded, Loop) else len(expanded)
         refuse_many(count, stages, "stages")
-    whole = _Completion(names, defaults, {})
+    completion = _Completion(names, defaults, {})
     units: list[Unit] = []
-    for name, made in parts:
-        if isinstance(made, Loop):
-            units += _unroll(made, whole)
+    for name, expanded in parts:
+        if isinstance(expanded, Loop):
+            units += _unroll(expanded, completion)
         else:
-            units += [Unit(e.word, name, e.path, whole.of(e, names), names) for e in made]
+            units += [Unit(e.word, name, e.path, completion.of(e, names), names) for e in expanded]
     return units
 
 
 def _expand_part(name: str, node: Node, scope: Scope, before: int, stages: Node) -> list[Entry] | Loop:
-    """A stage's variants or its loop; `before` steps are there already. Raises RecipeError."""
+    """Return a stage's variants or its loop; `before` counts the steps so far. Raise RecipeError."""
     path = join_path("stages", name)
     check_name(name, node, path)
     if node.get("repeat") is not None:
@@ -65,10 +65,10 @@ def _expand_part(name: str, node: Node, scope: Scope, before: int, stages: Node)
     return expand_matrix(name, node, path, scope)
 
 
-def _unroll(loop: Loop, whole: "_Completion") -> list[Unit]:
+def _unroll(loop: Loop, completion: "_Completion") -> list[Unit]:
     units = []
     for number, stages in enumerate(loop.rounds, start=1):
-        inner = {**whole.names, **dict(loop.inner(number))}
+        inner = {**completion.names, **dict(loop.inner(number))}
         unless: tuple[Until, ...] = ()
         if (end := loop.until) is not None:
             earlier = [loop.prefix(i) + end.word for i in range(1, number)]
@@ -76,7 +76,7 @@ def _unroll(loop: Loop, whole: "_Completion") -> list[Unit]:
         for stage, entries in stages.items():
             for e in entries:
                 name = loop.prefix(number) + e.word
-                units.append(Unit(name, f"{loop.name}.{stage}", e.path, whole.of(e, inner), inner, unless))
+                units.append(Unit(name, f"{loop.name}.{stage}", e.path, completion.of(e, inner), inner, unless))
     return units
 
 
@@ -89,7 +89,7 @@ class _Completion:
     presets: dict[str, Node]
 
     def of(self, entry: Entry, names: Names) -> Node:
-        """The stage on top of its kind's defaults and its algorithm's preset, with matrix words spread out."""
+        """Return the stage on top of its kind's defaults and its algorithm's preset, with matrix words spread out."""
         node = entry.node
         kind = node.get("kind")
         word = kind.value if kind is not None and isinstance(kind.value, str) else ""
@@ -112,7 +112,7 @@ class _Completion:
 
 
 def read_preset(algorithm: Node, path: str) -> Node:
-    """The slots of a named algorithm. Raises RecipeError."""
+    """Return the slots of a named algorithm. Raises RecipeError."""
     known = find_presets()
     if algorithm.value not in known:
         raise make_error(
@@ -125,7 +125,7 @@ def read_preset(algorithm: Node, path: str) -> Node:
 
 
 def find_presets() -> Mapping[str, Path]:
-    """Every preset: name to file."""
+    """Return every preset: name to file."""
     return {p.stem: p for p in sorted(PRESETS.glob("*.yaml"))}
 
 
@@ -160,7 +160,7 @@ class _Words:
         self.names = names
 
     def of(self, step: str) -> str:
-        """The variant's own name, or inside a loop the sibling's."""
+        """Return the variant's own name, or inside a loop the sibling's."""
         return step if step in self.names else self._siblings[step]
 
     @cached_property
@@ -170,17 +170,17 @@ class _Words:
 
 
 def _expand_fan(key: str, child: Node, reference: Node | None, words: _Words) -> list[tuple[str, Node]]:
-    """One entry per variant where `reference` is the bare word of a matrix, else the entry itself."""
+    """Return one entry per variant if `reference` is the bare word of a matrix, else the entry itself."""
     text = reference.value if reference is not None else None
     target = words.names.get(text) if isinstance(text, str) else None
     if reference is None or target is None or not target.is_fan:
         return [(key, child)]
-    made = []
+    entries = []
     for step in target.steps:
         named = reference.with_value(words.of(step))
-        whole = named if child is reference else child.with_value({**child.value, "model": named})
-        made.append((f"{key}@{step.partition('@')[2]}", whole))
-    return made
+        entry = named if child is reference else child.with_value({**child.value, "model": named})
+        entries.append((f"{key}@{step.partition('@')[2]}", entry))
+    return entries
 
 
 def check_defaults(defaults: Node | None) -> None:

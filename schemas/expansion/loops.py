@@ -48,18 +48,18 @@ class Loop:
         return sum(len(entries) for stages in self.rounds for entries in stages.values())
 
     def prefix(self, iteration: int) -> str:
-        """What the names of an iteration's steps start with."""
+        """Return the beginning of the names of an iteration's steps."""
         return f"{self.name}-{iteration}-"
 
     def inner(self, iteration: int) -> Iterator[tuple[str, Target]]:
-        """What words mean inside an iteration (from 1), beside those of the recipe."""
+        """Yield the targets of words inside an iteration (from 1), in addition to those of the recipe."""
         for stage, entries in self.rounds[iteration - 1].items():
             yield from list_targets(stage, entries, self.prefix(iteration))
             for entry in entries:
                 yield f"previous.{entry.word}", self._previous(entry.word, stage, iteration)
 
     def outer(self) -> Iterator[tuple[str, Target]]:
-        """What words mean outside: `<loop>.<stage>`, and every iteration's step by its name."""
+        """Yield the targets of words outside: `<loop>.<stage>`, and every iteration's step by its name."""
         count = len(self.rounds)
         for stage, entries in self.rounds[0].items():
             if entries[0].word != stage:
@@ -84,20 +84,22 @@ def parse_loop(name: str, node: Node, path: str, scope: Scope) -> Loop:
         if key not in ("repeat", "description"):
             advice = "a stage with `repeat` holds its stages under `repeat.stages`"
             raise make_error(child.where, join_path(path, key), f"`{key}` does not belong beside `repeat`", advice)
-    here, repeat = join_path(path, "repeat"), node.value["repeat"]
+    repeat_path, repeat = join_path(path, "repeat"), node.value["repeat"]
     if not repeat.is_map:
-        raise make_error(repeat.where, here, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
+        raise make_error(repeat.where, repeat_path, "wants a map", "as `repeat: {max: 3, stages: {...}}`")
     for key, child in repeat.value.items():
         if key not in KEYS:
-            raise make_error(child.where, join_path(here, key), f"unknown key `{key}`", suggest(key, KEYS, "keys"))
-    head = substitute(repeat.without("stages"), scope, here)
-    stages, count = _read_stages(repeat, here), _read_max(head, repeat.where, here)
+            raise make_error(
+                child.where, join_path(repeat_path, key), f"unknown key `{key}`", suggest(key, KEYS, "keys")
+            )
+    head = substitute(repeat.without("stages"), scope, repeat_path)
+    stages, count = _read_stages(repeat, repeat_path), _read_max(head, repeat.where, repeat_path)
     first_round = scope.within("repeat", _iteration_variables(1, repeat))
-    variants_of = (count_variants(s, join_path(here, "stages", n), first_round) for n, s in stages.value.items())
-    refuse_many(count * sum(variants_of), repeat, here)
-    rounds = [dict(_expand_iteration(stages, i, here, scope)) for i in range(1, count + 1)]
-    first = _read_first(head.get("first"), stages, join_path(here, "first"))
-    return Loop(name, path, first, _parse_until(head.get("until"), rounds[0], join_path(here, "until")), rounds)
+    variants_of = (count_variants(s, join_path(repeat_path, "stages", n), first_round) for n, s in stages.value.items())
+    refuse_many(count * sum(variants_of), repeat, repeat_path)
+    rounds = [dict(_expand_iteration(stages, i, repeat_path, scope)) for i in range(1, count + 1)]
+    first = _read_first(head.get("first"), stages, join_path(repeat_path, "first"))
+    return Loop(name, path, first, _parse_until(head.get("until"), rounds[0], join_path(repeat_path, "until")), rounds)
 
 
 def _read_stages(repeat: Node, path: str) -> Node:
@@ -156,20 +158,20 @@ def _read_first(node: Node | None, stages: Node, path: str) -> dict[str, str]:
 def _parse_until(node: Node | None, stages: dict[str, list[Entry]], path: str) -> Condition | None:
     if node is None:
         return None
-    said = node.value if isinstance(node.value, str) and len(node.value) <= MAX_CONDITION else ""
-    found = _UNTIL.fullmatch(said)
+    text = node.value if isinstance(node.value, str) and len(node.value) <= MAX_CONDITION else ""
+    match = _UNTIL.fullmatch(text)
     try:
-        value = float(found[3]) if found else None
+        value = float(match[3]) if match else None
     except ValueError:
         value = None
-    if found is None or value is None or not math.isfinite(value):
+    if match is None or value is None or not math.isfinite(value):
         example = 'as `until: "eval.accuracy >= 0.9"` (>=, >, <=, < or ==)'
         raise make_error(node.mark, path, "wants stage.metric, a comparison and a number", example)
     words = {e.word: Target((e.word,)) for entries in stages.values() for e in entries}
-    split_here = split_reference(found[1], words)
+    split_here = split_reference(match[1], words)
     if split_here is None:
-        advice = suggest(found[1].partition(".")[0], words, "stages of the loop")
-        raise make_error(node.mark, path, f"the loop has no stage for `{found[1]}`", advice)
+        advice = suggest(match[1].partition(".")[0], words, "stages of the loop")
+        raise make_error(node.mark, path, f"the loop has no stage for `{match[1]}`", advice)
     if split_here[1] is None:
-        raise make_error(node.mark, path, f"`{found[1]}` names no metric", f"as `{found[1]}.accuracy`")
-    return Condition(split_here[0], split_here[1], found[2], value)
+        raise make_error(node.mark, path, f"`{match[1]}` names no metric", f"as `{match[1]}.accuracy`")
+    return Condition(split_here[0], split_here[1], match[2], value)

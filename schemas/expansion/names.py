@@ -1,4 +1,4 @@
-"""What a word means where it stands: from a reference as written to the steps it may come from."""
+"""Resolution of references: from a word and its place to the steps that it may name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Names = Mapping[str, Target]
 
 
 def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
-    """The longest known word that `text` starts with, and the output after it; None when there is none."""
+    """Return the longest known word that `text` starts with, and the output after it; None when there is none."""
     head, tail = text, ""
     while True:
         if head in names:
@@ -44,21 +44,21 @@ def split_reference(text: str, names: Names) -> tuple[str, str | None] | None:
 
 
 def scheme_of(text: str) -> str | None:
-    """The scheme of an outside reference."""
+    """Return the scheme of an outside reference."""
     head, colon, _ = text.partition(":")
     return head if colon else None
 
 
 def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolved:
-    """What a reference means. Raises RecipeError with the nearest word."""
+    """Resolve a reference. Raise RecipeError with the nearest word."""
     if "|" in text and ":" not in text.partition("|")[0]:
         return _resolve_choice([part.strip() for part in text.split("|")], names, mark, path)
     if (scheme := scheme_of(text)) is not None:
         return Resolved(source=_check_outside(text, scheme, mark, path))
-    found = split_reference(text, names)
-    if found is None:
+    word_and_output = split_reference(text, names)
+    if word_and_output is None:
         raise _make_unknown_error(text, names, mark, path)
-    word, output = found
+    word, output = word_and_output
     target = names[word]
     if target.missing:
         raise make_error(mark, path, f"`{word}` has nothing before it in iteration 1", target.missing)
@@ -74,15 +74,15 @@ def resolve_reference(text: str, names: Names, mark: Mark, path: str) -> Resolve
 
 
 def _resolve_choice(parts: list[str], names: Names, mark: Mark, path: str) -> Resolved:
-    """`repair | tuned`: the first that ran."""
-    found = [resolve_reference(part, names, mark, path) for part in parts]
-    if any(one.source for one in found):
+    """Resolve `repair | tuned`: the first that ran."""
+    resolved = [resolve_reference(part, names, mark, path) for part in parts]
+    if any(one.source for one in resolved):
         raise make_error(mark, path, "a choice between stages cannot hold a source from outside", "name stages only")
-    outputs = {one.output for one in found}
+    outputs = {one.output for one in resolved}
     if len(outputs) > 1:
-        said = "the candidates name different outputs"
-        raise make_error(mark, path, said, "name the same output of each, as `repair.model | tuned.model`")
-    return Resolved(tuple(dict.fromkeys(step for one in found for step in one.steps)), found[0].output)
+        message = "the candidates name different outputs"
+        raise make_error(mark, path, message, "name the same output of each, as `repair.model | tuned.model`")
+    return Resolved(tuple(dict.fromkeys(step for one in resolved for step in one.steps)), resolved[0].output)
 
 
 def _check_outside(text: str, scheme: str, mark: Mark, path: str) -> str:

@@ -1,4 +1,4 @@
-"""One JSON Schema (2020-12) of recipes for editors: kinds, and in every slot its functions with their options.
+"""The JSON Schema (2020-12) of recipes for editors: kinds, slots and the options of their functions.
 
 It describes what is written, before variables and presets: `${...}` may stand for any value, an rl stage with an
 `algorithm` needs no slots, and a recipe that `extends` another may hold parts of stages.
@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from schemas.base import JsonObject
 from schemas.checks.merges import merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
 from schemas.recipe.load import Head
@@ -17,7 +18,6 @@ from schemas.signatures import Signature, options_model, signatures
 from schemas.stages.union import KINDS, Stage
 from schemas.use import Use
 
-Json = dict[str, Any]
 _TEXT = {"type": "string", "pattern": r"\$\{[^{}]+\}"}
 _IMPORT_PATH = {
     "type": "string",
@@ -26,15 +26,20 @@ _IMPORT_PATH = {
 }
 
 
-def make_editor_schema() -> Json:
-    """The schema as plain values; equal code gives equal text."""
+def make_editor_schema() -> JsonObject:
+    """Return the schema as plain values; equal code gives equal text."""
     slots = _list_slots(Use)
-    found = {slot: list(signatures(slot)) for slot in slots}
-    models = [*KINDS.values(), Head, *slots, *(options_model(s) for pairs in found.values() for _, s in pairs)]
+    signatures_by_slot = {slot: list(signatures(slot)) for slot in slots}
+    models = [
+        *KINDS.values(),
+        Head,
+        *slots,
+        *(options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
+    ]
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
-    defs: Json = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
+    defs: JsonObject = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}
-    for slot, pairs in found.items():
+    for slot, pairs in signatures_by_slot.items():
         own = {k: v for k, v in defs[names[slot]].get("properties", {}).items() if k != "use"}
         required = [k for k in defs[names[slot]].get("required", []) if k != "use"]
         options = [(name, s, defs[names[options_model(s)]]) for name, s in pairs]
@@ -45,31 +50,33 @@ def make_editor_schema() -> Json:
         demands = {k: part.pop(k) for k in ("required", "anyOf") if k in part}
         defs[f"part_{kind}"] = part
         defs[f"stage_{kind}"] = {"allOf": [{"$ref": f"#/$defs/part_{kind}"}], **demands}
-    unused = {names[options_model(s)] for pairs in found.values() for _, s in pairs}
+    unused = {names[options_model(s)] for pairs in signatures_by_slot.values() for _, s in pairs}
     defs = {k: v for k, v in defs.items() if k not in unused} | _make_shared()
     return {**_make_top(head), "$defs": dict(sorted(defs.items()))}
 
 
 def _list_slots(kind: type[Use]) -> list[type[Use]]:
-    """Every slot that stages use, sorted by name."""
+    """Return every slot that stages use, sorted by name."""
     used = TypeAdapter(Stage).json_schema()["$defs"]
     below = [s for direct in kind.__subclasses__() for s in (direct, *direct.__subclasses__())]
     return sorted((s for s in below if s.__name__ in used), key=lambda s: s.__name__)
 
 
-def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own: Json, required: list[str]) -> Json:
-    """A bare word where no option must be set, a map with the function's options, or a function of the user's own."""
+def _make_slot(
+    slot: type[Use], options: list[tuple[str, Signature, JsonObject]], own: JsonObject, required: list[str]
+) -> JsonObject:
+    """Return a slot's schema: a bare word if no option is required, a map of options, or an import path."""
     bare = [n for n, _, body in options if not body.get("required") and not required]
-    forms: list[Json] = [{"enum": bare}] if bare else []
+    forms: list[JsonObject] = [{"enum": bare}] if bare else []
     if not required:
         forms.append(_IMPORT_PATH)
-    for name, found, body in options:
-        keys = {"use": {"const": name, "description": found.summary}, **body.get("properties", {}), **own}
+    for name, signature, body in options:
+        keys = {"use": {"const": name, "description": signature.summary}, **body.get("properties", {}), **own}
         needs = ["use", *body.get("required", []), *required]
         forms.append(
             {
                 "type": "object",
-                "description": found.summary,
+                "description": signature.summary,
                 "properties": keys,
                 "required": needs,
                 "additionalProperties": False,
@@ -79,26 +86,26 @@ def _make_slot(slot: type[Use], options: list[tuple[str, Signature, Json]], own:
     return {"description": (slot.__doc__ or "").strip(), "anyOf": [*forms, _TEXT]}
 
 
-def _make_stage(kind: str, body: Json) -> Json:
-    """A kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
+def _make_stage(kind: str, body: JsonObject) -> JsonObject:
+    """Return a kind as written: with `matrix`, single gates and losses, words for lists of models, presets."""
     properties = {**body["properties"], "kind": {"const": kind}, "matrix": {"$ref": "#/$defs/matrix"}}
     required = [k for k in body.get("required", []) if k != "kind"]
-    whole = {**body, "properties": properties, "required": ["kind", *required]}
+    schema = {**body, "properties": properties, "required": ["kind", *required]}
     for key in sorted(KINDS[kind].single_keys):
         one = properties[key]["anyOf"][0]["items"]
         properties[key] = {**properties[key], "anyOf": [*properties[key]["anyOf"], one]}
     if "algorithm" in properties:
         slots = list_preset_slots()
         properties["algorithm"] = {**properties["algorithm"], "anyOf": [{"enum": list(find_presets())}, _TEXT]}
-        whole["required"] = ["kind", *(key for key in required if key not in slots)]
-        whole["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
+        schema["required"] = ["kind", *(key for key in required if key not in slots)]
+        schema["anyOf"] = [{"required": ["algorithm"]}, {"required": slots}]
         # On top of a preset a slot of one function may hold only the options that differ.
         part = {"type": "object", "not": {"required": ["use"]}}
         single = [slot for slot in slots if _is_use(KINDS[kind].model_fields[slot].annotation)]
         properties |= {slot: {**properties[slot], "anyOf": [*properties[slot]["anyOf"], part]} for slot in single}
     if "merge_method" in properties:
         properties["merge_method"] = {**properties["merge_method"], "anyOf": [{"enum": merge_methods()}, _TEXT]}
-    return whole
+    return schema
 
 
 def _is_use(annotation: object) -> bool:
@@ -106,8 +113,8 @@ def _is_use(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Use)
 
 
-def _make_shared() -> Json:
-    """Definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
+def _make_shared() -> JsonObject:
+    """Return definitions that no model has: stages of any kind, parts of stages, loops and matrix."""
     kind = {"enum": list(KINDS), "description": "What the stage does."}
     loop_keys = {
         "max": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 100}, _TEXT]},
@@ -145,16 +152,16 @@ def _make_shared() -> Json:
     }
 
 
-def _make_kind_cases(word: str) -> list[Json]:
-    """The definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
+def _make_kind_cases(word: str) -> list[JsonObject]:
+    """Return the definition of a stage's kind: `stage`, whole, or `part`, to which defaults add what is missing."""
     return [
         {"if": {"properties": {"kind": {"const": k}}, "required": ["kind"]}, "then": {"$ref": f"#/$defs/{word}_{k}"}}
         for k in KINDS
     ]
 
 
-def _make_top(head: Json) -> Json:
-    """The recipe itself. Stages that lean on a parent or on defaults need not be whole."""
+def _make_top(head: JsonObject) -> JsonObject:
+    """Return the recipe itself. Stages that lean on a parent or on defaults need not be whole."""
     file = {"type": "string", "minLength": 1}
     properties = copy.deepcopy(head["properties"])
     properties["extends"] = {
@@ -196,7 +203,7 @@ def _list_keys(kind: str) -> list[str]:
 
 
 def _allow_variables(schema: Any) -> Any:
-    """The schema with `${...}` allowed wherever a value is typed as something else than text."""
+    """Return the schema with `${...}` allowed wherever a value is typed as something else than text."""
     if not isinstance(schema, dict):
         return schema
     result = {k: _open_value(k, v) for k, v in schema.items()}
@@ -214,8 +221,8 @@ def _open_value(key: str, value: Any) -> Any:
     return value
 
 
-def _allow_text(schema: Json) -> Json:
-    """A value that may also be written as `${...}`."""
+def _allow_text(schema: JsonObject) -> JsonObject:
+    """Return a value that may also be written as `${...}`."""
     if schema.get("type") == "string" and "enum" not in schema and "pattern" not in schema:
         return schema
     about = {k: v for k, v in schema.items() if k in ("description", "default")}

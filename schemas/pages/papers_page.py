@@ -27,7 +27,7 @@ it does not repeat the paper's experiments, and the last column says what is not
 
 
 def make_papers_page(house: Path = ROOT) -> str:
-    """The page as Markdown, papers in the order of their ids."""
+    """Return the page as Markdown, papers in the order of their ids."""
     lines = ["| paper | recipe | proven | not shown |", "|---|---|---|---|"]
     for recipe in sorted((house / "recipes" / "papers").glob("*.yaml")):
         test = house / "tests" / "papers" / f"test_paper_{recipe.stem.replace('-', '_')}.py"
@@ -39,48 +39,48 @@ def make_papers_page(house: Path = ROOT) -> str:
 
 
 def read_title(recipe: Path) -> str:
-    """The first paragraph of the header that says something to a reader; raises ValueError when there is none."""
+    """Return the first paragraph of the header that is meant for readers; raise ValueError if there is none."""
     lines: list[str] = []
     for line in recipe.read_text(encoding="utf-8").splitlines():
-        said = line.removeprefix("#").strip()
-        if not line.startswith("#") or (lines and not said):
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or (lines and not text):
             break
-        if said and not said.startswith("yaml-language-server:"):
-            lines.append(said)
+        if text and not text.startswith("yaml-language-server:"):
+            lines.append(text)
     if not lines:
         raise ValueError(f"{recipe}: the header must begin with the paper's title")
     return flatten(" ".join(lines))
 
 
 def read_proof(test: Path) -> tuple[str, str]:
-    """What the docstring of a test says is proven, and what is not shown; raises ValueError without a docstring."""
-    said = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
-    if not said:
+    """Return what a test's docstring says is proven, and what is not shown; raise ValueError without a docstring."""
+    docstring = ast.get_docstring(ast.parse(test.read_text(encoding="utf-8")))
+    if not docstring:
         raise ValueError(f"{test}: the docstring must say what is proven")
-    paragraphs = [flatten(paragraph) for paragraph in said.split("\n\n")]
+    paragraphs = [flatten(paragraph) for paragraph in docstring.split("\n\n")]
     missing = [p.removeprefix("Not shown:").strip() for p in paragraphs[1:] if p.startswith("Not shown:")]
     return paragraphs[0], (capitalise(missing[0]) if missing else "—")
 
 
 def strip_title(title: str, proven: str) -> str:
-    """What is proven, without the title before it: the longest beginning, up to a colon, that also begins the title."""
+    """Return what is proven without a leading title: the longest beginning, up to a colon, that begins the title."""
     ends = [match.start() for match in re.finditer(r": ", proven)]
     names = [end for end in ends if normalise(title).startswith(normalise(proven[:end]))]
     return capitalise(proven[max(names) + 2 :] if names else proven)
 
 
 def capitalise(text: str) -> str:
-    """With a capital."""
+    """Return the text with a capital."""
     return text[:1].upper() + text[1:]
 
 
 def normalise(text: str) -> str:
-    """Letters and digits in small."""
+    """Return the letters and digits in lower case."""
     return re.sub(r"[^\w]+", " ", text.casefold()).strip()
 
 
 def flatten(text: str) -> str:
-    """On one line, fit for a cell of a table."""
+    """Return the text on one line, fit for a cell of a table."""
     return " ".join(text.replace("|", "\\|").split())
 
 

@@ -1,4 +1,4 @@
-"""docs/recipes.md, written from the code: every key of every kind, and every function that a slot can name."""
+"""docs/recipes.md, generated from the code: every key of every kind, and every function of every slot."""
 
 import itertools
 import re
@@ -90,7 +90,7 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 
 
 def make_reference_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [INTRODUCTION, "## The recipe\n", _make_table(Head, set()), "**Schedule**\n", _make_table(Schedule, set())]
     parts += ["**Promote**\n", _make_table(Promote, set())]
     parts += ["**Budget**\n", _make_table(Budget, set()), "**Prices**\n", _make_table(Prices, set())]
@@ -127,7 +127,7 @@ def _describe_kind(model: type[BaseStage]) -> str:
 
 
 def _describe_preset(named: tuple[str, Path]) -> str:
-    """A line of the list: the name, and the first sentence of the file's header."""
+    """Return a line of the list: the name, and the first sentence of the file's header."""
     name, file = named
     header = " ".join(line.lstrip("# ").strip() for line in _read_header(file))
     return f"- `{name}`: {re.split(r'(?<=[)][.]) |(?<=[.]) (?=[A-Z])', header)[0]}"
@@ -138,7 +138,7 @@ def _read_header(file: Path) -> Iterator[str]:
 
 
 def _list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Models below the fields of a model that are neither functions nor common to all stages."""
+    """Yield models below the fields of a model that are neither functions nor common to all stages."""
     for name, spec in model.model_fields.items():
         if name in BaseStage.model_fields:
             continue
@@ -159,29 +159,29 @@ def _make_table(model: type[BaseModel], skip: set[str]) -> str:
     rows = ["| key | value | default | |", "|---|---|---|---|"]
     for name, spec in model.model_fields.items():
         if name not in skip:
-            rows.append(
-                f"| `{spec.alias or name}` | {_describe_type(spec.annotation)} | {_describe_default(spec)} | {_flatten(spec.description)} |"
-            )
+            kind, default = _describe_type(spec.annotation), _describe_default(spec)
+            rows.append(f"| `{spec.alias or name}` | {kind} | {default} | {_flatten(spec.description)} |")
     return "\n".join(rows) + "\n"
 
 
 def _describe_slot(slot: type[Use]) -> str:
     text = [f"### {_make_title(slot)}\n", _read_doc(slot), ""]
-    found = [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
+    signatures_here = (
+        [(n, signature(slot, n)) for n in merge_methods()] if slot is MergeMethodUse else list(signatures(slot))
+    )
     own = [n for n in slot.model_fields if n != "use"]
     if own:
         text += [f"Beside the options: {', '.join(f'`{n}`' for n in own)}.", ""]
-    for name, one in found:
-        text.append(f"- `{name}` {_flatten(one.summary)}{_describe_options(one)}")
+    for name, signature_here in signatures_here:
+        text.append(f"- `{name}` {_flatten(signature_here.summary)}{_describe_options(signature_here)}")
     return "\n".join(text) + "\n"
 
 
-def _describe_options(found: Signature) -> str:
-    lines = [
-        f"\n  - `{n.removesuffix('_')}`: {_describe_type(o.type)}{_describe_option_default(o)}"
-        for n, o in found.options.items()
-    ]
-    return "".join(lines)
+def _describe_options(signature: Signature) -> str:
+    return "".join(
+        f"\n  - `{name.removesuffix('_')}`: {_describe_type(option.type)}{_describe_option_default(option)}"
+        for name, option in signature.options.items()
+    )
 
 
 def _describe_option_default(option: Option) -> str:
@@ -217,8 +217,8 @@ def _describe_literal(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_describe_literal(v) for v in value) or "`[]`"
     words = {None: "null", True: "true", False: "false"}
-    said = words[value] if value is None or isinstance(value, bool) else f"{value!r}" if value == "" else f"{value}"
-    return f"`{_flatten(said)}`"
+    text = words[value] if value is None or isinstance(value, bool) else f"{value!r}" if value == "" else f"{value}"
+    return f"`{_flatten(text)}`"
 
 
 def _describe_type(annotation: Any) -> str:
@@ -260,5 +260,5 @@ def _describe_union(args: tuple[Any, ...]) -> str:
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     parts = [m for spec in metadata if isinstance(spec, FieldInfo) for m in spec.metadata]
-    said = [f"{sign} {getattr(m, name):g}" for m in parts for name, sign in signs.items() if hasattr(m, name)]
-    return f" {', '.join(said)}" if said else ""
+    bounds = [f"{sign} {getattr(m, name):g}" for m in parts for name, sign in signs.items() if hasattr(m, name)]
+    return f" {', '.join(bounds)}" if bounds else ""

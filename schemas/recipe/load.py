@@ -1,12 +1,12 @@
-"""A recipe: read, expanded and checked; everything wrong with it is found at once."""
+"""Loads a recipe: reads, expands and checks it, and reports all problems at once."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
 from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
@@ -35,7 +35,7 @@ NOT_IN_KEY = {"description", "after", "resources", "retries", "timeout", "seed"}
 
 
 class Head(Schema):
-    """The keys of a recipe beside its stages."""
+    """The keys of a recipe except its stages."""
 
     schema_version: Literal[1] = 1
     """Version of the language."""
@@ -47,11 +47,11 @@ class Head(Schema):
     """Words to find it by."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of every stage that has none of its own."""
-    vars: dict[str, Any] = {}
+    vars: JsonObject = {}
     """Values to use as `${vars.name}`."""
-    defaults: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, JsonObject] = {}
     """Per kind, keys below those of every stage of the kind."""
-    profiles: dict[str, dict[str, Any]] = {}
+    profiles: dict[str, JsonObject] = {}
     """Named overrides of this recipe: `--profile tiny`."""
     schedule: Schedule | None = None
     """When the deployed recipe runs by itself."""
@@ -61,7 +61,7 @@ class Head(Schema):
     """What one run may cost."""
     endpoints: dict[str, Endpoint] = {}
     """Servers with OpenAI's protocol, by the words under which stages name them: `endpoint: teacher`."""
-    stages: dict[str, Any] = Field(min_length=1)
+    stages: JsonObject = Field(min_length=1)
     """Name to stage; a stage has a `kind`, or it is a loop with `repeat`."""
 
 
@@ -90,50 +90,50 @@ class Recipe:
         return {name: info.stage for name, info in self.steps.items()}
 
     def origin(self, name: str) -> str:
-        """The stage of the recipe that a step comes from: `sft` for `sft@lr=1`, `loop.rl` for `loop-2-rl`."""
+        """Return the stage of the recipe that a step comes from: `sft` for `sft@lr=1`, `loop.rl` for `loop-2-rl`."""
         return self.steps[name].origin
 
     def seed(self, name: str) -> int:
-        """Seed of a step."""
+        """Return the seed of a step."""
         own = self.steps[name].stage.seed
         return self.head.seed if own is None else own
 
     def ports(self, name: str) -> tuple[Port, ...]:
-        """Every reference of a step, resolved."""
+        """Return every reference of a step, resolved."""
         return self.steps[name].ports
 
     def outputs(self, name: str) -> dict[str, str]:
-        """Named outputs of a step and their artifact types, the default first."""
+        """Return the named outputs of a step and their artifact types, the default first."""
         return dict(self.steps[name].outputs)
 
     def after(self, name: str) -> tuple[str, ...]:
-        """Steps that must finish first although no data comes from them."""
+        """Return steps that must finish first although no data comes from them."""
         return self.steps[name].after
 
     def unless(self, name: str) -> tuple[Until, ...]:
-        """Conditions under which a step of a loop is skipped."""
+        """Return the conditions under which a step of a loop is skipped."""
         return self.steps[name].unless
 
     def branch_of(self, name: str) -> tuple[BranchOf, ...]:
-        """Gates that branch to a step."""
+        """Return the gates that branch to a step."""
         return self.steps[name].branch_of
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Module and name of every function that a step's slots use, sorted."""
+        """Return module and name of every function that a step's slots use, sorted."""
         return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """The stage with all defaults filled in, also those of its slots; without what does not enter the key."""
+    def settings(self, name: str) -> JsonObject:
+        """Return the stage with all defaults, also those of its slots; without what is not in the key."""
         return {k: v for k, v in self.steps[name].dump().items() if k not in NOT_IN_KEY}
 
     @property
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """The recipe after extends, profile, vars, matrix and repeat, with all defaults."""
         head = self.head.model_dump(mode="json", include={"schema_version", "name", "description", "tags", "seed"})
         return {**head, "stages": {name: info.dump() for name, info in self.steps.items()}}
 
     def problem(self, name: str, port: str, message: str, advice: str = "") -> Problem:
-        """A problem at a key of a step, with its place in the file."""
+        """Return a problem at a key of a step, with its place in the file."""
         info = self.steps[name]
         mark = follow_path(info.node, port).where
         return Problem(mark.file, mark.line, mark.column, f"{info.path}.{port}".strip("."), message, advice)
@@ -189,23 +189,23 @@ def _load_checked(path: Path, profile: str | None, overrides: tuple[str, ...], h
 
 
 def _make_scope(root: Node) -> Scope:
-    """The variables of a recipe, and what is left for all that they are put into."""
+    """Return the variables of a recipe, and what is left for all that they are put into."""
     allowance = Allowance()
     return Scope({"vars": resolve_vars(root.get("vars"), allowance)}, allowance)
 
 
 def _read_head(root: Node, path: Path, scope: Scope) -> tuple[Head | None, list[Problem]]:
-    said = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
-    node = root.with_value(said)
+    children = {k: substitute(v, scope, k) if k in SAID else v for k, v in root.value.items()}
+    node = root.with_value(children)
     try:
         head = Head.model_validate(node.plain())
     except ValidationError as error:
-        return None, convert_errors(error, node.with_value(said), "", Head)
-    wrong = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
+        return None, convert_errors(error, node.with_value(children), "", Head)
+    head_problems = list(find_coercions(node.without("vars", "defaults", "profiles", "stages"), head.model_dump(), ""))
     if head.schedule is not None:
-        wrong += check_schedule(node.value["schedule"], head.schedule, head.profiles)
-    if wrong:
-        return None, wrong
+        head_problems += check_schedule(node.value["schedule"], head.schedule, head.profiles)
+    if head_problems:
+        return None, head_problems
     return head if head.name else head.model_copy(update={"name": _name_from_file(path)}), []
 
 
@@ -221,8 +221,8 @@ def _validate_steps(units: list[Unit], folders: tuple[Path, ...], problems: list
             first: Mark = infos[unit.name].node.where
             advice = f"the other stands on line {first.line}; rename one"
             where = unit.node.where
-            said = f"two steps are called `{unit.name}`"
-            problems.append(Problem(where.file, where.line, where.column, unit.path, said, advice))
+            message = f"two steps are called `{unit.name}`"
+            problems.append(Problem(where.file, where.line, where.column, unit.path, message, advice))
         elif (info := validate_step(unit, folders, problems)) is not None:
             infos[unit.name] = info
         if len(problems) > MAX_PROBLEMS:

@@ -1,4 +1,4 @@
-"""A recipe on top of others: `extends`, `profiles` and `--set`, merged in this order with every value's place kept."""
+"""Merges `extends`, `profiles` and `--set` in this order, and keeps every value's place."""
 
 from itertools import islice
 from pathlib import Path
@@ -15,12 +15,12 @@ LISTED = 200
 
 
 def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ...] = ()) -> Node:
-    """The tree of a recipe after extends, profile and overrides. Raises RecipeError."""
+    """Return the tree of a recipe after extends, profile and overrides. Raises RecipeError."""
     root = _Family().read(path, str(path), ())
     root = _apply_profile(root, profile)
     if len(overrides) > MAX_OVERRIDES:
-        said = f"{len(overrides)} overrides are too many"
-        raise make_error(Mark("--set", 1, 1), "", said, f"at most {MAX_OVERRIDES}; put them into a profile")
+        message = f"{len(overrides)} overrides are too many"
+        raise make_error(Mark("--set", 1, 1), "", message, f"at most {MAX_OVERRIDES}; put them into a profile")
     for text in overrides:
         root = set_key(root, text)
     check_values(root)
@@ -28,23 +28,23 @@ def read_recipe(path: Path, profile: str | None = None, overrides: tuple[str, ..
 
 
 class _Family:
-    """A recipe and all that it extends; each file is read and merged once, by however many it is extended."""
+    """A recipe and all that it extends; each file is read and merged once, however often it is extended."""
 
     def __init__(self) -> None:
         self.done: dict[Path, Node] = {}
         self.merges, self.nodes = 0, 0
 
     def read(self, path: Path, name: str, above: tuple[Path, ...]) -> Node:
-        """The tree of a file on top of what it extends; `above` are the files that lead to it. Raises RecipeError."""
+        """Return a file merged over its parents; `above` are the files that lead to it. Raise RecipeError."""
         root = read_source(path, name)
-        here = path.resolve()
+        resolved = path.resolve()
         self.nodes += measure_size(root, MAX_NODES, MAX_CHARACTERS).nodes
         listed = root.get("extends")
         if listed is None:
             return root
         result: Node | None = None
         for item in listed.value if listed.is_list else [listed]:
-            base = self._parent(item, path, (*above, here))
+            base = self._parent(item, path, (*above, resolved))
             result = base if result is None else merge_nodes(result, base)
         own = root.without("extends")
         return own if result is None else merge_nodes(result, own)
@@ -53,28 +53,28 @@ class _Family:
         if not isinstance(item.value, str) or not item.value:
             raise make_error(item.mark, "extends", "wants a file name, or a list of them", "as `extends: base.yaml`")
         parent = path.parent / item.value
-        here = _resolve_existing(parent)
-        if here is None:
+        resolved = _resolve_existing(parent)
+        if resolved is None:
             raise _make_missing_error(item, path)
-        if not here.is_file():
-            said = f"{printable(item.value, 200)} is not a regular file"
-            raise make_error(item.mark, "extends", said, "name a recipe's YAML file")
-        if here in chain:
+        if not resolved.is_file():
+            message = f"{printable(item.value, 200)} is not a regular file"
+            raise make_error(item.mark, "extends", message, "name a recipe's YAML file")
+        if resolved in chain:
             circle = " -> ".join(p.name for p in [*chain, parent])
             raise make_error(item.mark, "extends", f"goes in a circle: {circle}", "remove one of these `extends`")
         self.merges += 1
-        if here in self.done:
-            self.nodes += measure_size(self.done[here], MAX_NODES, MAX_CHARACTERS).nodes
+        if resolved in self.done:
+            self.nodes += measure_size(self.done[resolved], MAX_NODES, MAX_CHARACTERS).nodes
         if self.merges > MAX_FILES or self.nodes > 2 * MAX_NODES:
-            said = f"more than {MAX_FILES} files, or {2 * MAX_NODES} values, come together here"
-            raise make_error(item.mark, "extends", said, "extend fewer files")
-        if here not in self.done:
-            self.done[here] = self.read(parent, str(parent), chain)
-        return self.done[here]
+            message = f"more than {MAX_FILES} files, or {2 * MAX_NODES} values, come together here"
+            raise make_error(item.mark, "extends", message, "extend fewer files")
+        if resolved not in self.done:
+            self.done[resolved] = self.read(parent, str(parent), chain)
+        return self.done[resolved]
 
 
 def _resolve_existing(path: Path) -> Path | None:
-    """The file that a path leads to; None where there is none, or none can be."""
+    """Return the file of a path, or None if there is none."""
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a character that no path has
@@ -82,9 +82,9 @@ def _resolve_existing(path: Path) -> Path | None:
 
 
 def _make_missing_error(item: Node, path: Path) -> RecipeError:
-    beside = sorted(p.name for p in islice(path.parent.glob("*.y*ml"), LISTED) if p.name != path.name)
+    siblings = sorted(p.name for p in islice(path.parent.glob("*.y*ml"), LISTED) if p.name != path.name)
     return make_error(
-        item.mark, "extends", f"no file {printable(item.value, 200)}", suggest(item.value, beside, "files beside it")
+        item.mark, "extends", f"no file {printable(item.value, 200)}", suggest(item.value, siblings, "files beside it")
     )
 
 
@@ -133,26 +133,26 @@ def set_key(root: Node, text: str) -> Node:
 
 def _set_below(node: Node, keys: list[str], value: Node, path: str, start: Mark) -> Node:
     key, rest = keys[0], keys[1:]
-    here = join_path(path, key)
+    key_path = join_path(path, key)
     if node.is_list:
         index = parse_index(key, len(node.value))
         if index is None:
             has = f"it has items 0 to {len(node.value) - 1}" if node.value else "it is empty"
-            raise make_error(start, here, f"`{path}` has no item {key}", has)
+            raise make_error(start, key_path, f"`{path}` has no item {key}", has)
         items = list(node.value)
-        items[index] = _set_below(items[index], rest, value, here, start) if rest else value
+        items[index] = _set_below(items[index], rest, value, key_path, start) if rest else value
         return node.with_value(items)
     if isinstance(node.value, str) and path.count(".") > 1:
         node = node.with_value({"use": Node(node.value, node.mark, node.mark)})
     if not node.is_map and node.value is not None:
-        raise make_error(start, here, f"`{path}` is a single value and has no `{key}`", "set the value itself")
-    children = node.value or {}
+        raise make_error(start, key_path, f"`{path}` is a single value and has no `{key}`", "set the value itself")
+    children: dict[str, Node] = node.value if isinstance(node.value, dict) else {}
     if (key not in children and rest and path in ("", "profiles")) or _would_name_stage(path, key, children):
-        raise make_error(start, here, f"there is no `{here}` to set", suggest(key, children, "keys here"))
+        raise make_error(start, key_path, f"there is no `{key_path}` to set", suggest(key, children, "keys here"))
     below = children.get(key, Node({}, start, start))
-    return node.with_value({**children, key: _set_below(below, rest, value, here, start) if rest else value})
+    return node.with_value({**children, key: _set_below(below, rest, value, key_path, start) if rest else value})
 
 
 def _would_name_stage(path: str, key: str, children: dict[str, Node]) -> bool:
-    """Whether an unknown key stands where only stages or variables of the recipe can be named."""
+    """Return whether an unknown key is where only stages or variables of the recipe can be named."""
     return key not in children and path.rpartition(".")[2] in ("stages", "vars") and path.count(".") % 2 == 0

@@ -1,4 +1,4 @@
-"""Files that an author names: read only if they are regular and small, without ever waiting for a device or a pipe."""
+"""Reads files that an author names: only regular and small ones, without waiting for a device or a pipe."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from schemas.source.tree import Mark, make_error
 
 
 def read_bytes(path: Path, name: str) -> bytes:
-    """The content of a recipe's file; `name` is how errors call it. Raises RecipeError.
+    """Return the content of a recipe's file; `name` is how errors call it. Raises RecipeError.
 
     The file is opened without blocking and looked at once it is open: a pipe, a device or a file that is exchanged in
     between is refused and not waited for, and a file that grows while it is read ends at the limit.
@@ -25,16 +25,16 @@ def read_bytes(path: Path, name: str) -> bytes:
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            said = "this is a folder" if stat.S_ISDIR(status.st_mode) else "this is not a regular file"
-            raise make_error(start, "", said, "name the recipe's YAML file")
+            message = "this is a folder" if stat.S_ISDIR(status.st_mode) else "this is not a regular file"
+            raise make_error(start, "", message, "name the recipe's YAML file")
         data = _read_up_to(handle, MAX_BYTES + 1)
     except OSError as error:
         raise _make_unreadable_error(start, error) from None
     finally:
         os.close(handle)
     if len(data) > MAX_BYTES:
-        said = f"{max(len(data), status.st_size) / 1e6:.1f} MB is too large for a recipe (1 MB)"
-        raise make_error(start, "", said, "keep data in files of its own")
+        message = f"{max(len(data), status.st_size) / 1e6:.1f} MB is too large for a recipe (1 MB)"
+        raise make_error(start, "", message, "keep data in files of its own")
     return data
 
 
@@ -46,7 +46,7 @@ def _read_up_to(handle: int, count: int) -> bytes:
 
 
 def read_text(path: Path, name: str) -> str:
-    """The content as text. Raises RecipeError with the place of the first byte that is not UTF-8."""
+    """Return the content as text. Raises RecipeError with the place of the first byte that is not UTF-8."""
     data = read_bytes(path, name)
     try:
         return data.decode("utf-8-sig")
@@ -58,11 +58,11 @@ def read_text(path: Path, name: str) -> str:
 
 
 def find_mark(text: str, index: int, start: Mark) -> Mark:
-    """The place of a character of a text."""
+    """Return the place of a character of a text."""
     line = text.count("\n", 0, index)
     return Mark(start.file, line + 1, index - (text.rfind("\n", 0, index) + 1) + 1)
 
 
 def _make_unreadable_error(start: Mark, error: Exception) -> RecipeError:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return make_error(start, "", f"cannot be read: {said}", "check the path and its permissions")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return make_error(start, "", f"cannot be read: {reason}", "check the path and its permissions")

@@ -1,4 +1,4 @@
-"""How large a recipe may become, and the count of what it has become so far.
+"""Limits on the size of a recipe, and the count of what it has become so far.
 
 A recipe of a few lines can stand for millions of values: through anchors, variables, matrix, loops and parents that
 extend one another. Every part that puts values into the tree charges them to the allowance of the load, so that a
@@ -44,7 +44,7 @@ class Size:
 
 
 def measure_size(node: Node, nodes: int, characters: int) -> Size:
-    """Size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""
+    """Return the size of a tree; counting stops beyond `nodes` or `characters`, because shared parts may multiply."""
     count, length, stack = 0, 0, [node]
     while stack and count <= nodes and length <= characters:
         one = stack.pop()
@@ -60,7 +60,7 @@ def measure_size(node: Node, nodes: int, characters: int) -> Size:
 
 
 class Allowance:
-    """What may still be put into a tree. Every method raises RecipeError at the given place when it is used up."""
+    """The size that a tree may still grow by. Every method raises RecipeError at the given place if it is used up."""
 
     def __init__(self, nodes: int = MAX_EXPANDED, characters: int = MAX_CHARACTERS):
         self.nodes, self.characters = nodes, characters

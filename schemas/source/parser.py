@@ -20,7 +20,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 _INT = re.compile(r"[-+]?[0-9]{1,300}")
 _OCTAL, _HEX = re.compile(r"0o[0-7]{1,300}"), re.compile(r"0x[0-9a-fA-F]{1,300}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_WORDS: dict[str, Any] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
+_WORDS: dict[str, bool | None] = dict.fromkeys(("", "~", "null", "Null", "NULL"))
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
 _SPECIAL = {f"{s}.{w}": float(f"{s}inf") for s in ("", "+", "-") for w in ("inf", "Inf", "INF")}
 _SPECIAL |= {w: float("nan") for w in (".nan", ".NaN", ".NAN")}
@@ -28,13 +28,13 @@ _CORE = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null
 
 
 def read_source(path: Path, name: str | None = None) -> Node:
-    """The tree of a file; `name` is how errors call it. Raises RecipeError."""
+    """Return the tree of a file; `name` is how errors call it. Raises RecipeError."""
     file = name or str(path)
     return parse_text(read_text(path, file), file)
 
 
 def parse_text(text: str, file: str) -> Node:
-    """The tree of a text whose top level is a map. Raises RecipeError."""
+    """Return the tree of a text whose top level is a map. Raises RecipeError."""
     root = parse_value(text, Mark(file, 1, 1))
     if root.value is None:
         raise make_error(Mark(file, 1, 1), "", "the recipe is empty", "start with `name:` and `stages:`")
@@ -44,7 +44,7 @@ def parse_text(text: str, file: str) -> Node:
 
 
 def parse_value(text: str, start: Mark) -> Node:
-    """The tree of any single YAML document. Raises RecipeError."""
+    """Return the tree of any single YAML document. Raises RecipeError."""
     if odd := _UNPRINTABLE.search(text):
         raise make_error(
             find_mark(text, odd.start(), start),
@@ -59,17 +59,17 @@ def parse_value(text: str, start: Mark) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Mark(start.file, mark.line + 1, mark.column + 1) if mark else start
-        said = error.problem or "not YAML"
-        raise make_error(place, "", f"not YAML: {said}", _advise(said)) from None
+        reason = error.problem or "not YAML"
+        raise make_error(place, "", f"not YAML: {reason}", _advise(reason)) from None
     except yaml.YAMLError as error:
         raise make_error(start, "", f"not YAML: {error}", "check the text around here") from None
     return builder.root or Node(None, start)
 
 
-def _advise(said: str) -> str:
-    if "tab" in said or "cannot start any token" in said:
+def _advise(reason: str) -> str:
+    if "tab" in reason or "cannot start any token" in reason:
         return "indent with spaces, and quote values that start with @, ` or %"
-    if "mapping values" in said:
+    if "mapping values" in reason:
         return "a value that holds `: ` needs quotes; or check the indentation"
     return "check indentation, quotes and brackets here and on the line before"
 
@@ -165,8 +165,8 @@ class _Builder:
                 node.mark, frame.path, f"more than {MAX_NODES} values", "an alias explodes, or this is data"
             )
         if frame.characters > MAX_CHARACTERS:
-            said = f"more than {MAX_CHARACTERS} characters"
-            raise make_error(node.mark, frame.path, said, "an alias repeats a long text, or this is data")
+            message = f"more than {MAX_CHARACTERS} characters"
+            raise make_error(node.mark, frame.path, message, "an alias repeats a long text, or this is data")
         if isinstance(frame.items, list):
             frame.items.append(node)
         elif frame.key == "<<":
@@ -209,7 +209,7 @@ class _Builder:
 
 
 def parse_scalar(text: str) -> Any:
-    """The value of a plain scalar by the core schema of YAML 1.2 (section 10.3.2)."""
+    """Return the value of a plain scalar by the core schema of YAML 1.2 (section 10.3.2)."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

@@ -1,4 +1,4 @@
-"""A recipe as written: plain values, each of which remembers where it stands."""
+"""A recipe as written: plain values with their places in the files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -43,25 +43,25 @@ class Node:
         return self.key or self.mark
 
     def get(self, key: str) -> "Node | None":
-        """Child under a key, None where there is none (also for scalars and lists)."""
+        """Return the child under a key, or None (also for scalars and lists)."""
         return self.value.get(key) if self.is_map else None
 
     def plain(self) -> Any:
-        """The value without marks."""
+        """Return the value without marks."""
         if self.is_map:
             return {k: v.plain() for k, v in self.value.items()}
         return [v.plain() for v in self.value] if self.is_list else self.value
 
     def with_value(self, value: Any) -> "Node":
-        """Another value at the same place."""
+        """Return another value at the same place."""
         return replace(self, value=value)
 
     def without(self, *keys: str) -> "Node":
-        """A map without some of its keys."""
+        """Return a map without some of its keys."""
         return self.with_value({k: v for k, v in self.value.items() if k not in keys})
 
     def children(self) -> Iterator[tuple[str | int, "Node"]]:
-        """Keys or indices with their nodes."""
+        """Yield keys or indices with their nodes."""
         if self.is_map:
             yield from self.value.items()
         elif self.is_list:
@@ -69,7 +69,7 @@ class Node:
 
 
 def make_nodes(value: Any, mark: Mark) -> Node:
-    """A plain value as nodes that all stand at one place."""
+    """Return a plain value as nodes that all stand at one place."""
     if isinstance(value, Mapping):
         return Node({str(k): replace(make_nodes(v, mark), key=mark) for k, v in value.items()}, mark)
     if isinstance(value, list | tuple):
@@ -78,30 +78,30 @@ def make_nodes(value: Any, mark: Mark) -> Node:
 
 
 def make_problem(mark: Mark, path: str, message: str, advice: str = "") -> Problem:
-    """A problem at a place, in words that a terminal can show whatever the recipe holds."""
+    """Return a problem at a place, in words that a terminal can show whatever the recipe holds."""
     return Problem(mark.file, mark.line, mark.column, printable(path), printable(message), printable(advice))
 
 
 def make_error(mark: Mark, path: str, message: str, advice: str = "") -> RecipeError:
-    """An error of one problem."""
+    """Return an error of one problem."""
     return RecipeError([make_problem(mark, path, message, advice)])
 
 
 def parse_index(text: str, length: int) -> int | None:
-    """The place in a list of `length` items that a key means; None when it means none."""
+    """Return the index in a list of `length` items that a key means, or None."""
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     return int(text) if is_number and int(text) < length else None
 
 
 def join_path(*parts: str | int) -> str:
-    """A dotted path."""
+    """Return a dotted path."""
     if len(parts) == 2 and "" not in parts:  # nearly every call, and there are thousands for a recipe
         return f"{parts[0]}.{parts[1]}"
     return ".".join(str(p) for p in parts if p != "")
 
 
 def merge_nodes(base: Node, over: Node) -> Node:
-    """`over` on top of `base`: maps merge key by key, everything else is replaced.
+    """Return `over` merged onto `base`: maps merge key by key, everything else is replaced.
 
     A map replaces the one below it as a whole when it says `$replace: true`, names another function (`use`) or another
     `kind`, or is another kind of schedule: the keys of one mean nothing to the other.

@@ -1,4 +1,4 @@
-"""From pydantic's errors to problems with a place, the nearest word and what to do."""
+"""Problems from pydantic's errors, with a place, the nearest word and what to do."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +20,13 @@ _LOOKED_AT = 8 * MAX_PROBLEMS
 
 
 def convert_errors(
-    error: ValidationError, node: Node, path: str, kind: type[BaseModel], beside: Iterable[str] = ()
+    error: ValidationError, node: Node, path: str, kind: type[BaseModel], more_keys: Iterable[str] = ()
 ) -> list[Problem]:
-    """One problem per wrong thing in `node`, validated as `kind`; `beside` are further keys that it may have.
+    """Return one problem per error in `node`, validated as `kind`; `more_keys` are further keys that it may have.
 
     Beyond a number of them the others are only counted.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     unions: dict[str, list[tuple[ErrorDetails, tuple[str, ...]]]] = {}
     roots: dict[str, Node] = {}
     for details in error.errors(include_url=False, include_input=False)[:_LOOKED_AT]:
@@ -36,18 +36,18 @@ def convert_errors(
             unions.setdefault(where, []).append((details, rest))
             roots[where] = at
         else:
-            known = _list_keys(kind, details["loc"]) + (list(beside) if len(details["loc"]) == 1 else [])
-            found.append(_convert_error(details, at, join_path(path, *keys), rest, known))
-    found = _without_consequences(found)
+            known = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
+            problems.append(_convert_error(details, at, join_path(path, *keys), rest, known))
+    problems = _without_consequences(problems)
     for where, branches in unions.items():
-        found += _convert_union(branches, roots[where], where)
+        problems += _convert_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
-        found = [*found[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
-    return found
+        problems = [*problems[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
+    return problems
 
 
 def _without_consequences(problems: list[Problem]) -> list[Problem]:
-    """Return the problems without the missing keys that stand there under their old names."""
+    """Return the problems without missing keys that are present under their old names."""
     old = {
         (p.path.rpartition(".")[0], p.message.rpartition(" is now ")[2]) for p in problems if " is now " in p.message
     }
@@ -55,17 +55,17 @@ def _without_consequences(problems: list[Problem]) -> list[Problem]:
 
 
 def limit_problems(problems: list[Problem]) -> list[Problem]:
-    """Each problem once; where they are many, the first ones and how many there are besides."""
-    found = list(dict.fromkeys(problems))
-    if len(found) <= MAX_PROBLEMS + 1:
-        return found
-    last, more = found[MAX_PROBLEMS - 1], len(found) - MAX_PROBLEMS
-    said = f"and at least {more} more errors; correct these first"
-    return [*found[:MAX_PROBLEMS], Problem(last.file, last.line, last.column, "", said)]
+    """Return each problem once; if there are many, the first ones and how many more there are."""
+    distinct = list(dict.fromkeys(problems))
+    if len(distinct) <= MAX_PROBLEMS + 1:
+        return distinct
+    last, more = distinct[MAX_PROBLEMS - 1], len(distinct) - MAX_PROBLEMS
+    message = f"and at least {more} more errors; correct these first"
+    return [*distinct[:MAX_PROBLEMS], Problem(last.file, last.line, last.column, "", message)]
 
 
 def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[str, ...]]:
-    """The deepest node that a location reaches, the keys to it, and what is left of the location."""
+    """Return the deepest node that a location reaches, the keys to it, and what is left of the location."""
     keys: list[str] = []
     for index, part in enumerate(loc):
         child = find_child(node, part)
@@ -77,7 +77,7 @@ def descend(node: Node, loc: tuple[Any, ...]) -> tuple[Node, list[str], tuple[st
 
 
 def follow_path(node: Node, path: str) -> Node:
-    """The deepest node on a dotted path; keys may hold dots themselves."""
+    """Return the deepest node on a dotted path; keys may hold dots themselves."""
     parts = path.split(".") if path else []
     while parts:
         for count in range(len(parts), 0, -1):
@@ -91,7 +91,7 @@ def follow_path(node: Node, path: str) -> Node:
 
 
 def find_child(node: Node, part: Any) -> Node | None:
-    """Child under a key or index."""
+    """Return the child under a key or index, or None."""
     if node.is_list:
         index = parse_index(str(part), len(node.value))
         return None if index is None else node.value[index]
@@ -99,17 +99,14 @@ def find_child(node: Node, part: Any) -> Node | None:
 
 
 def find_coercions(node: Node, value: Any, path: str) -> Iterator[Problem]:
-    """Words taken for numbers or switches, and switches taken for numbers: YAML 1.2 would not, so neither do we."""
+    """Yield words taken for numbers or switches, and switches taken for numbers: YAML 1.2 forbids both."""
     if node.is_map or node.is_list:
         for key, child in node.children():
-            inside = isinstance(value, list | tuple) and isinstance(key, int) and key < len(value)
-            below = (
-                value[key]
-                if inside
-                else value.get(key, _value_of_number_key(value, key))
-                if isinstance(value, Mapping)
-                else None
-            )
+            below = None
+            if isinstance(value, list | tuple) and isinstance(key, int) and key < len(value):
+                below = value[key]
+            elif isinstance(value, Mapping):
+                below = value.get(key, _value_of_number_key(value, key))
             yield from find_coercions(child, below, join_path(path, key))
     elif isinstance(value, bool) and isinstance(node.value, str | int) and not isinstance(node.value, bool):
         yield make_problem(node.mark, path, f"`{node.value}` is not a switch", "write true or false")
@@ -127,7 +124,7 @@ def _value_of_number_key(value: Mapping[Any, Any], key: Any) -> Any:
 
 
 def _convert_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: Node, path: str) -> list[Problem]:
-    """One problem for a value that fits none of several forms: of the form that was meant, where that can be told."""
+    """Return the problems of a value that fits none of several forms: of the form that was meant, if that is clear."""
     deep = []
     for details, rest in branches:
         at, more, left = descend(root, rest[1:])
@@ -172,7 +169,7 @@ def _describe_form(details: ErrorDetails) -> str:
 
 
 def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, ...], known: list[str]) -> Problem:
-    kind, said = details["type"], details["msg"]
+    kind, message = details["type"], details["msg"]
     if kind == _MISSING:
         return make_problem(
             at.where, path, f"`{rest[0] if rest else '?'}` is missing", f"add `{rest[0] if rest else ''}:` here"
@@ -187,7 +184,7 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "too_short":
         return make_problem(at.mark, path, "this is empty", "at least one entry is wanted")
     if kind == "value_error":
-        return make_problem(at.where, path, said.removeprefix("Value error, "))
+        return make_problem(at.where, path, message.removeprefix("Value error, "))
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
@@ -200,9 +197,9 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         return make_problem(
             at.mark, path, f"a map of keys is wanted{_describe_type(at)}", "write `key: value` below it"
         )
-    said = said.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
-    said = said.replace(", unable to parse string as a number", "")
-    return make_problem(at.mark, path, f"{said[0].lower()}{said[1:]}{_describe_type(at)}", _advise(kind, at))
+    message = message.replace("Input should be", "should be").replace(", unable to parse string as an integer", "")
+    message = message.replace(", unable to parse string as a number", "")
+    return make_problem(at.mark, path, f"{message[0].lower()}{message[1:]}{_describe_type(at)}", _advise(kind, at))
 
 
 def _advise(kind: str, at: Node) -> str:
@@ -226,7 +223,7 @@ def _describe_type(at: Node) -> str:
 
 
 def _list_keys(kind: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the map that holds the end of a location."""
+    """Return keys of the map that holds the end of a location."""
     models: list[type[BaseModel]] = [kind]
     for part in loc[:-1]:
         below = [m.model_fields[str(part)].annotation for m in models if str(part) in m.model_fields]

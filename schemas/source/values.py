@@ -1,4 +1,4 @@
-"""What no value of a recipe may be, wherever it stands: numbers beyond all use, keys and collections without end."""
+"""Rules for every value of a recipe: no huge numbers, long keys or large collections."""
 
 import math
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ LARGEST = 2**63
 
 def check_values(root: Node) -> None:
     """Refuse a tree, after parents, profile and overrides came together. Raises RecipeError with every place."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for one in _find_problems(root, "", 0):
-        found.append(one)
-        if len(found) == MAX_PROBLEMS:
+        problems.append(one)
+        if len(problems) == MAX_PROBLEMS:
             break
-    if found:
-        raise RecipeError(found)
+    if problems:
+        raise RecipeError(problems)
 
 
 def _find_problems(node: Node, path: str, depth: int) -> Iterator[Problem]:
@@ -31,18 +31,18 @@ def _find_problems(node: Node, path: str, depth: int) -> Iterator[Problem]:
     elif isinstance(node.value, float) and not math.isfinite(node.value):
         yield make_problem(node.mark, path, f"a finite number is wanted, this is {node.value}", "write a number")
     elif isinstance(node.value, int) and abs(node.value) >= LARGEST:
-        said = f"a whole number of {len(str(abs(node.value)))} digits is too large"
-        yield make_problem(node.mark, path, said, "at most 9223372036854775807 (64 bits)")
+        message = f"a whole number of {len(str(abs(node.value)))} digits is too large"
+        yield make_problem(node.mark, path, message, "at most 9223372036854775807 (64 bits)")
 
 
 def _check_collection(node: Node, path: str, depth: int) -> Iterator[Problem]:
-    what = "keys" if node.is_map else "entries"
+    noun = "keys" if node.is_map else "entries"
     if len(node.value) > MAX_ENTRIES:
-        said = f"{len(node.value)} {what} in one place are too many"
-        yield make_problem(node.where, path, said, f"at most {MAX_ENTRIES}; keep data in files of its own")
+        message = f"{len(node.value)} {noun} in one place are too many"
+        yield make_problem(node.where, path, message, f"at most {MAX_ENTRIES}; keep data in files of its own")
     if depth > MAX_DEPTH:
         yield make_problem(node.where, path, f"nested more than {MAX_DEPTH} levels deep", "recipes need about eight")
     for key in node.value if node.is_map else ():
         if len(key) > MAX_KEY:
-            said = f"a key of {len(key)} characters is too long: {printable(key, 40)}"
-            yield make_problem(node.value[key].where, path, said, f"at most {MAX_KEY}")
+            message = f"a key of {len(key)} characters is too long: {printable(key, 40)}"
+            yield make_problem(node.value[key].where, path, message, f"at most {MAX_KEY}")

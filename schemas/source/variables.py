@@ -1,4 +1,4 @@
-"""`${...}` inside values: `${vars.x}` and `${matrix.x}` are put in, `${env:NAME}` stays a reference until a step runs.
+"""`${...}` inside values: `${vars.x}` and `${matrix.x}` are substituted, `${env:NAME}` stays until a step runs.
 
 A value that is nothing but `${vars.x}` takes the variable's type; inside a longer text it is written out. `$${` is a
 plain `${`.
@@ -24,12 +24,12 @@ class Scope:
     allowance: Allowance = field(default_factory=Allowance)
 
     def within(self, space: str, values: Mapping[str, Node]) -> "Scope":
-        """The same with the values of one more space."""
+        """Return the same with the values of one more space."""
         return replace(self, spaces={**self.spaces, space: values})
 
 
 def substitute(node: Node, scope: Scope, path: str = "", depth: int = 0) -> Node:
-    """The tree with variables put in, charged to the allowance of the scope. Raises RecipeError."""
+    """Return the tree with variables substituted, charged to the allowance of the scope. Raise RecipeError."""
     if depth > MAX_DEPTH:
         raise make_error(node.mark, path, f"nested more than {MAX_DEPTH} levels deep", "variables pile up here")
     if node.is_map:
@@ -42,11 +42,11 @@ def substitute(node: Node, scope: Scope, path: str = "", depth: int = 0) -> Node
     if not isinstance(node.value, str) or "${" not in node.value:
         scope.allowance.take(1, len(node.value) if isinstance(node.value, str) else 0, node.mark, path)
         return node
-    whole = _PIECE.fullmatch(node.value)
-    if whole and whole[1] is not None:
-        found = _look_up(whole[1], node, scope, path)
-        scope.allowance.take_tree(node if found is None else found, node.mark, path)
-        return node if found is None else Node(found.value, found.mark, node.key)
+    match = _PIECE.fullmatch(node.value)
+    if match and match[1] is not None:
+        value = _look_up(match[1], node, scope, path)
+        scope.allowance.take_tree(node if value is None else value, node.mark, path)
+        return node if value is None else Node(value.value, value.mark, node.key)
     text = _write_out(node, scope, path)
     scope.allowance.take(1, len(text), node.mark, path)
     return node.with_value(text)
@@ -60,24 +60,24 @@ def _write_out(node: Node, scope: Scope, path: str) -> str:
         text = "${" if piece[1] is None else _write_piece(piece, node, scope, path)
         length += len(text)
         if length > MAX_TEXT:
-            said = f"the text becomes longer than {MAX_TEXT} characters"
-            raise make_error(node.mark, path, said, "variables multiply here")
+            message = f"the text becomes longer than {MAX_TEXT} characters"
+            raise make_error(node.mark, path, message, "variables multiply here")
         return text
 
     return _PIECE.sub(put, node.value)
 
 
 def _write_piece(piece: re.Match[str], node: Node, scope: Scope, path: str) -> str:
-    found = _look_up(piece[1], node, scope, path)
-    if found is None:
+    value = _look_up(piece[1], node, scope, path)
+    if value is None:
         return piece[0]
-    if found.is_map or found.is_list:
+    if value.is_map or value.is_list:
         raise make_error(node.mark, path, f"${{{piece[1]}}} is no single value", "use it as the whole value")
-    return scalar_text(found)
+    return scalar_text(value)
 
 
 def scalar_text(node: Node) -> str:
-    """A scalar as YAML writes it."""
+    """Return a scalar as YAML writes it."""
     words = {True: "true", False: "false", None: "null"}
     return words[node.value] if isinstance(node.value, bool) or node.value is None else str(node.value)
 
@@ -91,17 +91,17 @@ def _look_up(name: str, node: Node, scope: Scope, path: str) -> Node | None:
         advice = suggest(name, [*known, "env:NAME"], "known")
         raise make_error(node.mark, path, f"${{{name}}} means nothing here", advice)
     values = scope.spaces[space]
-    found: Node | None = Node(values, node.mark)
+    value: Node | None = Node(values, node.mark)
     for part in key.split("."):
-        found = found.get(part) if found else None
-    if found is None:
+        value = value.get(part) if value else None
+    if value is None:
         advice = suggest(key, values, space) if values else f"this recipe has no `{space}:`"
         raise make_error(node.mark, path, f"no `{key}` in `{space}`", advice)
-    return found
+    return value
 
 
 def resolve_vars(declared: Node | None, allowance: Allowance) -> dict[str, Node]:
-    """The variables with references among themselves put in. Raises RecipeError."""
+    """Return the variables with references among themselves put in. Raises RecipeError."""
     if declared is None:
         return {}
     if not declared.is_map:

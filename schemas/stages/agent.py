@@ -49,5 +49,5 @@ class AgentStage(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The agent, and what became of everything that was written for it."""
+        """Return the agent, and what became of everything that was written for it."""
         return {"agent": "agent", "report": "directory"}

@@ -1,4 +1,4 @@
-"""What every stage can say."""
+"""The keys and traits common to all kinds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,5 +74,5 @@ class BaseStage(Schema):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """Named outputs and their types, the default first; `types` maps own port paths to the types they receive."""
+        """Return named outputs and their types, the default first; `types` maps own ports to the types they receive."""
         raise NotImplementedError

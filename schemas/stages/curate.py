@@ -62,5 +62,5 @@ class Curate(BaseStage):
     """Keep at most this many rows, drawn with the seed."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The rows, typed as they came, and the report of what was dropped."""
+        """Return the rows, typed as they came, and the report of what was dropped."""
         return {"data": types.get("data", "chat"), "report": "directory"}

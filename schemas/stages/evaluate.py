@@ -90,5 +90,5 @@ class Evaluate(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The report: table, comparisons, gates, every sample."""
+        """Return the report: table, comparisons, gates, every sample."""
         return {"report": "eval_report"}

@@ -1,10 +1,11 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from schemas.base import JsonObject
 from schemas.stages.base import BaseStage
 from schemas.use import TokenizerUse
 
@@ -27,7 +28,7 @@ class Init(BaseStage):
     defines_model: ClassVar = True
 
     kind: Literal["init"]
-    config: dict[str, Any] = Field(default=SMALL)
+    config: JsonObject = Field(default=SMALL)
     """A Hugging Face configuration: `model_type` and its arguments; vocabulary and special ids are the tokenizer's.
 
     Arguments that are left out have the values of Hugging Face, which are those of large models; without any
@@ -39,5 +40,5 @@ class Init(BaseStage):
     """Maximum length in tokens; part of the contract with later stages."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """A policy."""
+        """Return a policy."""
         return {"model": "policy"}

@@ -1,11 +1,11 @@
 """kind: merge — a mergekit document, unchanged."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.base import Schema
+from schemas.base import JsonObject, Schema
 from schemas.references import PolicyRef
 from schemas.stages.base import BaseStage
 
@@ -15,7 +15,7 @@ class MergeInput(Schema):
 
     model: PolicyRef
     """A stage of this recipe, or a model from outside."""
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     """Per model (`weight`, `density`, ...): a number, a gradient over the layers, or a list of {filter, value}."""
 
 
@@ -26,7 +26,7 @@ class MergeSource(Schema):
     """Where the layers come from."""
     layer_range: tuple[int, int]
     """First layer and the one after the last."""
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     """As for a model."""
 
 
@@ -35,7 +35,7 @@ class MergeSlice(Schema):
 
     sources: list[MergeSource] = Field(min_length=1)
     """One run per model."""
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     """For this slice."""
 
 
@@ -53,7 +53,7 @@ class Merge(BaseStage):
     """Layer ranges; or give `models`."""
     base_model: PolicyRef | None = None
     """Base of the methods that work on differences."""
-    parameters: dict[str, Any] = {}
+    parameters: JsonObject = {}
     """For all tensors."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Precision of the arithmetic and the result; null keeps the first model's."""
@@ -63,5 +63,5 @@ class Merge(BaseStage):
     """Known from mergekit; here all models must have one tokenizer, so both mean the first model's."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The merged policy."""
+        """Return the merged policy."""
         return {"model": "policy"}

@@ -60,5 +60,5 @@ class Practice(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The agent with its experiences, and every round: rollouts, scores, what was learnt from which group."""
+        """Return the agent with its experiences, and all rounds: rollouts, scores, what each group taught."""
         return {"agent": "agent", "rounds": "directory"}

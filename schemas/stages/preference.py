@@ -48,5 +48,5 @@ class Preference(Training, LoRA, BaseStage):
     """Passes over the data when max_steps is -1."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """The trained model."""
+        """Return the trained model."""
         return {"model": "adapter" if self.use_peft else "policy"}

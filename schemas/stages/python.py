@@ -26,5 +26,5 @@ class Python(BaseStage):
     """Name to artifact type of each output, the default first."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """As declared."""
+        """Return the declared outputs."""
         return dict(self.produces)

@@ -36,5 +36,5 @@ class RewardModel(Training, BaseStage):
     """Passes over the data when max_steps is -1."""
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """A reward model and its held-out quality."""
+        """Return a reward model and its held-out quality."""
         return {"model": "reward_model", "report": "directory"}

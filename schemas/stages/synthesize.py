@@ -69,5 +69,5 @@ class Synthesize(Capped, BaseStage):
         return self
 
     def outputs(self, types: Mapping[str, str]) -> dict[str, str]:
-        """One output, named as its type."""
+        """Return one output, named as its type."""
         return {self.emit: self.emit}

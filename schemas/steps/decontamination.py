@@ -1,4 +1,4 @@
-"""Decontamination is graph-wide: every evaluation of the recipe is compared with by every curation."""
+"""Decontamination across the recipe: every curation is compared with every evaluation."""
 
 import json
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from schemas.stages.curate import Curate
 from schemas.stages.evaluate import Evaluate
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import Port, StepInfo, replace_parts
+from schemas.use import Use
 
 MAX_COMPARISONS = 5_000
 """Curations times sets of problems."""
@@ -35,31 +36,34 @@ def complete_decontamination(infos: dict[str, StepInfo], problems: list[Problem]
             prompts.setdefault(_port_content(port), (other, port))
     if (count := len(curations) * (len(tasks) + len(prompts))) > MAX_COMPARISONS:
         info = next(iter(curations.values()))
-        said = f"{len(curations)} curations would each be compared with all evaluations: {count} comparisons"
+        message = f"{len(curations)} curations would each be compared with all evaluations: {count} comparisons"
         advice = f"at most {MAX_COMPARISONS}; set `decontaminate: null` where rows are no training data"
-        problems.append(make_problem(info.node.where, info.path, said, advice))
+        problems.append(make_problem(info.node.where, info.path, message, advice))
         return infos
     made_from = _make_ancestor_search(list(curations), infos)
-    asked = [(other, port, made_from(port.steps)) for other, port in prompts.values()]
-    return infos | {name: _complete_curation(info, tasks, asked, problems) for name, info in curations.items()}
+    prompt_sets = [(other, port, made_from(port.steps)) for other, port in prompts.values()]
+    return infos | {name: _complete_curation(info, tasks, prompt_sets, problems) for name, info in curations.items()}
 
 
 def _complete_curation(
     info: StepInfo,
     evaluated: dict[str, Slot],
-    asked: list[tuple[StepInfo, Port, set[str]]],
+    prompt_sets: list[tuple[StepInfo, Port, set[str]]],
     problems: list[Problem],
 ) -> StepInfo:
-    """A curation with the tasks and the prompts of all evaluations, each once, behind those that it names itself."""
-    given = info.stage.decontaminate
-    tasks, slots, seen = list(given.against), list(info.slots), {_slot_identity(s) for s in info.slots}
+    """Return a curation with the tasks and prompts of all evaluations, each once, after those that it names itself."""
+    given = info.stage.decontaminate if isinstance(info.stage, Curate) else None
+    if given is None:
+        return info
+    tasks: list[Use] = list(given.against)
+    slots, seen = list(info.slots), {_slot_identity(slot) for slot in info.slots}
     prompts, ports = list(given.against_prompts), list(info.ports)
     own = {_port_content(port) for port in ports if port.path.startswith("decontaminate.")}
     for identity, slot in evaluated.items():
         if identity not in seen:
             slots.append(Slot(f"decontaminate.against.{len(tasks)}", slot.use, slot.signature, slot.options))
             tasks.append(slot.use)
-    for other, port, made_from in asked:
+    for other, port, made_from in prompt_sets:
         if _port_content(port) in own:
             continue
         if info.name in made_from:
@@ -67,8 +71,8 @@ def _complete_curation(
             continue
         ports.append(Port(**{**port.__dict__, "path": f"decontaminate.against_prompts.{len(prompts)}"}))
         prompts.append(PromptsRef(port.text))
-    whole = given.model_copy(update={"against": tasks, "against_prompts": prompts})
-    stage = info.stage.model_copy(update={"decontaminate": whole})
+    completed = given.model_copy(update={"against": tasks, "against_prompts": prompts})
+    stage = info.stage.model_copy(update={"decontaminate": completed})
     return replace_parts(info, stage=stage, slots=tuple(slots), ports=tuple(ports))
 
 
@@ -85,7 +89,7 @@ def _port_content(port: Port) -> tuple[object, ...]:
 
 
 def _make_ancestor_search(curations: list[str], infos: dict[str, StepInfo]) -> Callable[[tuple[str, ...]], set[str]]:
-    """A function of steps: the curations among them and among all that they need; none where steps go in a circle."""
+    """Return a function of steps: the curations among them and their ancestors; none in a cycle."""
     above: dict[str, int] = {}  # a bit for each curation, so that a union of thousands costs nothing
     bits = {name: 1 << place for place, name in enumerate(curations)}
     needs = {name: [step for step in info.needs if step in infos] for name, info in infos.items()}
@@ -101,6 +105,6 @@ def _make_ancestor_search(curations: list[str], infos: dict[str, StepInfo]) -> C
 
 
 def _make_cycle_problem(info: StepInfo, other: StepInfo, port: Port) -> Problem:
-    said = f"these problems are made from `{info.origin}`, which must be decontaminated against them"
+    message = f"these problems are made from `{info.origin}`, which must be decontaminated against them"
     advice = f"set `decontaminate: null` on `{info.origin}`, or make the evaluation's problems from something else"
-    return make_problem(port.mark, join_path(other.path, "prompts"), said, advice)
+    return make_problem(port.mark, join_path(other.path, "prompts"), message, advice)

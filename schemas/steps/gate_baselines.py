@@ -1,4 +1,4 @@
-"""What gates compare with and where they branch to, found before the graph is checked.
+"""The models that gates compare with and the stages they branch to, resolved before the graph is checked.
 
 `against: parent | base | <stage>` becomes a port of the evaluation, so that both models answer the same problems; where
 the model stands in the table already, its name there is taken. The champion is found when the recipe is compiled.
@@ -17,7 +17,7 @@ from schemas.suggestions import suggest
 
 
 def resolve_baselines(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """The steps with a port for every model that a gate compares with, and branches that know their gate."""
+    """Return the steps with a port for every model that a gate compares with, and branches that know their gate."""
     done = dict(infos)
     for name, info in infos.items():
         if isinstance(info.stage, Evaluate):
@@ -34,18 +34,18 @@ def _add_baselines(info: StepInfo, stage: Evaluate, infos: dict[str, StepInfo], 
         if gate.against is None or gate.against in own or gate.against == "champion":
             continue
         try:
-            found = _find_baseline(info, f"gate.{index}.against", gate, infos)
+            baseline = _find_baseline(info, f"gate.{index}.against", gate, infos)
         except RecipeError as error:
             problems += error.problems
             continue
-        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(found)), None)
+        same = next((p for p in ports if _is_model(p) and _port_content(p) == _port_content(baseline)), None)
         word = same.path.partition(".")[2] or "model" if same else _free_name(gate.against, gate, against)
         if same is None:
-            against[word] = PolicyRef(found.text)
-            ports.append(Port(**{**found.__dict__, "path": f"against.{word}", "accepts": PolicyRef.accepts}))
+            against[word] = PolicyRef(baseline.text)
+            ports.append(Port(**{**baseline.__dict__, "path": f"against.{word}", "accepts": PolicyRef.accepts}))
         gates[index] = gate.model_copy(update={"against": word})
-    whole = stage.model_copy(update={"gate": gates, "against": against})
-    return replace_parts(info, stage=whole, ports=tuple(ports))
+    completed = stage.model_copy(update={"gate": gates, "against": against})
+    return replace_parts(info, stage=completed, ports=tuple(ports))
 
 
 def _is_model(port: Port) -> bool:
@@ -57,21 +57,21 @@ def _port_content(port: Port) -> tuple[object, ...]:
 
 
 def _free_name(word: str, gate: Gate, taken: dict[str, PolicyRef]) -> str:
-    """A name for the table: two gates may mean the parents of two models."""
+    """Return a name for the table: two gates may mean the parents of two models."""
     return word if word not in taken else f"{word} of {gate.model or 'the last'}"
 
 
 def _find_baseline(info: StepInfo, where: str, gate: Gate, infos: dict[str, StepInfo]) -> Port:
-    """The port that holds what a gate compares with. Raises RecipeError."""
+    """Return the port of the model that a gate compares with. Raise RecipeError."""
     mark, path, word = follow_path(info.node, where).mark, join_path(info.path, where), str(gate.against)
     if word not in RELATIVES or word in info.names:  # a stage that is called so is meant
         models = [p.path.partition(".")[2] for p in info.ports if p.path.startswith("models.")]
         if ":" not in word and "|" not in word and split_reference(word, info.names) is None:
             known = dict.fromkeys([*models, *RELATIVES, *(n for n in info.names if not n.startswith("previous."))])
             raise make_error(mark, path, f"no model `{word}`", suggest(word, known, "models"))
-        found = resolve_reference(word, info.names, mark, path)
-        kind = "policy" if found.source else ""
-        return Port(where, word, PolicyRef.accepts, found.steps, found.output, found.source, kind, mark)
+        resolved = resolve_reference(word, info.names, mark, path)
+        kind = "policy" if resolved.source else ""
+        return Port(where, word, PolicyRef.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
     gated = _find_gated(info, gate)
     if gated is None:
         raise make_error(mark, path, f"no model `{gate.model}` whose {word} could be found", "name one of `models`")
@@ -91,7 +91,7 @@ def _find_gated(info: StepInfo, gate: Gate) -> Port | None:
 
 
 def _find_parent(port: Port, infos: dict[str, StepInfo]) -> Port | str:
-    """What the model at a port was trained from, or why that cannot be said. After a loop: what the loop began with."""
+    """Return what the model at a port was trained from, or why that is unknown; after a loop, what it began with."""
     makers = [infos[name] for name in port.steps if name in infos]
     if not makers:
         return "it comes from outside"
@@ -125,8 +125,11 @@ def _mark_branches(done: dict[str, StepInfo], name: str, index: int, gate: Gate,
             problems.append(make_problem(mark, path, f"no stage `{word}`", advice))
         for step in steps:
             if step == name:
-                said, advice = "a gate cannot branch to its own evaluation", "name the stages that repair what failed"
-                problems.append(make_problem(mark, path, said, advice))
+                message, advice = (
+                    "a gate cannot branch to its own evaluation",
+                    "name the stages that repair what failed",
+                )
+                problems.append(make_problem(mark, path, message, advice))
             elif step in done:
                 other = done[step]
                 done[step] = replace_parts(other, branch_of=(*other.branch_of, BranchOf(step=name, gate=index)))

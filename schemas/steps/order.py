@@ -1,4 +1,4 @@
-"""Across stages: outputs that exist, types that fit, an order in which everything can run."""
+"""Checks across steps: existing outputs, fitting types, an order in which everything can run."""
 
 import heapq
 
@@ -10,7 +10,7 @@ from schemas.suggestions import suggest
 
 
 def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str, StepInfo]:
-    """The steps in an order in which they can run, with types; what is wrong is added to `problems`."""
+    """Return the steps in an order in which they can run, with types; what is wrong is added to `problems`."""
     order = _sort_steps(infos, problems)
     if problems:
         return {}
@@ -26,7 +26,7 @@ def check_graph(infos: dict[str, StepInfo], problems: list[Problem]) -> dict[str
 
 
 def _sort_steps(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str]:
-    """Of the steps that can run, always the first as written comes next."""
+    """Return the steps in an order in which they can run, as close as possible to the order written."""
     places = {name: place for place, name in enumerate(infos)}
     needs = {name: set(info.needs) for name, info in infos.items()}
     users: dict[str, list[str]] = {}
@@ -50,7 +50,7 @@ def _sort_steps(infos: dict[str, StepInfo], problems: list[Problem]) -> list[str
 
 
 def _make_cycle_problem(infos: dict[str, StepInfo], waiting: list[str], done: set[str]) -> Problem:
-    """Walk upwards from a step that can never start until one comes twice."""
+    """Return the problem of a cycle, found by walking upwards from a step that can never start."""
     path = [waiting[0]]
     while path[-1] not in path[:-1]:
         path.append(next(s for s in infos[path[-1]].needs if s not in done))
@@ -59,11 +59,11 @@ def _make_cycle_problem(infos: dict[str, StepInfo], waiting: list[str], done: se
     port = next((p for p in info.ports if circle[1] in p.steps), None)
     mark = port.mark if port else info.node.where
     if len(circle) == 2:
-        said = f"`{info.origin}` needs itself"
+        message = f"`{info.origin}` needs itself"
     else:
-        said = f"a cycle: {' -> '.join(circle)} (each needs the next)"
+        message = f"a cycle: {' -> '.join(circle)} (each needs the next)"
     where = join_path(info.path, port.path) if port else join_path(info.path, "after")
-    return make_problem(mark, where, said, "one of these references must go; a loop is written with `repeat`")
+    return make_problem(mark, where, message, "one of these references must go; a loop is written with `repeat`")
 
 
 def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems: list[Problem]) -> Port:
@@ -75,8 +75,11 @@ def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems:
         return port
     source = done[port.steps[0]]
     if (odd := _find_odd_candidate(port, done)) is not None:
-        said = f"`{port.text}` is a choice between outputs that differ: {_describe_outputs(source)} and {_describe_outputs(odd)}"
-        problems.append(make_problem(port.mark, path, said, "candidates must make the same thing under the same name"))
+        differ = f"{_describe_outputs(source)} and {_describe_outputs(odd)}"
+        message = f"`{port.text}` is a choice between outputs that differ: {differ}"
+        problems.append(
+            make_problem(port.mark, path, message, "candidates must make the same thing under the same name")
+        )
         return port
     outputs = dict(source.outputs)
     if port.output is not None and port.output not in outputs:
@@ -86,13 +89,13 @@ def _check_type(port: Port, info: StepInfo, done: dict[str, StepInfo], problems:
     kind = outputs[port.output] if port.output else next(iter(outputs.values()))
     if kind not in port.accepts:
         wanted = " or ".join(port.accepts)
-        said = f"wants {wanted}, but `{port.text}` is {kind}"
-        problems.append(make_problem(port.mark, path, said, _suggest_fitting(port, source, done)))
+        message = f"wants {wanted}, but `{port.text}` is {kind}"
+        problems.append(make_problem(port.mark, path, message, _suggest_fitting(port, source, done)))
     return Port(**{**port.__dict__, "type": kind})
 
 
 def _find_odd_candidate(port: Port, done: dict[str, StepInfo]) -> StepInfo | None:
-    """A candidate whose output has another name or type than the first one's."""
+    """Return a candidate whose output has another name or type than the first one's."""
 
     def output(name: str) -> tuple[str, str | None]:
         outputs = done[name].outputs

@@ -1,4 +1,4 @@
-"""`promote:`, what a recipe makes champion: a model, the evaluation whose gates it must pass, a registered model."""
+"""`promote:` of a recipe: the model that becomes champion, and the evaluation whose gates it must pass."""
 
 from collections.abc import Iterator, Mapping
 
@@ -29,7 +29,7 @@ class Promote(Schema):
 def resolve_promotion(
     node: Node, promote: Promote, recipe: str, steps: Mapping[str, StepInfo], problems: list[Problem]
 ) -> Promotion | None:
-    """What `promote` means for the steps; None, with problems added, when it means nothing."""
+    """Resolve `promote`; return None and add problems if it is invalid."""
     try:
         models, output = _resolve_steps("model", promote.model, node, steps)
         gates, rest = _resolve_steps("gate", promote.gate, node, steps)
@@ -47,16 +47,16 @@ def resolve_promotion(
 def _resolve_steps(
     key: str, text: str, node: Node, steps: Mapping[str, StepInfo]
 ) -> tuple[tuple[str, ...], str | None]:
-    """The steps that a word may mean, latest first, and the output behind it. Raises RecipeError."""
+    """Return the steps that a word may mean, latest first, and the output behind it. Raises RecipeError."""
     infos = list(steps.values())
     names = next((info.names for info in infos if "." not in info.origin), infos[0].names)
     mark, path = (node.get(key) or node).mark, f"promote.{key}"
-    found = resolve_reference(text, names, mark, path)
-    if found.source:
+    resolved = resolve_reference(text, names, mark, path)
+    if resolved.source:
         raise make_error(
             mark, path, f"`{text}` comes from outside", "only what a stage of this recipe makes is promoted"
         )
-    return found.steps, found.output
+    return resolved.steps, resolved.output
 
 
 def _check_model(promote: Promote, node: Node, outputs: Mapping[str, str], output: str) -> Iterator[Problem]:
@@ -64,8 +64,8 @@ def _check_model(promote: Promote, node: Node, outputs: Mapping[str, str], outpu
         advice = suggest(output, outputs, "outputs")
         yield _make_problem(node, "model", f"`{promote.model}`: this stage has no output `{output}`", advice)
     elif outputs[output] not in POLICY_TYPES:
-        said = f"wants {' or '.join(POLICY_TYPES)}, but `{promote.model}` is {outputs[output]}"
-        yield _make_problem(node, "model", said, "name the stage that makes the model")
+        message = f"wants {' or '.join(POLICY_TYPES)}, but `{promote.model}` is {outputs[output]}"
+        yield _make_problem(node, "model", message, "name the stage that makes the model")
 
 
 def _check_gate(
@@ -90,19 +90,20 @@ def _check_judged(
 ) -> Iterator[Problem]:
     info = steps[gates[0]]
     names = [_model_name(port) for port in _list_model_ports(info)]
-    mine = [
+    own_names = [
         _model_name(p)
         for p in _list_model_ports(info)
         if set(p.steps) & set(model[0]) and _output_name(p, steps) == model[1]
     ]
-    if not mine:
+    if not own_names:
         advice = f"it evaluates: {', '.join(p.text for p in _list_model_ports(info))}"
         yield _make_problem(node, "model", f"`{promote.gate}` does not evaluate `{promote.model}`", advice)
         return
-    judged = [gate.model or names[-1] for gate in info.stage.gate if isinstance(info.stage, Evaluate)]
-    if not set(mine) & set(judged):
-        said = f"no gate of `{promote.gate}` is on `{mine[0]}`; they are on {', '.join(dict.fromkeys(judged))}"
-        yield _make_problem(node, "gate", said, f"write `model: {mine[0]}` in a gate there")
+    gates_of_stage = info.stage.gate if isinstance(info.stage, Evaluate) else []
+    judged = [gate.model or names[-1] for gate in gates_of_stage]
+    if not set(own_names) & set(judged):
+        message = f"no gate of `{promote.gate}` is on `{own_names[0]}`; they are on {', '.join(dict.fromkeys(judged))}"
+        yield _make_problem(node, "gate", message, f"write `model: {own_names[0]}` in a gate there")
 
 
 def _list_model_ports(info: StepInfo) -> list[Port]:

@@ -1,4 +1,4 @@
-"""The functions and references in a stage: found by walking its values, checked against signatures."""
+"""The functions and references in a stage, found by walking its values and checked against signatures."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from schemas.base import JsonObject
 from schemas.errors import Problem
 from schemas.references import Reference
 from schemas.signatures import Signature, SignatureError, options_model, signature
@@ -27,35 +28,35 @@ class Slot:
     options: BaseModel
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Options as plain values; a default that only the function knows is left to it."""
-        told = set(self.use.options)
-        left = {n for n, o in self.signature.options.items() if not o.is_literal and n not in told}
+        written = set(self.use.options)
+        left = {n for n, o in self.signature.options.items() if not o.is_literal and n not in written}
         return self.options.model_dump(mode="json", by_alias=True, exclude=left)
 
 
 def bind_slots(value: Any, node: Node, path: str, folders: tuple[Path, ...]) -> tuple[list[Slot], list[Problem]]:
-    """Every function named in a validated value (paths relative to it), and what is wrong with them."""
+    """Return every function named in a validated value (paths relative to it), and what is wrong with them."""
     slots: list[Slot] = []
     problems: list[Problem] = []
     for where, use in _walk(value, ""):
         if isinstance(use, Use):
             at = follow_path(node, where)
-            found = _bind_slot(where, use, at, join_path(path, where), folders)
-            if isinstance(found, Slot):
-                slots.append(found)
-                inner, more = bind_slots(found.options, at, join_path(path, where), folders)
+            bound = _bind_slot(where, use, at, join_path(path, where), folders)
+            if isinstance(bound, Slot):
+                slots.append(bound)
+                inner, more = bind_slots(bound.options, at, join_path(path, where), folders)
                 slots += [Slot(join_path(where, s.path), s.use, s.signature, s.options) for s in inner]
                 problems += more
             else:
-                problems += found
+                problems += bound
         if len(problems) > MAX_PROBLEMS:
             break
     return slots, problems
 
 
 def find_references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, Reference]]:
-    """Every reference in a stage, also those among the options of its functions: dotted path and value."""
+    """Yield every reference in a stage, also those among the options of its functions: dotted path and value."""
     for where, value in _walk(stage, ""):
         if isinstance(value, Reference):
             yield where, value
@@ -68,17 +69,17 @@ def find_references(stage: BaseModel, slots: list[Slot]) -> Iterator[tuple[str, 
 def _bind_slot(where: str, use: Use, at: Node, path: str, folders: tuple[Path, ...]) -> Slot | list[Problem]:
     word = at.get("use") or at
     try:
-        found = signature(type(use), use.use, folders)
+        signature_here = signature(type(use), use.use, folders)
     except SignatureError as error:
         return [make_problem(word.mark, join_path(path, "use") if at.is_map else path, str(error), error.advice)]
-    model = options_model(found)
+    model = options_model(signature_here)
     try:
         options = model.model_validate(use.options)
     except ValidationError as error:
         return convert_errors(error, at, path, model, [f for f in type(use).model_fields if f != "use"])
     found_wrong = find_coercions(at, options.model_dump(by_alias=True), path) if at.is_map else iter(())
     wrong = list(islice(found_wrong, MAX_PROBLEMS))
-    return wrong or Slot(where, use, found, options)
+    return wrong or Slot(where, use, signature_here, options)
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:

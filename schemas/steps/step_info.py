@@ -1,4 +1,4 @@
-"""A step as the checks see it: its validated stage, its functions, its references resolved to steps."""
+"""A step before it has a key: its validated stage, its functions, its references resolved to steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from schemas.base import JsonObject
 from schemas.errors import Problem, RecipeError
 from schemas.expansion.expand import Unit, find_presets, list_preset_slots
 from schemas.expansion.names import Names, resolve_reference
@@ -63,11 +64,11 @@ class StepInfo:
     outputs: tuple[tuple[str, str], ...] = ()
 
     def problem(self, where: str, message: str, advice: str = "") -> Problem:
-        """What is wrong at a field of the step, by its dotted path, with its place in the file."""
+        """Return a problem at a field of the step, by its dotted path, with its place in the file."""
         return make_problem(follow_path(self.node, where).mark, join_path(self.path, where), message, advice)
 
-    def dump(self) -> dict[str, Any]:
-        """The stage as plain values, options of its functions filled in."""
+    def dump(self) -> JsonObject:
+        """Return the stage as plain values, options of its functions filled in."""
         dumped = self.stage.model_dump(mode="json", by_alias=True)
         for slot in self.slots:
             _find_place(dumped, slot.path).update(slot.values)
@@ -81,7 +82,7 @@ class StepInfo:
 
 
 def validate_step(unit: Unit, folders: tuple[Path, ...], problems: list[Problem]) -> StepInfo | None:
-    """Validate a step by itself; what is wrong is added to `problems`, and None returned."""
+    """Validate a step by itself; return None and add problems if it is invalid."""
     kind = _find_kind(unit, problems)
     if kind is None:
         return None
@@ -113,30 +114,32 @@ def _resolve_ports(info: StepInfo, problems: list[Problem]) -> Iterator[Port]:
 
 
 def replace_parts(info: StepInfo, **parts: Any) -> StepInfo:
-    """A copy with some parts replaced."""
+    """Return a copy with some parts replaced."""
     return StepInfo(**{**info.__dict__, **parts})
 
 
 def resolve_port(info: StepInfo, where: str, reference: Any, problems: list[Problem]) -> Port | None:
-    """The port of one reference; None, with a problem added, when it means nothing."""
+    """Return the port of one reference; None, with a problem added, when it means nothing."""
     mark = follow_path(info.node, where).mark
     try:
-        found = resolve_reference(str(reference), info.names, mark, join_path(info.path, where))
+        resolved = resolve_reference(str(reference), info.names, mark, join_path(info.path, where))
     except RecipeError as error:
         problems += error.problems
         return None
-    kind = reference.outside or reference.accepts[0] if found.source else ""
-    return Port(where, str(reference), reference.accepts, found.steps, found.output, found.source, kind, mark)
+    kind = reference.outside or reference.accepts[0] if resolved.source else ""
+    return Port(where, str(reference), reference.accepts, resolved.steps, resolved.output, resolved.source, kind, mark)
 
 
-def _add_preset_advice(found: list[Problem], node: Node) -> list[Problem]:
-    """An rl stage without an algorithm lacks several slots: say once how to fill them all."""
+def _add_preset_advice(problems: list[Problem], node: Node) -> list[Problem]:
+    """Return an rl stage without an algorithm lacks several slots: say once how to fill them all."""
     kind = node.get("kind")
     if kind is None or "algorithm" not in traits_of(str(kind.value)).model_fields or node.get("algorithm") is not None:
-        return found
+        return problems
     slots = tuple(f"`{slot}`" for slot in list_preset_slots())
     advice = f"fill all slots at once: `algorithm: grpo` ({', '.join(find_presets())})"
-    return [replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in found]
+    return [
+        replace(p, advice=advice) if p.message.startswith(slots) and "missing" in p.message else p for p in problems
+    ]
 
 
 def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
@@ -146,9 +149,9 @@ def _find_kind(unit: Unit, problems: list[Problem]) -> type[BaseStage] | None:
         problems.append(make_problem(unit.node.where, unit.path, "`kind` is missing", advice))
         return None
     if not isinstance(node.value, str) or node.value not in KINDS:
-        said = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
+        message = f"`{node.plain()}` is no kind" if not (node.is_map or node.is_list) else "a kind is one word"
         problems.append(
-            make_problem(node.mark, join_path(unit.path, "kind"), said, suggest(str(node.value), KINDS, "kinds"))
+            make_problem(node.mark, join_path(unit.path, "kind"), message, suggest(str(node.value), KINDS, "kinds"))
         )
         return None
     return KINDS[node.value]
@@ -159,9 +162,9 @@ def _resolve_after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
     for index, word in enumerate(info.stage.after):
         if len(problems) > MAX_PROBLEMS:
             break
-        found = resolve_steps(info, word)
-        steps += found
-        if not found:
+        resolved = resolve_steps(info, word)
+        steps += resolved
+        if not resolved:
             node = follow_path(info.node, f"after.{index}")
             words = dict.fromkeys([w for w in info.names if not w.startswith("previous.")])
             advice = suggest(word, words, "stages")
@@ -170,7 +173,7 @@ def _resolve_after(info: StepInfo, problems: list[Problem]) -> tuple[str, ...]:
 
 
 def resolve_steps(info: StepInfo, word: str) -> tuple[str, ...]:
-    """All steps that a word stands for where only their order matters: variants, iterations, a whole loop."""
+    """Return all steps that a word stands for where only their order matters: variants, iterations, a whole loop."""
     target = info.names.get(word)
     if target is not None and target.steps:
         return target.steps
@@ -178,7 +181,7 @@ def resolve_steps(info: StepInfo, word: str) -> tuple[str, ...]:
 
 
 def _find_place(dumped: Any, path: str) -> Any:
-    """The value at a dotted path of a dump; keys may hold dots themselves."""
+    """Return the value at a dotted path of a dump; keys may hold dots themselves."""
     parts = path.split(".")
     while parts:
         for count in range(len(parts), 0, -1):

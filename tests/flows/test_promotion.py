@@ -12,7 +12,7 @@ from flows.cli import app, main
 from flows.planning.recipe_plan import plan_recipe
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import record_decision
+from lineage.audit.approvals import append_decision
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.registry.champions import find_champion, read_history
@@ -143,7 +143,7 @@ def test_the_story_of_a_champion(lab):
 
     # A person who approves lets it through, and the history says who and why.
     waiting = lab.made("exam")[-1]
-    record_decision(
+    append_decision(
         lab.layout, waiting.key, 0, "approve", name="Grace", reason="the exam is too hard", step="exam", run="r"
     )
     assert "champion of chat: version 1 → version 2" in lab.run(*waits)

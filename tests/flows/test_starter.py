@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from flows.verbs.starter import shipped_recipes, write_recipe
-from schemas.editor_schema import editor_schema
 
+from flows.commands.starter import shipped_recipes, write_recipe
 from schemas.errors import PlanError
-from schemas.recipe import load_recipe
+from schemas.pages.editor_schema import editor_schema
+from schemas.recipe.load import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

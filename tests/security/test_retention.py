@@ -13,7 +13,7 @@ from flows.planning.recipe_plan import plan_recipe
 from flows.runs.launch import run_plan
 from lineage.artifacts.seal import write_seal
 from lineage.artifacts.store import Store
-from lineage.audit.approvals import record_decision
+from lineage.audit.approvals import append_decision
 from lineage.audit.log import append, log_file
 from lineage.audit.moves import Move
 from lineage.layout import Layout
@@ -200,9 +200,9 @@ def test_a_run_that_waits_for_a_person_keeps_what_it_has_one_whose_gate_failed_d
     waits, stopped = run(checkout, "run-1", "approve", code=2), run(checkout, "run-2", "stop", code=2)
     gc("--last", "0", "--yes")
     assert here(checkout) == {waits["exam"]} != {stopped["exam"]}
-    record_decision(checkout, waits["exam"], 0, "approve", name="ada", reason="fine", step="exam")
+    append_decision(checkout, waits["exam"], 0, "approve", name="ada", reason="fine", step="exam")
     assert gc("--last", "0")["artifacts"] == []  # approved, and not resumed yet
-    record_decision(checkout, waits["exam"], 0, "reject", name="ada", reason="no", step="exam")
+    append_decision(checkout, waits["exam"], 0, "reject", name="ada", reason="no", step="exam")
     gc("--last", "0", "--yes")
     assert here(checkout) == set()
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.runs.lookup import rebuild_report
 from lineage.artifacts.store import Store
-from lineage.audit.approvals import decisions_file, record_decision
+from lineage.audit.approvals import append_decision, decisions_file
 from lineage.audit.log import append, log_file
 from lineage.catalogue.index import FILE, query_index
 from lineage.catalogue.row_index import read_new_tables
@@ -69,7 +69,7 @@ def template(tmp_path_factory):
     assert done.exit_code == 0, done.output
     layout = Layout(root)
     made = {manifest.step: manifest for manifest in Store(layout).manifests()}
-    record_decision(layout, made["exam"].key, 0, "approve", name="ada", reason="good enough", step="exam")
+    append_decision(layout, made["exam"].key, 0, "approve", name="ada", reason="good enough", step="exam")
     move_champion(layout, "adder", made["model"].key, evidence={"key": made["exam"].key}, expected=None)
     (layout.state / FILE).unlink()
     return root, made
@@ -337,7 +337,7 @@ def test_a_log_that_was_cut_off_stays_found_out_however_often_it_is_checked(fini
 def test_decisions_in_another_order_are_a_problem(finished):
     layout, made = finished
     key = made["exam"].key
-    record_decision(layout, key, 0, "reject", name="ada", reason="a second look", step="exam")
+    append_decision(layout, key, 0, "reject", name="ada", reason="a second look", step="exam")
     assert problems(layout) == []
     path: Path = decisions_file(layout, key)
     first, second = path.read_bytes().splitlines(keepends=True)

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from lineage.audit.approvals import decisions_file, record_decision
+from lineage.audit.approvals import append_decision, decisions_file
 from lineage.audit.log import append, log_file
 from lineage.verification.audit_check import check_audit
 
@@ -27,7 +27,7 @@ def claimed(small_run):
     made = small_run.made["tuned"]
     digests = {name: output.digest for name, output in made.outputs.items()}
     append(layout, "artifact published", key=made.key, kind=made.kind, digests=digests)
-    record_decision(layout, KEY, 0, "approve", name="ada", reason="small change", step="exam")
+    append_decision(layout, KEY, 0, "approve", name="ada", reason="small change", step="exam")
     events = {"bytes": len(seen["events.jsonl"]), "sha256": hashlib.sha256(seen["events.jsonl"]).hexdigest()}
     append(layout, "run ended", run="run-1", events=events)
     with (folder / "events.jsonl").open("a") as stream:
