@@ -219,9 +219,9 @@ def test_a_decision_from_elsewhere_ends_the_question_and_no_answer_leaves_it_ope
     plan = lab("min: 0.9, on_fail: approve")
 
     def elsewhere(execution, question, over):
-        from flows.execution.approval import record_decision
+        from flows.execution.approval import record_answer
 
-        record_decision(
+        record_answer(
             lab.layout,
             "attended",
             question.step,

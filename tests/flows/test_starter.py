@@ -9,7 +9,7 @@ import yaml
 
 from flows.commands.starter import shipped_recipes, write_recipe
 from schemas.errors import PlanError
-from schemas.pages.editor_schema import editor_schema
+from schemas.pages.editor_schema import make_editor_schema
 from schemas.recipe.load import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -26,7 +26,7 @@ def test_a_starter_is_named_after_its_file_and_stands_beside_its_schema(tmp_path
     assert write_recipe(recipe, "starter") == [recipe, tmp_path / "recipe.schema.json"]
     assert load_recipe(recipe).name == "my_first"
     assert schema_of(recipe) == tmp_path / "recipe.schema.json"
-    assert json.loads(schema_of(recipe).read_text()) == editor_schema()
+    assert json.loads(schema_of(recipe).read_text()) == make_editor_schema()
 
 
 @pytest.mark.parametrize("name", ["quickstart", "learning", "papers/ampo"])
@@ -58,7 +58,7 @@ def test_nothing_is_overwritten_but_the_schema(tmp_path):
     with pytest.raises(PlanError, match=r"one\.yaml is there already; give another name: posttrain init other\.yaml"):
         write_recipe(tmp_path / "one.yaml", "quickstart")
     write_recipe(tmp_path / "two.yaml", "starter")
-    assert json.loads((tmp_path / "recipe.schema.json").read_text()) == editor_schema()
+    assert json.loads((tmp_path / "recipe.schema.json").read_text()) == make_editor_schema()
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_name(tmp_path):
