@@ -160,8 +160,8 @@ class Pieces:
         if float((pieces_T - whole_T).abs().max()) > AGREES * largest:
             raise StepError(
                 f"rollout: the {what}s of the whole batch are not those of its groups, so that groups cannot be "
-                "trained on as they arrive: let every part judge groups by themselves (`center: {by: group}`, an aggregation "
-                "that compares no completions), or take a rollout function that waits for the batch: "
+                "trained on as they arrive: let every part judge groups by themselves (`center: {by: group}`, an "
+                "aggregation that compares no completions), or take a rollout function that waits for the batch: "
                 "`rollout: synchronous`"
             )
 
