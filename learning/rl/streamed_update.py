@@ -159,9 +159,10 @@ class Pieces:
         largest = float(whole_T.abs().max().clamp(min=1e-300)) if len(whole_T) else 1.0
         if float((pieces_T - whole_T).abs().max()) > AGREES * largest:
             raise StepError(
-                f"rollout: the {what}s of the whole batch are not those of its groups, so groups cannot be trained "
-                "on as they come: let every part judge groups by themselves (`center: {by: group}`, a weighing that "
-                "compares no completions), or take a rollout function that waits for the batch: `rollout: synchronous`"
+                f"rollout: the {what}s of the whole batch are not those of its groups, so that groups cannot be "
+                "trained on as they arrive: let every part judge groups by themselves (`center: {by: group}`, an "
+                "aggregation that compares no completions), or take a rollout function that waits for the batch: "
+                "`rollout: synchronous`"
             )
 
 
