@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flows.planning.challenge import with_champions
-from flows.planning.closure import Closure, uses
+from flows.planning.closure import Closure
 from flows.planning.contracts import check_contracts
 from lineage.digests import digest_of
 from lineage.layout import Layout
@@ -71,8 +71,7 @@ def _step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closure, l
     inputs = tuple(_input(recipe, port, layout) for port in ports)
     if kind == "evaluate":
         settings, inputs = with_champions(recipe, settings, inputs, layout)
-    slots = [module for use in uses(stage) for module in closure.modules_of(use)]
-    code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
+    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name)])
     identity = _identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name, stage=recipe.origin(name), kind=kind, settings=settings, seed=recipe.seed(name), inputs=inputs,

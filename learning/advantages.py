@@ -18,23 +18,10 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.loop.batch import Batch
-from learning.operations.columns import Column, lift, of_rewards, place
-from learning.operations.credit import diff, gae
-from learning.operations.estimators import best_margin, compensate, decoupled, pass_at_k, running
+from learning.operations.columns import Column, lift, place
 from learning.operations.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
-from learning.operations.maps import affine, power, sign, where
-from learning.operations.multitask import tmn_reweight
-from learning.operations.process import potential, rivals, stepwise
-from learning.operations.tokenwise import entropy_share, path_consistency, token_baseline
-from learning.operations.turns import by_turn
 from learning.selections import Source
 from schemas.schedules import Number
-
-__all__ = [
-    "Column", "affine", "best_margin", "by_turn", "center", "clip", "compensate", "decoupled", "diff", "entropy_share",
-    "gae", "lift", "of_rewards", "pass_at_k", "path_consistency", "potential", "power", "rivals", "running", "scale",
-    "sign", "stepwise", "tmn_reweight", "togo", "token_baseline", "where",
-]  # fmt: skip
 
 
 def center(

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.asynchrony.streaming_drives import one_step_off, periodic, streamed
 from learning.loop.pending import Pending, advance, begin, ended_groups, group_ids, start, trial_of
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask, Trial
@@ -23,8 +22,6 @@ from learning.texts.chat import encode_completion
 from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import PreferencePairsRef
-
-__all__ = ["one_step_off", "overprovisioned", "periodic", "resets", "streamed", "whole", "windowed"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 

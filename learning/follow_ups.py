@@ -23,12 +23,9 @@ from learning.loop.trials import by_group as _by_group
 from learning.plans import demonstrated
 from learning.selections import Source
 from learning.texts.rows import read_rows
-from learning.worlds.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number
-
-__all__ = ["allocate", "hint", "refill", "reject", "retry_with_exemplars", "trace_tasks"]
 
 Row = dict[str, Any]
 Asked = tuple[list[Trial], list[Ask]]

@@ -16,24 +16,9 @@ from pydantic import Field
 from learning.loop.history import History
 from learning.loop.trials import Ask
 from learning.texts.rows import read_rows
-from learning.worlds.cooperation import observed
 from schemas.errors import StepError
 from schemas.references import ChatRef
 from schemas.schedules import Number
-
-__all__ = [
-    "adaptive_size",
-    "by_difficulty",
-    "demonstrated",
-    "hard_focus",
-    "hot_cold",
-    "in_context",
-    "observed",
-    "pools",
-    "prompts_of_step",
-    "uniform",
-    "with_greedy",
-]
 
 Row = dict[str, Any]
 AtLeast1 = Annotated[int, Field(ge=1)]

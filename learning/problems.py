@@ -11,72 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.worlds.almanac import almanac
-from learning.worlds.atlas import atlas_facts, atlas_questions
-from learning.worlds.circuits import circuits
-from learning.worlds.coding import list_functions, program_states, straight_programs
-from learning.worlds.comparisons import comparisons
-from learning.worlds.countdown import countdown
-from learning.worlds.customs import custom_lessons, customs
-from learning.worlds.dialogues import donations
-from learning.worlds.documents import documents
-from learning.worlds.errands import errands
-from learning.worlds.fits import fit_turns, fits
-from learning.worlds.forms import forms
-from learning.worlds.guesses import guesses
 from learning.worlds.gym import BLOCK, dataset, families
-from learning.worlds.hardware import modules
-from learning.worlds.lessons import turns
-from learning.worlds.mazes import mazes
-from learning.worlds.needles import needles
-from learning.worlds.observers import second_opinions
-from learning.worlds.operations import operations
-from learning.worlds.opinions import opinions
-from learning.worlds.partitions import part
-from learning.worlds.posts import posts
-from learning.worlds.rankings import ratings, rising
-from learning.worlds.records import records
-from learning.worlds.stories import openings
-from learning.worlds.sums import step_chains
-from learning.worlds.unlabelled import unlabelled
 from schemas.errors import StepError
-
-__all__ = [
-    "almanac",
-    "atlas_facts",
-    "atlas_questions",
-    "circuits",
-    "comparisons",
-    "countdown",
-    "custom_lessons",
-    "customs",
-    "documents",
-    "donations",
-    "errands",
-    "fit_turns",
-    "fits",
-    "forms",
-    "guesses",
-    "list_functions",
-    "mazes",
-    "modules",
-    "needles",
-    "openings",
-    "operations",
-    "opinions",
-    "part",
-    "posts",
-    "program_states",
-    "ratings",
-    "reasoning_gym",
-    "records",
-    "rising",
-    "second_opinions",
-    "step_chains",
-    "straight_programs",
-    "turns",
-    "unlabelled",
-]
 
 PATIENCE = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""

@@ -19,15 +19,11 @@ from learning.loop.judging import failed, passed
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Trial
 from learning.loop.trials import by_group as _by_group
-from learning.methods.rehearsal import rehearse
-from learning.methods.sharing import shared
 from learning.methods.success_pool import pooled, successes_of
 from learning.texts.chat import encode_text
 from learning.texts.rows import read_rows
 from schemas.errors import StepError
 from schemas.references import ChatRef, TrajectoriesRef
-
-__all__ = ["collected", "expert", "rehearse", "replay", "shared", "successes", "teachers"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 When = Literal["always", "failed"]

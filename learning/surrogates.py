@@ -6,26 +6,7 @@ Shapes: T sampled tokens.
 
 from torch import Tensor
 
-from learning.methods.heterogeneous import heterogeneous
-from learning.methods.hybrid import exploratory
-from learning.methods.regressions import mirror, path_consistent
-from learning.methods.soft_surrogates import (
-    cispo,
-    divergence,
-    geometric,
-    shaped_external,
-    shaped_sources,
-    soft_adaptive,
-    tapered,
-    variational,
-)
-from learning.methods.valuation import rover
 from schemas.schedules import Number
-
-__all__ = [
-    "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
-    "reinforce", "rover", "shaped_external", "shaped_sources", "soft_adaptive", "tapered", "variational", "weighted",
-]  # fmt: skip
 
 LIMIT = 20.0
 

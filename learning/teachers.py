@@ -13,46 +13,9 @@ from learning.texts.inquiry import Inquiry
 from learning.texts.mistakes import mistaken
 from learning.texts.patterns import Pattern
 from learning.texts.questions import question
-from learning.worlds.almanac import scripted
-from learning.worlds.atlas import look_up, reader
-from learning.worlds.countdown import worked_countdown
-from learning.worlds.dialogues import muddled
-from learning.worlds.errands import stock_reply
-from learning.worlds.forms import form_filler
-from learning.worlds.guesses import guesser
-from learning.worlds.guided_search import guided_search
-from learning.worlds.hardware import regenerated
-from learning.worlds.mazes import solved_maze
-from learning.worlds.opinions import opinion
-from learning.worlds.posts import summed_up
-from learning.worlds.stories import storyteller
-from learning.worlds.sums import first_step, flawed_sum, sum_of, told_sum
+from learning.worlds.sums import sum_of
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
-
-__all__ = [
-    "answer",
-    "endpoint",
-    "first_step",
-    "flawed_sum",
-    "form_filler",
-    "guesser",
-    "guided_search",
-    "look_up",
-    "muddled",
-    "opinion",
-    "reader",
-    "regenerated",
-    "scripted",
-    "solved_maze",
-    "stock_reply",
-    "storyteller",
-    "summed_up",
-    "told_sum",
-    "worked_countdown",
-    "worked_spelling",
-    "worked_sum",
-]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 

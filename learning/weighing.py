@@ -14,9 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.loop.batch import Batch
-from learning.methods.sample_balance import sample_balanced
-
-__all__ = ["constant", "nested_mean", "sample_balanced", "sequence_mean", "token_mean"]
 
 Unit = Literal["episode", "path", "group", "prompt", "family"]
 

@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterator
 
+from schemas.addresses import supplies
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
 from schemas.graph import StepInfo
-from schemas.signatures import may_be_named, supplies
+from schemas.signatures import may_be_named
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
 from schemas.suggestions import suggest
+from schemas.supplied import MOVING
 from schemas.tree import join
-from schemas.use import MOVING, ShapeUse
+from schemas.use import ShapeUse
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | ShapeUse.asks) | {

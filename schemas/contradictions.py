@@ -6,19 +6,19 @@ No rule knows a function by its name: what a function asks for and which options
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.addresses import REFERENCE
 from schemas.asynchrony_rules import asynchrony_problems, keeps_older
 from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.auxiliary_rules import auxiliary_problems
 from schemas.errors import Problem
 from schemas.graph import StepInfo
 from schemas.points import numbered, point_problems
-from schemas.signatures import REFERENCE
 from schemas.slots import Slot
 from schemas.stages.rl import Rl
 from schemas.suggestions import suggest
+from schemas.supplied import MOVING
 from schemas.tree import join
 from schemas.use import (
-    MOVING,
     AdvantageUse,
     ComponentUse,
     CorrectUse,

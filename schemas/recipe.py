@@ -17,6 +17,7 @@ from schemas.expand import Unit, check_defaults, expand
 from schemas.extend import read_recipe
 from schemas.graph import Port, StepInfo, info_of
 from schemas.limits import MAX_PROBLEMS, Allowance
+from schemas.merges import merge_functions
 from schemas.modules import bounded_reading
 from schemas.opponents import complete_gates
 from schemas.plan import BranchOf, Promotion, Until
@@ -24,6 +25,7 @@ from schemas.promotion import Promote, promotion
 from schemas.refusals import refusals
 from schemas.schedule import Schedule, check_schedule
 from schemas.stages.base import BaseStage
+from schemas.stages.merge import Merge
 from schemas.tree import Mark, Node
 from schemas.validation import coerced, follow, limited, problems_of
 from schemas.variables import Scope, resolve_vars, substitute
@@ -118,8 +120,10 @@ class Recipe:
         return self.steps[name].branch_of
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Module and name of every function that a step's slots use, sorted."""
-        return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
+        """Return module and name of every function that a step's slots use, sorted."""
+        info = self.steps[name]
+        merged = merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
+        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged}))
 
     def settings(self, name: str) -> dict[str, Any]:
         """The stage with all defaults filled in, also those of its slots; without what does not enter the key."""

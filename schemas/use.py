@@ -21,8 +21,10 @@ class Use(Schema):
 
     model_config = ConfigDict(extra="allow")
 
-    home: ClassVar[str | None] = None
-    """Module (names are functions) or package (names are `module.function`); None: import paths only."""
+    home: ClassVar[tuple[str, ...]] = ()
+    """Modules and packages that define what can be named; without one: import paths only."""
+    qualified: ClassVar[bool] = False
+    """Whether a name is `module.function`; else it is that of a function, whichever module of the home defines it."""
     member: ClassVar[str | None] = None
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
@@ -51,28 +53,29 @@ class Use(Schema):
 class TokenizerUse(Use):
     """Builds a tokenizer."""
 
-    home = "learning.tokenizers"
+    home = ("learning.tokenizers",)
     takes = ()
 
 
 class ProblemsUse(Use):
     """Generates problems."""
 
-    home = "learning.problems"
+    home = ("learning.problems", "learning.worlds")
     takes = ()
 
 
 class TeacherUse(Use):
     """Writes a worked completion for a problem."""
 
-    home = "learning.teachers"
+    home = ("learning.teachers", "learning.worlds")
     takes = ("row", "rng")
 
 
 class RewardUse(Use):
     """Scores completions; the weighted sum over the list is the reward."""
 
-    home = "learning.rewards"
+    home = ("learning.rewards",)
+    qualified = True
     asks = SCORING
     weight: Number = 1.0
     """Factor in the sum; a schedule is allowed."""
@@ -81,21 +84,21 @@ class RewardUse(Use):
 class RowFilterUse(Use):
     """Says for each row whether to keep it."""
 
-    home = "learning.quality"
+    home = ("learning.quality",)
     takes = ("row",)
 
 
 class PlanUse(Use):
     """Says what an iteration samples: which problems, how often, how."""
 
-    home = "learning.plans"
+    home = ("learning.plans", "learning.worlds.cooperation")
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
 
 
 class DriveUse(Use):
     """Turns what is asked for into completions."""
 
-    home = "learning.drives"
+    home = ("learning.drives", "learning.asynchrony")
     asks = frozenset({"asks", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
         "stream", "plan", "score", "consume",
     }  # fmt: skip
@@ -104,42 +107,42 @@ class DriveUse(Use):
 class ProcessUse(Use):
     """Changes the distribution that tokens are sampled from, before their log-probabilities are noted."""
 
-    home = "learning.processors"
+    home = ("learning.processors",)
     asks = frozenset({"logits_BV", "place_B"})
 
 
 class FollowUpUse(Use):
     """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
 
-    home = "learning.follow_ups"
+    home = ("learning.follow_ups", "learning.worlds.tracing")
     asks = TRIALS | {"num_groups", "round", "seed"}
 
 
 class SourceUse(Use):
     """Adds completions that were not sampled now: stored, an expert's, those of past policies."""
 
-    home = "learning.sources"
+    home = ("learning.sources", "learning.methods.rehearsal", "learning.methods.sharing")
     asks = TRIALS
 
 
 class GroupFilterUse(Use):
     """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
 
-    home = "learning.filters"
+    home = ("learning.filters",)
     asks = PATHS | {"scores_P", "group_P", "truncated_P", "source_P", "rows", "history", "state", "step", "rng"}
 
 
 class ShapeUse(Use):
     """Changes the rewards before they become advantages."""
 
-    home = "learning.shaping"
+    home = ("learning.shaping",)
     asks = PATHS | {"reward_P", "scores_P", "rows", "state", "step"} | FIXED
 
 
 class AdvantageUse(Use):
     """One operation of the advantage pipeline; the list is applied in order."""
 
-    home = "learning.advantages"
+    home = ("learning.advantages", "learning.operations")
     takes = ("column", "batch")
     asks = FIXED | {"rows", "state", "scores_P"}
 
@@ -147,49 +150,52 @@ class AdvantageUse(Use):
 class ModulateUse(Use):
     """Changes the advantages of tokens."""
 
-    home = "learning.modulation"
+    home = ("learning.modulation",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class SelectUse(Use):
     """Says which tokens a term of the loss is about."""
 
-    home = "learning.selections"
+    home = ("learning.selections",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class RatioUse(Use):
     """Log-ratio of the trained policy to the sampling policy, at token or sequence level."""
 
-    home = "learning.ratios"
+    home = ("learning.ratios",)
     asks = MOVING
 
 
 class CorrectUse(Use):
     """A factor ≥ 0 on the surrogate of every token, for samples of another policy; it does not touch denominators."""
 
-    home = "learning.corrections"
+    home = ("learning.corrections",)
     asks = FIXED | {"advantage_T", "batch", "rng"}
 
 
 class SurrogateUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
-    home = "learning.surrogates"
+    home = (
+        "learning.surrogates", "learning.methods.heterogeneous", "learning.methods.hybrid",
+        "learning.methods.regressions", "learning.methods.soft_surrogates", "learning.methods.valuation",
+    )
     asks = MOVING | {"log_ratio_T"}
 
 
 class WeighUse(Use):
     """Weight of every token in the loss, once per optimiser step over the global batch."""
 
-    home = "learning.weighing"
+    home = ("learning.weighing", "learning.methods.sample_balance")
     asks = frozenset({"batch", "max_completion_length"})
 
 
 class ComponentUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
-    home = "learning.components"
+    home = ("learning.components",)
     asks = MOVING | {"log_ratio_T"}
     coef: Number
     """Factor of the term; a schedule is allowed."""
@@ -202,14 +208,14 @@ class ComponentUse(Use):
 class ControlUse(Use):
     """Gives a number anew, from the points of the last iteration or from the batch that is to be trained on."""
 
-    home = "learning.controllers"
+    home = ("learning.controllers",)
     asks = MOVING | {"metrics", "state"}
 
 
 class EngineUse(Use):
     """Turns prompts into tokens."""
 
-    home = "learning.engines"
+    home = ("learning.engines",)
     takes = ("policy",)
     asks = frozenset({"desk"})
     member = "Engine"
@@ -218,7 +224,7 @@ class EngineUse(Use):
 class EnvUse(Use):
     """Answers the model's turns, so that a completion is an episode of several."""
 
-    home = "learning.environments"
+    home = ("learning.environments",)
     takes = ()
     member = "Environment"
     max_turns: int = Field(default=8, ge=1)
@@ -238,7 +244,7 @@ class EnvUse(Use):
 class ToolUse(Use):
     """What a model may call in an environment."""
 
-    home = "learning.tools"
+    home = ("learning.tools",)
     takes = ("query",)
     asks = frozenset({"row", "rng"})
 
@@ -246,13 +252,13 @@ class ToolUse(Use):
 class MergeMethodUse(Use):
     """Makes one tensor of the same tensor of several models."""
 
-    home = "learning.merging"
+    home = ("learning.merging",)
 
 
 class PairLossUse(Use):
     """Loss of preference pairs; the weighted sum over the list is trained on."""
 
-    home = "learning.preferences"
+    home = ("learning.preferences", "learning.preference")
     asks = frozenset(
         f"{name}_{shape}"
         for name in ("margin", *(f"{side}{of}" for side in ("chosen", "rejected") for of in PAIR_COLUMNS))
@@ -265,14 +271,14 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """How a model's samples of a problem come about."""
 
-    home = "learning.searches"
+    home = ("learning.searches",)
     takes = ("problems", "ask", "score")
 
 
 class DuelUse(Use):
     """How likely the first of two completions is preferred to the second: a number from 0 to 1."""
 
-    home = "learning.duels"
+    home = ("learning.duels",)
     takes = ("row", "first", "second")
 
 

@@ -20,7 +20,8 @@ from learning.loop.policy_loss import with_advantages, with_dropped, with_weight
 from learning.texts.rows import write_rows
 from schemas.recipe import load_recipe
 from schemas.stages.rl import Rl
-from schemas.use import FIXED, Use
+from schemas.supplied import FIXED
+from schemas.use import Use
 from tasks.context import Context
 from tasks.rl import run as run_rl
 
@@ -169,7 +170,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     shown = {key for key, _, _ in table}
     assert shown == set(slots) - {"process", "engine"}
     for key, home, asked in table:
-        assert slots[key].home == f"learning.{home}"
+        assert slots[key].home[0] == f"learning.{home}"
         known = slots[key].asks | set(slots[key].takes or ())
         assert set(re.findall(r"`(\w+)`", asked)) <= known, key
     fixed = re.findall(r"`(\w+_T)`", PAGE.partition("Fixed columns")[2].partition("\n\n")[0])

@@ -17,8 +17,6 @@ from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask, Trial
 from schemas.errors import StepError
 
-__all__ = ["one_step_off", "periodic", "streamed"]
-
 Plan = Callable[[int], list[Ask]]
 
 

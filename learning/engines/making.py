@@ -1,13 +1,11 @@
 """From the name of an engine in a recipe to an engine in this process."""
 
-import importlib
 import inspect
 from typing import Any
 
 from learning.engines.protocol import EngineProtocol
-from learning.lookup import options_of
+from learning.lookup import find, options_of
 from learning.remote.desk import Desk
-from schemas.errors import StepError
 from schemas.use import EngineUse
 
 
@@ -16,10 +14,6 @@ def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EnginePr
 
     The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
     """
-    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
-    try:
-        engine = getattr(importlib.import_module(module), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise StepError(f"engine: use: {use.use}: {error}") from error
+    engine = find(use)
     asks = [desk] if "desk" in inspect.signature(engine).parameters else []
     return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from learning.distributed.group import ALONE, Group
 from learning.loop.batch import Batch
-from learning.models.auxiliary import Learner, explained_variance
+from learning.models.auxiliary import Learner
 from learning.models.policy import Policy
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
-
-__all__ = ["Critic", "explained_variance"]
 
 POINTS = {"loss": "value_loss", "grad_norm": "value_grad_norm", "mean": "value"}
 

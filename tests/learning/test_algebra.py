@@ -15,6 +15,7 @@ from learning.loop.split import mini_batches
 from learning.loop.trials import Trial
 from learning.models.packed import packed_logprobs
 from learning.models.references import statistics_of
+from learning.operations import columns
 from schemas.errors import StepError
 from schemas.schedules import Linear
 from schemas.stages.rl import Rl
@@ -28,7 +29,7 @@ def batch(lengths=((2, 3, 1, 4, 2), (1, 1)), rewards=(0.0, 1.0, 0.25, 3.0, 1.0, 
 
 
 def column(**options):
-    return advantages.center(advantages.of_rewards(batch()), batch(), **options)
+    return advantages.center(columns.of_rewards(batch()), batch(), **options)
 
 
 def test_center_and_scale_against_numpy():
@@ -52,15 +53,15 @@ def test_center_and_scale_against_numpy():
 
 def test_order_of_operations_is_the_lists():
     made = batch()
-    clipped_last = advantages.clip(advantages.center(advantages.of_rewards(made), made), made, low=-1.0, high=1.0)
-    clipped_first = advantages.center(advantages.clip(advantages.of_rewards(made), made, low=-1.0, high=1.0), made)
+    clipped_last = advantages.clip(advantages.center(columns.of_rewards(made), made), made, low=-1.0, high=1.0)
+    clipped_first = advantages.center(advantages.clip(columns.of_rewards(made), made, low=-1.0, high=1.0), made)
     assert clipped_last.values_X.tolist()[5:] == [-1.0, 1.0]
     assert clipped_first.values_X.tolist()[5:] == [0.0, 0.0]
 
 
 def test_returns_are_discounted_by_sampled_token():
     made = batch()
-    got = advantages.togo(advantages.of_rewards(made), made, gamma=0.5).values_X
+    got = advantages.togo(columns.of_rewards(made), made, gamma=0.5).values_X
     lengths = (2, 3, 1, 4, 2, 1, 1)
     pairs = zip(made.paths["reward"].tolist(), lengths, strict=True)
     want = [reward * 0.5 ** (n - 1 - t) for reward, n in pairs for t in range(n)]

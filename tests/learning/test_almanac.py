@@ -10,8 +10,7 @@ import pytest
 
 from learning import tools
 from learning.lookup import bind
-from learning.problems import almanac
-from learning.teachers import scripted
+from learning.worlds.almanac import almanac, scripted
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 

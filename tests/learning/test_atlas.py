@@ -8,7 +8,6 @@ from learning.loop.rollout import Sampler, score
 from learning.loop.trials import Trial
 from learning.quality import unanswered
 from learning.rewards import collective
-from learning.teachers import first_step, reader
 from learning.worlds.atlas import (
     atlas,
     atlas_facts,
@@ -18,10 +17,12 @@ from learning.worlds.atlas import (
     given_away,
     hardened,
     injected,
+    reader,
     searched,
     texts_of,
     told,
 )
+from learning.worlds.sums import first_step
 from schemas.errors import StepError
 from schemas.use import ProblemsUse, RewardUse
 

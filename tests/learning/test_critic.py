@@ -5,15 +5,16 @@ import math
 import pytest
 import torch
 
-from learning import advantages
 from learning.critic_heads import least, mean, soft_min
 from learning.critic_losses import huber, squared
 from learning.engines.protocol import Generation
 from learning.lookup import Bound
 from learning.loop.forest import single_turn
 from learning.loop.supply import Columns
+from learning.models.auxiliary import explained_variance
 from learning.models.checkpoint import load_latest, save_checkpoint
-from learning.models.critic import Critic, explained_variance
+from learning.models.critic import Critic
+from learning.operations import credit
 from learning.operations.columns import of_rewards
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
@@ -39,7 +40,7 @@ def batch(finishes=("stop", "length", "stop", "length")):
 def ready(judge, made=None, **options):
     """The batch with values and targets."""
     made = judge.values(made or batch())
-    column = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
+    column = credit.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
     return made.with_tokens(advantage=column.values_X, **{"return": column.return_X})
 
 
@@ -210,7 +211,7 @@ def test_explained_variance():
 def test_what_is_missing_is_said(tiny_policy):
     made = batch()
     with pytest.raises(StepError, match="asks for value_T"):
-        Bound("gae", advantages.gae, {}).ask(0, Columns(made), of_rewards(made), made)
+        Bound("gae", credit.gae, {}).ask(0, Columns(made), of_rewards(made), made)
     judge = critic(tiny_policy)
     with pytest.raises(StepError, match="add `gae` or `diff`"):
         judge.learn(judge.values(made), 0)

@@ -7,9 +7,7 @@ import pytest
 
 from learning.environments.form import Environment
 from learning.lookup import bind
-from learning.problems import forms
-from learning.teachers import form_filler
-from learning.worlds.forms import CHOICES, Form
+from learning.worlds.forms import CHOICES, Form, form_filler, forms
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from learning.problems import operations
 from learning.rewards import hardware as rewards
 from learning.worlds.hardware import described, equivalent, modules, outputs, regenerated, round_trip
+from learning.worlds.operations import operations
 from schemas.errors import StepError
 
 

@@ -14,6 +14,7 @@ from learning.loop.forest import forest
 from learning.loop.policy_loss import with_dropped
 from learning.loop.supply import Columns
 from learning.loop.trials import Trial
+from learning.operations import columns
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
 
@@ -43,7 +44,7 @@ def made():
 
 def ask(name, batch=None, column=None, states=None, step=0, **options):
     batch = batch or made()
-    column = column or advantages.of_rewards(batch)
+    column = column or columns.of_rewards(batch)
     bound = bind(AdvantageUse.model_validate({"use": name, **options}), "advantage.0")
     rows = [{"id": row, "family": family} for _, row, family, *_ in PLACES]
     return bound.ask(step, Columns(batch, states={} if states is None else states, rows=rows), column, batch)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning.advantages import potential, rivals, stepwise, togo
+from learning.advantages import togo
 from learning.algorithm import bind_algorithm
 from learning.auxiliary_targets import mean_action, monte_carlo, outcome, progress, remaining, temporal_difference
 from learning.engines.protocol import Generation
@@ -12,6 +12,7 @@ from learning.loop.policy_loss import with_advantages
 from learning.loop.supply import Columns
 from learning.models.auxiliary import Auxiliary
 from learning.operations.columns import Column, of_rewards
+from learning.operations.process import potential, rivals, stepwise
 from learning.rewards.models import process
 from learning.shaping import from_tokens
 from learning.texts.chat import encode_prompt

@@ -19,6 +19,7 @@ from learning.loop.rollout import score, stream
 from learning.loop.split import micro_batches, mini_batches
 from learning.loop.trials import Trial
 from learning.models.packed import pack, packed_logprobs
+from learning.operations import columns
 from learning.plans import prompts_of_step
 from learning.ratios import sequence, token
 from learning.surrogates import clipped
@@ -144,7 +145,7 @@ def test_trap_03_all_masked_is_zero_and_finite(model, weigh):
 @pytest.mark.parametrize("size", [1, 7, 8])
 def test_trap_04_equal_rewards_give_exactly_nothing(dtype, stat, size):
     batch = random_batch(lengths=((2,) * size, (1, 1)), prompts=(2, 2))
-    column = advantages.of_rewards(batch)
+    column = columns.of_rewards(batch)
     values = torch.tensor([0.1] * size + [0.0, 1.0], dtype=dtype)
     column = advantages.Column(values, values, column.path_X, "path")
     centered = advantages.center(column, batch, stat=stat)
@@ -250,7 +251,7 @@ def test_trap_13_returns_cross_observations():
     want = [0.5 ** (6 - i) for i in range(7)]
     for observed in (0, 1, 5):
         batch = chain(observed)
-        column = advantages.togo(advantages.of_rewards(batch), batch, gamma=0.5)
+        column = advantages.togo(columns.of_rewards(batch), batch, gamma=0.5)
         torch.testing.assert_close(column.values_X, torch.tensor(want).double(), atol=1e-15, rtol=0)
 
 

@@ -17,8 +17,9 @@ from learning.loop.collecting import bind_collecting
 from learning.loop.forest import forest
 from learning.loop.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
 from learning.loop.trials import Trial, by_group
-from learning.teachers import told_sum, worked_sum
+from learning.teachers import worked_sum
 from learning.texts.rows import write_rows
+from learning.worlds.sums import told_sum
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ampo.yaml"

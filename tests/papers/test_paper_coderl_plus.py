@@ -16,9 +16,8 @@ from learning.loop.collecting import bind_collecting, collect
 from learning.loop.forest import forest
 from learning.loop.history import History
 from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.problems import straight_programs
 from learning.rewards.execution import states
-from learning.worlds.coding import state_row
+from learning.worlds.coding import state_row, straight_programs
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"

@@ -12,8 +12,8 @@ import torch
 
 from learning.lookup import bind
 from learning.preference.columns import bases
+from learning.preference.likelihoods import orpo
 from learning.preference.loss import asked, bind_losses
-from learning.preferences import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.searches import Node, mcts
 from learning.worlds.stories import incoherence

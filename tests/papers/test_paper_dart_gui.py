@@ -27,10 +27,9 @@ from learning.loop.history import History
 from learning.loop.rollout import Sampler
 from learning.loop.trajectories import Trajectories
 from learning.loop.trials import Ask, by_group
-from learning.problems import forms
 from learning.rewards.environment import earned
 from learning.texts.chat import decode, encode_prompt
-from learning.worlds.forms import Form
+from learning.worlds.forms import Form, forms
 from schemas.recipe import load_recipe
 from tests.papers.loops import Loop, by_chance
 

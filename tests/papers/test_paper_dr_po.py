@@ -21,11 +21,10 @@ from learning.loop.rollout import Sampler, score
 from learning.loop.trials import Ask
 from learning.rewards import models
 from learning.rewards.summaries import topical
-from learning.teachers import summed_up
 from learning.texts.chat import decode, encode_completion
 from learning.texts.rows import read_rows, write_rows
 from learning.worlds.pairs import problems_of_pairs
-from learning.worlds.posts import posts
+from learning.worlds.posts import posts, summed_up
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"

@@ -14,9 +14,9 @@ import pytest
 from learning.lookup import bind
 from learning.loop.collecting import bind_collecting
 from learning.loop.history import History
-from learning.problems import list_functions
 from learning.texts.chat import encode_prompt
 from learning.tokenizers import characters
+from learning.worlds.coding import list_functions
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"

@@ -10,7 +10,7 @@ import torch
 
 from learning.duels import styles
 from learning.lookup import bind
-from learning.preferences import inpo
+from learning.preference.games import inpo
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "inpo.yaml"

@@ -14,8 +14,9 @@ import torch
 from flows.launch import plan_recipe, run_plan
 from learning.asynchrony.local_rollouts import LocalRollouts
 from learning.engines.protocol import Turn
+from learning.environments.desk import Mark
 from learning.environments.making import in_environment
-from learning.environments.program import Environment, Mark, within
+from learning.environments.program import Environment, within
 from learning.environments.protocol import Outcome
 from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.trials import Trial

@@ -10,7 +10,8 @@ import torch
 
 from learning.evaluating.sampling import weighted_scores
 from learning.lookup import bind
-from learning.preferences import dpo, sppo
+from learning.preference.games import sppo
+from learning.preferences import dpo
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sppo.yaml"

@@ -31,9 +31,9 @@ from learning.loop.policy_loss import micro_loss, with_weights
 from learning.loop.rollout import Sampler
 from learning.loop.trials import Ask
 from learning.models.packed import choose_forward
-from learning.problems import almanac
 from learning.sandbox.run import available
 from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
+from learning.worlds.almanac import almanac
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from schemas.use import ToolUse

@@ -19,24 +19,20 @@ from learning.lookup import bind
 from learning.loop.rollout import Sampler, scoring
 from learning.loop.trials import Trial
 from learning.models.reward_model import make_reward_model
-from learning.problems import (
-    circuits,
-    countdown,
-    documents,
-    list_functions,
-    modules,
-    posts,
-    program_states,
-    records,
-    rising,
-    step_chains,
-    straight_programs,
-)
 from learning.remote.desk import Desk
 from learning.remote.question import Answer, Asked
 from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
 from learning.texts.chat import encode_completion, encode_prompt
+from learning.worlds.circuits import circuits
+from learning.worlds.coding import list_functions, program_states, straight_programs
+from learning.worlds.countdown import countdown
 from learning.worlds.dialogues import donations
+from learning.worlds.documents import documents
+from learning.worlds.hardware import modules
+from learning.worlds.posts import posts
+from learning.worlds.rankings import rising
+from learning.worlds.records import records
+from learning.worlds.sums import step_chains
 from schemas.signatures import signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy

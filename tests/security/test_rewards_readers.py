@@ -15,13 +15,15 @@ from learning.environments.tools import Environment as ToolsEnvironment
 from learning.evaluating.retrieval import Shelf
 from learning.extractors import added, first_difference
 from learning.lookup import bind
-from learning.problems import fits, forms, guesses
 from learning.remote.question import Answer
 from learning.texts.inquiry import Inquiry
 from learning.texts.mistakes import mistaken
 from learning.texts.patterns import MatchTimeout, Pattern
 from learning.toolbox.tables import asked, copies
 from learning.worlds import fits as fits_world
+from learning.worlds.fits import fits
+from learning.worlds.forms import forms
+from learning.worlds.guesses import guesses
 from learning.worlds.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.use import ToolUse

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from flows.compile import compile_recipe
 from learning.agents.folder import write_agent
-from learning.problems import customs
 from learning.texts.rows import write_rows
+from learning.worlds.customs import customs
 from lineage.layout import Layout
 from schemas.agent import Agent
 from schemas.errors import RecipeError
