@@ -9,6 +9,7 @@ from typing import Any
 from flows.planning.challenge import with_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import check_contracts
+from flows.planning.facts_cache import FactsCache
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources import find_source
@@ -27,10 +28,12 @@ FRESH = "fresh"
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     """The plan of a recipe. Raises PlanError when a source is missing or the models of a step do not fit together."""
-    closure = Closure(recipe.folders)
+    known = FactsCache(layout)
+    closure = Closure(recipe.folders, known)
     steps: dict[str, Step] = {}
     for name in recipe.steps:
         steps[name] = _step(recipe, name, steps, closure, layout)
+    known.save()
     plan = Plan(
         recipe=recipe.name,
         file=recipe.file,

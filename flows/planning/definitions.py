@@ -10,8 +10,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.errors import PlanError
 
@@ -59,19 +60,32 @@ class Use(NamedTuple):
     level: int = 0
     """Dots before the module of a relative import."""
 
+    @property
+    def text(self) -> str:
+        """It as one text: `name.attribute`, with `..module:` before it."""
+        path = ".".join((self.name, *self.chain))
+        return path if self.module is None else f"{'.' * self.level}{self.module}:{path}"
 
-@dataclass(frozen=True)
-class Statement:
-    """One statement of the top level of a module."""
+    @classmethod
+    def of(cls, text: str) -> "Use":
+        """Return what a text stands for."""
+        module, colon, path = text.rpartition(":")
+        name, *chain = path.split(".")
+        level = len(module) - len(module.lstrip("."))
+        return cls(name, tuple(chain), module[level:] if colon else None, level)
 
-    names: tuple[str, ...]
+
+class Statement(NamedTuple):
+    """One statement of the top level of a module; uses are texts of `Use`."""
+
+    names: Sequence[str]
     """What it binds."""
     digest: str
     """sha256 over its syntax without docstrings."""
-    uses: tuple[Use, ...] = ()
-    imports: tuple[Use, ...] = ()
+    uses: Sequence[str] = ()
+    imports: Sequence[str] = ()
     """Modules that its code imports late: they run, whether or not a name of theirs is used."""
-    literals: tuple[str, ...] = ()
+    literals: Sequence[str] = ()
     """Modules (`python -m module`, `import_module("module")`) and functions (`module:function`) named by a text."""
     always: bool = False
     is_opaque: bool = False
@@ -80,7 +94,7 @@ class Statement:
     """Its code may reach any module."""
     has_hooks: bool = False
     """A class in it may learn of its subclasses, wherever they are."""
-    binding: Use | None = None
+    binding: str | None = None
     """What it imports, for the binding of an import."""
 
 
@@ -89,20 +103,29 @@ class Facts:
     """The top level of a module."""
 
     statements: tuple[Statement, ...]
-    imports: tuple[Use, ...]
+    imports: Sequence[str]
     """What is imported when the module is."""
-    stars: tuple[Use, ...]
+    stars: Sequence[str]
     """Modules of `from module import *`."""
-    by_name: dict[str, tuple[int, ...]] = field(init=False)
-    """Statements that bind a name, as indexes."""
 
-    def __post_init__(self) -> None:
-        """Index the statements by the names that they bind."""
+    @cached_property
+    def by_name(self) -> dict[str, list[int]]:
+        """Statements that bind a name, as indexes."""
         indexes: dict[str, list[int]] = {}
         for index, statement in enumerate(self.statements):
             for name in statement.names:
                 indexes.setdefault(name, []).append(index)
-        object.__setattr__(self, "by_name", {name: tuple(places) for name, places in indexes.items()})
+        return indexes
+
+    def plain(self) -> list[Any]:
+        """Return them as JSON holds them."""
+        return [self.statements, self.imports, self.stars]
+
+    @classmethod
+    def of_plain(cls, plain: list[Any]) -> "Facts":
+        """Return the facts that `plain` returned."""
+        statements, imports, stars = plain
+        return cls(tuple(Statement._make(fields) for fields in statements), imports, stars)
 
 
 def read_facts(source: bytes, name: str) -> Facts:
@@ -291,7 +314,7 @@ class _Reader:
                 self.aliases[local] = use
         for node in body:
             self._statement(node)
-        return Facts(tuple(self.statements), tuple(self.imports), tuple(self.stars))
+        return Facts(tuple(self.statements), [use.text for use in self.imports], [use.text for use in self.stars])
 
     def _statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -336,7 +359,7 @@ class _Reader:
                 self.stars[use] = None
             said = f"import {use.level} {use.module} {use.name} as {local}"
             digest = hashlib.sha256(said.encode()).hexdigest()
-            self.statements.append(Statement((local,), digest, binding=use, always=local == "*"))
+            self.statements.append(Statement((local,), digest, binding=use.text, always=local == "*"))
 
     def _add(self, node: ast.stmt, names: tuple[str, ...], *, always: bool) -> None:
         collected = _Uses()
@@ -347,9 +370,9 @@ class _Reader:
             Statement(
                 names=names,
                 digest=hashlib.sha256(ast.dump(node).encode()).hexdigest(),
-                uses=tuple(collected.uses),
-                imports=tuple(collected.imports),
-                literals=tuple(collected.literals),
+                uses=[use.text for use in collected.uses],
+                imports=[use.text for use in collected.imports],
+                literals=list(collected.literals),
                 always=always or "__getattr__" in names,
                 is_opaque=collected.is_opaque,
                 is_dynamic=collected.is_dynamic,
