@@ -80,7 +80,7 @@ def stage_of(drive: Any, seed: int, options: argparse.Namespace) -> Any:
 
 def make_inputs(folder: Path, seed: int) -> dict[str, Path]:
     """A small model with random weights, and problems."""
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from schemas.stages.init import Init
     from tasks.context import Context
     from tasks.init import run
@@ -145,11 +145,11 @@ def idle_share(curve: list[dict[str, Any]]) -> float:
 
 def final_reward(model: Path, prompts: Path, seed: int) -> float:
     """Mean reward of 512 completions of a trained model."""
-    from learning.engines.protocol import Request, Sampling
-    from learning.engines.torch import Engine
+    from learning.data.chat import decode, encode_prompt
+    from learning.data.rows import read_rows
+    from learning.generation.engines.torch import Engine
     from learning.models.policy import load_policy
-    from learning.texts.chat import decode, encode_prompt
-    from learning.texts.rows import read_rows
+    from learning.samples.engine_protocol import Request, Sampling
 
     policy = load_policy(model)
     ids = [encode_prompt(policy.tokenizer, row["prompt"]) for row in read_rows(prompts, "prompts")]

@@ -221,8 +221,8 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
     """Rows that go, by datasketch: each row against the index of those that stayed."""
     from datasketch import MinHash, MinHashLSH
 
-    from learning.texts.dedup import bands
-    from learning.texts.minhash import normalised
+    from learning.curation.duplicates import bands
+    from learning.curation.minhash import normalised
 
     blank = MinHash(num_perm=num_perm, seed=1, hashfunc=zlib.crc32)
     index = MinHashLSH(num_perm=num_perm, params=bands(threshold, num_perm))
@@ -242,8 +242,8 @@ def datasketch_drops(texts: list[str], threshold: float, num_perm: int, ngram: i
 
 def compare(folder: Path, rows: int, threads: int) -> dict[str, Any]:
     """Near-duplicates by both sides, on the same rows."""
-    from learning.texts.curation import curation
-    from learning.texts.dedup import drop_near_duplicates, texts_of
+    from learning.curation.duplicates import drop_near_duplicates, texts_of
+    from learning.curation.ledger import curation
 
     generate(folder, rows)
     settings = {"threshold": 0.9, "num_perm": 128, "ngram": 5}

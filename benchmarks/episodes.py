@@ -48,8 +48,8 @@ def policy_of(seed: int) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    from learning.data.tokenizers import characters
     from learning.models.policy import Policy, set_determinism
-    from learning.tokenizers import characters
 
     set_determinism(seed, 1)
     tokenizer = characters()
@@ -65,7 +65,7 @@ def dictated(tokenizer: Any, turns: list[str]) -> Any:
     """A processor under which every completion says these turns, with a reply of five characters after each call."""
     import torch
 
-    from learning.texts.chat import encode_completion, encode_reply
+    from learning.data.chat import encode_completion, encode_reply
 
     says: list[int | None] = []
     for turn in turns:
@@ -81,12 +81,12 @@ def dictated(tokenizer: Any, turns: list[str]) -> Any:
 
 def one(order: str, seed: int, policy: Any, options: argparse.Namespace, virtual: bool) -> tuple[float, Any]:
     """Seconds that the episodes take, and their tokens."""
-    from learning.engines.protocol import Request, Sampling
-    from learning.engines.torch import Engine
+    from learning.data.chat import encode_prompt
     from learning.environments.clock import Threads, Virtual
     from learning.environments.episodes import Episodes
-    from learning.environments.naming import environment_of
-    from learning.texts.chat import encode_prompt
+    from learning.environments.lookup_environment import environment_of
+    from learning.generation.engines.torch import Engine
+    from learning.samples.engine_protocol import Request, Sampling
     from schemas.use import EnvUse
 
     tool = {"use": "episodes:waits", "seed": seed, "scale": 0.0 if virtual else options.scale}

@@ -36,12 +36,12 @@ def rank_main(options: argparse.Namespace) -> None:
     from torch import distributed
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from learning.distributed.group import Group
-    from learning.distributed.trained import Trained
+    from learning.data.examples import Example
     from learning.models.crossentropy import packed_loss
     from learning.models.forwards import economical
     from learning.models.optimize import clip_gradients, make_optimizer
-    from learning.texts.examples import Example
+    from learning.models.sharded_model import Trained
+    from learning.parallel.group import Group
     from schemas.training import Training
 
     device = f"cuda:{options.rank}" if options.device == "cuda" else "cpu"

@@ -76,7 +76,7 @@ def dtype(options: argparse.Namespace) -> Any:
 
 def run_ours(folder: Path, options: argparse.Namespace) -> list[float]:
     """Seconds of each step of the rl task, everything included."""
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from schemas.stages.rl import Rl
     from tasks.context import Context
     from tasks.rl import run

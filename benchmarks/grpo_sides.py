@@ -76,7 +76,7 @@ def our_stage(work: dict[str, int], steps: int) -> Any:
 
 def run_ours(folder: Path, work: dict[str, int], steps: int, threads: int) -> list[float]:
     """Seconds of each step of the rl task, everything included."""
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from tasks.context import Context
     from tasks.rl import run
 
@@ -164,7 +164,7 @@ def ragged() -> tuple[list[list[int]], list[list[Any]], Any]:
     """Prompts, groups of completions sampled by some other policy, and an advantage per completion."""
     import torch
 
-    from learning.engines.protocol import Generation
+    from learning.samples.engine_protocol import Generation
 
     torch.manual_seed(0)
     lengths = torch.randint(1, 40, (4, GENERATIONS)).tolist()
@@ -182,9 +182,9 @@ def our_gradient(folder: Path) -> list[Any]:
     """Gradient of each parameter on the ragged batch."""
     from transformers import AutoModelForCausalLM
 
-    from learning.algorithm import bind_algorithm
-    from learning.loop.forest import single_turn
-    from learning.loop.policy_loss import micro_loss, with_dropped, with_weights
+    from learning.algorithm.composition import bind_algorithm
+    from learning.batch.batch_layout import single_turn
+    from learning.rl.policy_loss import micro_loss, with_dropped, with_weights
 
     prompts, groups, advantage_P = ragged()
     algorithm = bind_algorithm(our_stage(WORKLOADS["short"], 1), {})

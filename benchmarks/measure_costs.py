@@ -63,9 +63,9 @@ def median_of(repeats: int, what: Callable[[], Any]) -> float:
 
 def decode_points(policy: Any, shape: Shape, repeats: int) -> tuple[list[tuple[int, int, float]], float]:
     """(sequences, context, seconds of a decode step), and seconds of a token of a prompt with its admission."""
-    from learning.engines.flight import InFlight
-    from learning.engines.protocol import Request, Sampling
-    from learning.engines.torch import Engine
+    from learning.generation.engines.flight import InFlight
+    from learning.generation.engines.torch import Engine
+    from learning.samples.engine_protocol import Request, Sampling
 
     points, prompts = [], []
     for count in shape.slots:
@@ -93,10 +93,10 @@ def sync_seconds(policy: Any, shape: Shape, folder: Path, repeats: int) -> tuple
     """Seconds to publish weights and to load them, and their bytes."""
     import copy
 
-    from learning.asynchrony.local_rollouts import LocalRollouts
-    from learning.distributed.weight_sync import weights_of
-    from learning.distributed.weight_sync_local import Files, PolicyReceiver, from_file
-    from learning.engines.torch import Engine
+    from learning.generation.engines.torch import Engine
+    from learning.generation.services.local_rollouts import LocalRollouts
+    from learning.generation.weights.local import Files, PolicyReceiver, from_file
+    from learning.generation.weights.protocol import weights_of
     from learning.models.policy import Policy
     from schemas.use import EngineUse
 

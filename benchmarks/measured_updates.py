@@ -81,7 +81,7 @@ class Watched:
 
 def update_points(shape: Shape, model: Path, folder: Path, repeats: int) -> tuple[list[tuple[int, float]], float]:
     """(tokens, seconds) of iterations at every number of groups, and seconds of a stage's beginning and end."""
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from tasks.context import Context
 
     prompts = folder / "prompts"

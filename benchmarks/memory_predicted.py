@@ -118,7 +118,7 @@ def predicted(case: Case, device: str = "cpu") -> int:
     """Bytes that the product predicts for a case."""
     from flows.planning import memory_steps
     from flows.planning.memory_models import Known
-    from learning.footprint.shape import shape_of
+    from learning.memory_model.shape import shape_of
 
     stage = stage_of(case, device)
     known = Known(shape_of({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
@@ -156,7 +156,7 @@ def measured(case: Case, device: str = "cpu") -> dict[str, int]:
 
     from memory_peak import peak_of
 
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from schemas.stages.init import Init
     from tasks import init
     from tasks.context import Context

@@ -42,8 +42,8 @@ run(Merge(kind="merge", **document), Context(inputs, Path(folder), Path(folder),
 def make_models(root: Path) -> None:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    from learning.data.tokenizers import characters
     from learning.models.policy import Policy, save_policy
-    from learning.tokenizers import characters
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**CONFIG, **HEADS, tie_word_embeddings=True)).bfloat16()

@@ -39,9 +39,9 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.sft_step import make_model
     from flows.steps.actors import RayActors
     from flows.steps.workers import RayWorkers
-    from learning.distributed.replica_worker import serve
-    from learning.distributed.replicas import Replicas
-    from learning.engines.making import engine_of
+    from learning.generation.engines.making import engine_of
+    from learning.generation.replicas.replica_worker import serve
+    from learning.generation.replicas.replicas import Replicas
     from learning.models.policy import load_policy, set_determinism
     from lineage.layout import Layout
     from schemas.stages.base import Resources, Role
@@ -67,7 +67,7 @@ def asked(told: argparse.Namespace) -> list[Any]:
     """Requests with prompts of 16 to 64 tokens."""
     import random
 
-    from learning.engines.protocol import Request
+    from learning.samples.engine_protocol import Request
 
     source = random.Random(0)
     prompts = [[source.randrange(8, 90) for _ in range(source.randrange(16, 65))] for _ in range(told.requests)]
@@ -76,7 +76,7 @@ def asked(told: argparse.Namespace) -> list[Any]:
 
 def in_turns(sides: dict[str, Any], requests: list[Any], told: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second of every side, after a round that also proves that they sample the same."""
-    from learning.engines.protocol import Sampling
+    from learning.samples.engine_protocol import Sampling
 
     rates: dict[str, list[float]] = {name: [] for name in sides}
     tokens: dict[str, list[list[list[int]]]] = {}

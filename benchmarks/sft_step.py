@@ -68,7 +68,7 @@ def encoded(folder: Path, count: int) -> list[Any]:
     """The same as token ids."""
     from transformers import AutoTokenizer
 
-    from learning.texts.examples import encode_rows
+    from learning.data.examples import encode_rows
 
     rows = [
         {"prompt": [{"role": "user", "content": p}], "completion": [{"role": "assistant", "content": c}]}
@@ -79,7 +79,7 @@ def encoded(folder: Path, count: int) -> list[Any]:
 
 def run_ours(folder: Path, steps: int, threads: int) -> list[tuple[float, int]]:
     """Seconds and tokens of each step of the sft task, everything included."""
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from schemas.stages.sft import Sft
     from tasks.context import Context
     from tasks.sft import run
@@ -117,7 +117,7 @@ def run_ours(folder: Path, steps: int, threads: int) -> list[tuple[float, int]]:
 
 def tokens_of_steps(folder: Path, steps: int) -> list[int]:
     """Tokens that our side trains on in each step."""
-    from learning.texts.epochs import Epochs
+    from learning.data.epochs import Epochs
 
     lengths = [len(example.ids) for example in encoded(folder, ROWS * steps)]
     epochs = Epochs(lengths, per_pass=ROWS, passes=1, seed=0)

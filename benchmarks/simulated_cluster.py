@@ -76,7 +76,7 @@ class Completion:
 
 @dataclass(eq=False)
 class Group:
-    """As `learning.loop.underway.Group`, with completions that are lengths."""
+    """As `learning.sampling.groups_in_flight.Group`, with completions that are lengths."""
 
     plan: int
     place: int

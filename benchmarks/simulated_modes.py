@@ -9,7 +9,7 @@ from simulated_stream import SimulatedStream
 from simulated_time import Clock
 from simulation_inputs import Cluster
 
-from learning.asynchrony.streaming_drives import one_step_off, periodic, streamed
+from learning.collection.rollouts.streaming import one_step_off, periodic, streamed
 
 WARM_UP = 4
 """First iterations, which are not counted: pipelines fill."""

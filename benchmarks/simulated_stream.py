@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from simulated_cluster import Completion, Group, Pool
 
-from learning.asynchrony.stream import Stream
+from learning.streaming.stream import Stream
 
 
 class SimulatedStream(Stream):

@@ -19,10 +19,10 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from learning.problems import reasoning_gym
+from learning.problems.generators import reasoning_gym
+from learning.reasoning_gym import verifiers
+from learning.reasoning_gym.families import entry_of
 from learning.rewards.answers import exact, scored
-from learning.sandbox import verifiers
-from learning.worlds.gym import entry_of
 
 FAMILIES = {
     "read_in_the_trainer": "gcd",

@@ -41,7 +41,8 @@ def address(slot: type[Use], name: str) -> tuple[str, str]:
 
 def noun(slot: type[Use]) -> str:
     """Return what messages call the functions of a slot."""
-    return (slot.home or ("function",))[0].rpartition(".")[2].rstrip("s").replace("_", " ")
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", slot.__name__.removesuffix("Use")).lower()
+    return words.rstrip("s")
 
 
 def fits(slot: type[Use], function: Function) -> bool:

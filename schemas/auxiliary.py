@@ -19,21 +19,21 @@ FROZEN = ("learning_rate", "warmup_steps", "loss", "select", "follow")
 class CriticLossUse(Use):
     """Loss of each value, per token (per completion for the heads `path` and `likelihood`)."""
 
-    home = ("learning.critic_losses",)
+    home = ("learning.algorithm.critic_losses",)
     asks = frozenset({"value_T", "value_old_T", "return_T"})
 
 
 class CombineUse(Use):
     """Makes one value of those of several heads."""
 
-    home = ("learning.critic_heads",)
+    home = ("learning.algorithm.critic_heads",)
     takes = ("value_TH",)
 
 
 class TargetUse(Use):
     """What an auxiliary is to predict at every sampled token; NaN: this token says nothing."""
 
-    home = ("learning.auxiliary_targets",)
+    home = ("learning.algorithm.auxiliary_targets",)
     asks = FIXED | PATHS | {"reward_P", "scores_P", "rows", "state", "advantage_T", "return_T", "batch", *NEXT}
 
 

@@ -6,19 +6,19 @@ from schemas.use import Use
 class MetricUse(Use):
     """A number from the scores of an evaluation."""
 
-    home = ("learning.metrics",)
+    home = ("learning.evaluation.metrics",)
     asks = frozenset({"correct_PN", "score_PN", "first_PN", "text_PN"})
 
 
 class ProgramUse(Use):
     """What an evaluation does with a model beside asking it once; nothing is trained."""
 
-    home = ("learning.programs",)
+    home = ("learning.solvers.solvers",)
     takes = ("rows", "ask")
 
 
 class WeightDiffUse(Use):
     """A number from one tensor of two models."""
 
-    home = ("learning.weight_geometry",)
+    home = ("learning.merge.weight_geometry",)
     takes = ("before", "after")

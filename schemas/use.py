@@ -1,6 +1,7 @@
 """A slot: a place where a recipe names a function.
 
-`advantage: [{use: center, by: group}]` names `learning.advantages:center`; the keys beside `use` are that
+`advantage: [{use: center, by: group}]` names `learning.algorithm.advantages.normalisation:center`; the keys beside
+`use` are that
 function's parameters after its `*`. A bare word `center` is the same as `{use: center}`. `pkg.module:function`
 names code of the user's own. What is before the `*` is supplied by the loop, in some slots by place (`takes`), in most
 by name (`asks`): nothing is computed that no function asks for. Options are checked against the signature by
@@ -53,21 +54,21 @@ class Use(Schema):
 class TokenizerUse(Use):
     """Builds a tokenizer."""
 
-    home = ("learning.tokenizers",)
+    home = ("learning.data.tokenizers",)
     takes = ()
 
 
 class ProblemsUse(Use):
     """Generates problems."""
 
-    home = ("learning.problems", "learning.worlds")
+    home = ("learning.problems", "learning.toy_tasks")
     takes = ()
 
 
 class TeacherUse(Use):
     """Writes a worked completion for a problem."""
 
-    home = ("learning.teachers", "learning.worlds")
+    home = ("learning.teachers", "learning.toy_tasks")
     takes = ("row", "rng")
 
 
@@ -84,21 +85,21 @@ class RewardUse(Use):
 class RowFilterUse(Use):
     """Says for each row whether to keep it."""
 
-    home = ("learning.quality",)
+    home = ("learning.curation.row_filters",)
     takes = ("row",)
 
 
 class PlanUse(Use):
     """Says what an iteration samples: which problems, how often, how."""
 
-    home = ("learning.plans", "learning.worlds.cooperation")
+    home = ("learning.collection.prompt_samplers", "learning.toy_tasks.cooperation")
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
 
 
 class DriveUse(Use):
     """Turns what is asked for into completions."""
 
-    home = ("learning.drives", "learning.asynchrony")
+    home = ("learning.collection.rollouts",)
     asks = frozenset({"asks", "sampler", "rng", "state", "step", "round", "max_steps"}) | {
         "stream", "plan", "score", "consume",
     }  # fmt: skip
@@ -107,42 +108,42 @@ class DriveUse(Use):
 class ProcessUse(Use):
     """Changes the distribution that tokens are sampled from, before their log-probabilities are noted."""
 
-    home = ("learning.processors",)
+    home = ("learning.sampling.logits_processors",)
     asks = frozenset({"logits_BV", "place_B"})
 
 
 class FollowUpUse(Use):
     """Looks at what was sampled and scored; drops some of it, and says what to sample further."""
 
-    home = ("learning.follow_ups", "learning.worlds.tracing")
+    home = ("learning.collection.resampling", "learning.toy_tasks.tracing")
     asks = TRIALS | {"num_groups", "round", "seed"}
 
 
 class SourceUse(Use):
     """Adds completions that were not sampled now: stored, an expert's, those of past policies."""
 
-    home = ("learning.sources", "learning.methods.rehearsal", "learning.methods.sharing")
+    home = ("learning.collection.extra_samples",)
     asks = TRIALS
 
 
 class GroupFilterUse(Use):
     """Gate of the RL loop: says which sampled groups are trained on, from raw scores."""
 
-    home = ("learning.filters",)
+    home = ("learning.collection.group_filters",)
     asks = PATHS | {"scores_P", "group_P", "truncated_P", "source_P", "rows", "history", "state", "step", "rng"}
 
 
 class ShapeUse(Use):
     """Changes the rewards before they become advantages."""
 
-    home = ("learning.shaping",)
+    home = ("learning.algorithm.reward_shaping",)
     asks = PATHS | {"reward_P", "scores_P", "rows", "state", "step"} | FIXED
 
 
 class AdvantageUse(Use):
     """One operation of the advantage pipeline; the list is applied in order."""
 
-    home = ("learning.advantages", "learning.operations")
+    home = ("learning.algorithm.advantages", "learning.batch.columns")
     takes = ("column", "batch")
     asks = FIXED | {"rows", "state", "scores_P"}
 
@@ -150,52 +151,49 @@ class AdvantageUse(Use):
 class ModulateUse(Use):
     """Changes the advantages of tokens."""
 
-    home = ("learning.modulation",)
+    home = ("learning.algorithm.advantage_shaping",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class SelectUse(Use):
     """Says which tokens a term of the loss is about."""
 
-    home = ("learning.selections",)
+    home = ("learning.algorithm.token_masks.masks",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class RatioUse(Use):
     """Log-ratio of the trained policy to the sampling policy, at token or sequence level."""
 
-    home = ("learning.ratios",)
+    home = ("learning.algorithm.ratios",)
     asks = MOVING
 
 
 class CorrectUse(Use):
     """A factor ≥ 0 on the surrogate of every token, for samples of another policy; it does not touch denominators."""
 
-    home = ("learning.corrections",)
+    home = ("learning.algorithm.importance_correction",)
     asks = FIXED | {"advantage_T", "batch", "rng"}
 
 
 class SurrogateUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
-    home = (
-        "learning.surrogates", "learning.methods.heterogeneous", "learning.methods.hybrid",
-        "learning.methods.regressions", "learning.methods.soft_surrogates", "learning.methods.valuation",
-    )
+    home = ("learning.algorithm.policy_losses", "learning.algorithm.heterogeneous")
     asks = MOVING | {"log_ratio_T"}
 
 
 class WeighUse(Use):
     """Weight of every token in the loss, once per optimiser step over the global batch."""
 
-    home = ("learning.weighing", "learning.methods.sample_balance")
+    home = ("learning.algorithm.loss_aggregation",)
     asks = frozenset({"batch", "max_completion_length"})
 
 
 class ComponentUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
-    home = ("learning.components",)
+    home = ("learning.algorithm.loss_terms",)
     asks = MOVING | {"log_ratio_T"}
     coef: Number
     """Factor of the term; a schedule is allowed."""
@@ -208,14 +206,14 @@ class ComponentUse(Use):
 class ControlUse(Use):
     """Gives a number anew, from the points of the last iteration or from the batch that is to be trained on."""
 
-    home = ("learning.controllers",)
+    home = ("learning.algorithm.controllers",)
     asks = MOVING | {"metrics", "state"}
 
 
 class EngineUse(Use):
     """Turns prompts into tokens."""
 
-    home = ("learning.engines",)
+    home = ("learning.generation.engines",)
     takes = ("policy",)
     asks = frozenset({"desk"})
     member = "Engine"
@@ -244,7 +242,7 @@ class EnvUse(Use):
 class ToolUse(Use):
     """What a model may call in an environment."""
 
-    home = ("learning.tools",)
+    home = ("learning.tools.calls",)
     takes = ("query",)
     asks = frozenset({"row", "rng"})
 
@@ -252,13 +250,13 @@ class ToolUse(Use):
 class MergeMethodUse(Use):
     """Makes one tensor of the same tensor of several models."""
 
-    home = ("learning.merging",)
+    home = ("learning.merge.methods",)
 
 
 class PairLossUse(Use):
     """Loss of preference pairs; the weighted sum over the list is trained on."""
 
-    home = ("learning.preferences", "learning.preference")
+    home = ("learning.preference.pair_losses", "learning.preference.likelihoods", "learning.preference.games")
     asks = frozenset(
         f"{name}_{shape}"
         for name in ("margin", *(f"{side}{of}" for side in ("chosen", "rejected") for of in PAIR_COLUMNS))
@@ -271,14 +269,14 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """How a model's samples of a problem come about."""
 
-    home = ("learning.searches",)
+    home = ("learning.evaluation.searches",)
     takes = ("problems", "ask", "score")
 
 
 class DuelUse(Use):
     """How likely the first of two completions is preferred to the second: a number from 0 to 1."""
 
-    home = ("learning.duels",)
+    home = ("learning.preference.duels",)
     takes = ("row", "first", "second")
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import StepError
 
 if TYPE_CHECKING:
-    from learning.distributed.actors import Actors
-    from learning.distributed.group import Group
+    from learning.parallel.actors import Actors
+    from learning.parallel.group import Group
 
 
 @dataclass(frozen=True)

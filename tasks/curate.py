@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from learning.curation.decontamination import Evaluation, drop_contaminated
+from learning.curation.duplicates import drop_exact_duplicates, drop_near_duplicates
+from learning.curation.ledger import Curation, curation, drop_by_length, drop_malformed
+from learning.curation.report import summary, write_report
+from learning.data.rows import read_rows, row_writer
 from learning.lookup import Bound, bind
-from learning.texts.curation import Curation, curation, drop_by_length, drop_malformed
-from learning.texts.curation_report import summary, write_report
-from learning.texts.decontamination import Evaluation, drop_contaminated
-from learning.texts.dedup import drop_exact_duplicates, drop_near_duplicates
-from learning.texts.rows import read_rows, row_writer
 from schemas.errors import StepError
 from schemas.stages.curate import Curate, Decontaminate
 from tasks.context import Context, Result

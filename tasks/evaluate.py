@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from learning.agents.acting import env_at, rows_at
-from learning.distributed.placed_rewards import placed
-from learning.engines.load import engine_for, policy_for
-from learning.engines.protocol import Sampling
+from learning.api.spending import Desk
+from learning.data.row_journal import RowJournal
+from learning.data.rows import read_rows
 from learning.environments.making import playing
-from learning.evaluating.asking import Asking, run_program
-from learning.evaluating.evaluation import ALL, Scores, comparisons, metric_name, table
-from learning.evaluating.evaluation_report import write_report
-from learning.evaluating.gates import check_gates, gate_outcomes
-from learning.evaluating.sampling import Sample, best_of, sample_rows, weighted_scores
+from learning.evaluation.asking import Asking, run_program
+from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name, table
+from learning.evaluation.evaluation_report import write_report
+from learning.evaluation.gate_statistics import check_gates, gate_outcomes
+from learning.evaluation.sampled_answers import Sample, best_of, sample_rows, weighted_scores
+from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import Bound, bind
+from learning.merge.weight_geometry import weight_lines
 from learning.models.policy import load_policy, set_determinism, untied
-from learning.remote.desk import Desk
-from learning.texts.row_journal import RowJournal
-from learning.texts.rows import read_rows
-from learning.weight_geometry import weight_lines
+from learning.rl.placed_rewards import placed
+from learning.samples.engine_protocol import Sampling
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.stages.evaluate import Evaluate

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from learning.evaluating.sampling import weighted_scores
+from learning.api.client import ask
+from learning.api.concurrency_limiter import Cap
+from learning.api.distillation import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
+from learning.api.requests import Answer, Asked, Failed
+from learning.api.response_store import Spent
+from learning.data.teacher_request import Inquiry
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
-from learning.remote.answers import Spent
-from learning.remote.client import ask
-from learning.remote.gate import Cap
-from learning.remote.lessons import ACCEPTED, Reply, Yield, endpoint_of, questions, replies
-from learning.remote.question import Answer, Asked, Failed
-from learning.texts.inquiry import Inquiry
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context
 from tasks.remote import EVERY, Bills, desk_of

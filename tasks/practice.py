@@ -10,18 +10,18 @@ from learning.agents.acting import env_of
 from learning.agents.folder import agent_at, write_practised
 from learning.agents.practising import lessons, rollouts
 from learning.agents.showing import ShownRows
-from learning.distributed.placed_rewards import placed
-from learning.engines.load import engine_for, policy_for
-from learning.engines.protocol import EngineProtocol, Sampling
+from learning.api.spending import Desk
+from learning.data.row_journal import RowJournal
+from learning.data.rows import read_rows
 from learning.environments.making import playing
+from learning.generation.replicas.engine_loading import engine_for, policy_for
 from learning.lookup import bind
-from learning.loop.history import History
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
 from learning.models.policy import Policy, set_determinism
-from learning.remote.desk import Desk
-from learning.texts.row_journal import RowJournal
-from learning.texts.rows import read_rows
+from learning.rl.placed_rewards import placed
+from learning.samples.engine_protocol import EngineProtocol, Sampling
+from learning.samples.history import History
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
 from schemas.agent import Agent
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, write_sealed

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.distributed.group import ALONE
-from learning.distributed.trained import Trained
-from learning.loop.random_states import own_randomness
+from learning.data.epochs import Epochs
+from learning.data.rows_used import batched, write_used
 from learning.models.checkpoint import load_training, save_training, trained_weights
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.sharded_model import Trained
 from learning.models.trained_policy import save_trained
+from learning.parallel.group import ALONE
+from learning.parallel.random_states import own_randomness
 from learning.preference.batches import read_pairs, sizes_of, split_by_prompt
 from learning.preference.columns import PairSet, add_reference, bases, pair_set
 from learning.preference.loss import (
@@ -30,8 +32,6 @@ from learning.preference.loss import (
     held_out_loss,
     implicit_rewards,
 )
-from learning.texts.epochs import Epochs
-from learning.texts.rows_used import batched, write_used
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks.context import Context, Result

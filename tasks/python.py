@@ -4,8 +4,8 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
+from learning.data.rows import SCHEMAS, scan_rows
 from learning.lookup import bind
-from learning.texts.rows import SCHEMAS, scan_rows
 from schemas.errors import PosttrainError, StepError
 from schemas.stages.python import Python
 from tasks.context import Context, Result
@@ -37,7 +37,7 @@ def check_output(stage: Python, context: Context, name: str, artifact_type: str)
     if artifact_type in SCHEMAS:
         if not any(folder.glob("rows*.parquet")):
             raise StepError(
-                f"function {stage.function.use}: output {name!r} has no rows.parquet: learning.texts.rows.write_rows"
+                f"function {stage.function.use}: output {name!r} has no rows.parquet: learning.data.rows.write_rows"
             )
         for _ in scan_rows(folder, artifact_type):
             pass  # what is damaged, or of another type, is an error

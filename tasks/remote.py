@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from learning.remote.answers import FILE, Answers, Spent
-from learning.remote.desk import Desk
+from learning.api.response_store import FILE, Answers, Spent
+from learning.api.spending import Desk
 from tasks.context import Context
 
 EVERY = 20

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from learning.distributed.group import ALONE, Group
-from learning.distributed.trained import Trained
-from learning.loop.random_states import own_randomness
+from learning.data.epochs import Epochs
+from learning.data.rows import count_rows, without_value
+from learning.data.rows_used import batched, write_used
 from learning.models.checkpoint import load_training, save_training
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
@@ -19,11 +19,11 @@ from learning.models.optimize import clip_gradients, learning_rate_at, make_opti
 from learning.models.packed import describe_forward
 from learning.models.policy import load_policy, set_determinism
 from learning.models.reward_model import RewardModel, Scale, make_reward_model
-from learning.models.reward_modelling import bradley_terry_loss, correct, held_out_quality
+from learning.models.sharded_model import Trained
+from learning.parallel.group import ALONE, Group
+from learning.parallel.random_states import own_randomness
 from learning.preference.batches import Pair, by_tokens, read_pairs, sizes_of, split_by_prompt
-from learning.texts.epochs import Epochs
-from learning.texts.rows import count_rows, without_value
-from learning.texts.rows_used import batched, write_used
+from learning.preference.reward_modelling import bradley_terry_loss, correct, held_out_quality
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
 from tasks.context import Context, Result

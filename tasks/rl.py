@@ -1,7 +1,8 @@
 """kind: rl — sample groups of completions, score them, follow the policy gradient.
 
-Everything that varies between algorithms is a function bound in `learning.algorithm` (from rewards to the loss) or
-`learning.loop.collecting` (from problems to trials); this file is the loop.
+Everything that varies between algorithms is a function bound in `learning.algorithm.composition` (from rewards to the
+loss) or
+`learning.rl.collection` (from problems to trials); this file is the loop.
 """
 
 import time
@@ -11,41 +12,41 @@ from functools import partial
 from typing import Any
 
 from learning.agents.acting import env_at, rows_at
-from learning.algorithm import Algorithm, bind_algorithm
-from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.asynchrony.stream import Stream
-from learning.asynchrony.stream_points import TIMED, staleness
-from learning.distributed.group import ALONE, Group
-from learning.distributed.placed_rewards import placed
-from learning.distributed.shared_engine import acting_policy, by_main, engine_of_rank
-from learning.distributed.trained import Trained
-from learning.engines.load import make_engine
-from learning.engines.protocol import EngineProtocol, Sampling
+from learning.algorithm.composition import Algorithm, bind_algorithm
+from learning.data.chat import decode, encode_prompt
+from learning.data.rows import read_rows
+from learning.data.rows_used import write_used
+from learning.data.stored_rows import rows_at_hand
 from learning.environments.making import in_environment
-from learning.loop.collecting import Collecting, bind_collecting, processor_of, score_all, services
-from learning.loop.curves import Curves
-from learning.loop.harvest import harvest
-from learning.loop.learn import in_pieces, learn
-from learning.loop.points import describe
-from learning.loop.random_states import own_randomness
-from learning.loop.rl_state import Loop, resume, save, step_back, sync
-from learning.loop.rollout import Sampler
-from learning.loop.trajectories import Trajectories, path_advantages
-from learning.loop.trials import Ask, Trial
-from learning.loop.update import regulate
-from learning.loop.watchdogs import Watchdogs
-from learning.models.auxiliaries import Auxiliaries
+from learning.generation.replicas.engine_loading import make_engine
+from learning.generation.replicas.shared_engine import acting_policy, by_main, engine_of_rank
+from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
 from learning.models.optimize import make_optimizer
 from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, set_determinism
-from learning.models.references import References
+from learning.models.sharded_model import Trained
 from learning.models.trained_policy import save_trained
-from learning.texts.chat import decode, encode_prompt
-from learning.texts.rows import read_rows
-from learning.texts.rows_used import write_used
-from learning.texts.stored import rows_at_hand
+from learning.parallel.group import ALONE, Group
+from learning.parallel.random_states import own_randomness
+from learning.rl.auxiliaries import Auxiliaries
+from learning.rl.collect_batch import harvest
+from learning.rl.collection import Collecting, bind_collecting, processor_of, score_all, services
+from learning.rl.curves import Curves
+from learning.rl.learn import in_pieces, learn
+from learning.rl.metrics import describe
+from learning.rl.placed_rewards import placed
+from learning.rl.references import References
+from learning.rl.state import Loop, resume, save, step_back, sync
+from learning.rl.update import regulate
+from learning.rl.watchdogs import Watchdogs
+from learning.samples.engine_protocol import EngineProtocol, Sampling
+from learning.samples.sample import Ask, Trial
+from learning.sampling.sampler import Sampler
+from learning.sampling.trajectories import Trajectories, path_advantages
+from learning.streaming.stream import Stream
+from learning.streaming.stream_metrics import TIMED, staleness
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context, Result

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from learning.distributed.group import ALONE
-from learning.distributed.trained import Trained
-from learning.loop.random_states import own_randomness
+from learning.data.epochs import Epochs
+from learning.data.examples import Example, Examples, read_examples
+from learning.data.rows_used import write_used
 from learning.models.checkpoint import load_training, save_training, trained_weights
 from learning.models.crossentropy import Loss, loss_for
 from learning.models.forwards import economical
@@ -17,10 +17,10 @@ from learning.models.memory import keep_pages
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
 from learning.models.packed import describe_forward
 from learning.models.policy import Policy, load_policy, room, set_determinism
+from learning.models.sharded_model import Trained
 from learning.models.trained_policy import save_trained
-from learning.texts.epochs import Epochs
-from learning.texts.examples import Example, Examples, read_examples
-from learning.texts.rows_used import write_used
+from learning.parallel.group import ALONE
+from learning.parallel.random_states import own_randomness
 from schemas.stages.sft import Sft
 from tasks.context import Context, Result
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from learning.data.rows import SCHEMAS, read_rows, row_writer, scan_rows
+from learning.data.teacher_request import Inquiry
 from learning.lookup import Bound, bind
-from learning.texts.inquiry import Inquiry
-from learning.texts.rows import SCHEMAS, read_rows, row_writer, scan_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context, Result
@@ -100,12 +100,12 @@ def taught(
 def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
     """A model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
-    from learning.distributed.placed_rewards import placed
-    from learning.engines.load import engine_for, policy_for
-    from learning.engines.protocol import Sampling
-    from learning.evaluating.sampling import sample_rows, weighted_scores
+    from learning.data.row_journal import RowJournal
+    from learning.evaluation.sampled_answers import sample_rows, weighted_scores
+    from learning.generation.replicas.engine_loading import engine_for, policy_for
     from learning.models.policy import set_determinism
-    from learning.texts.row_journal import RowJournal
+    from learning.rl.placed_rewards import placed
+    from learning.samples.engine_protocol import Sampling
 
     set_determinism(context.seed, context.num_threads)
     rewards = placed(bound_rewards(stage, context), context.actors)

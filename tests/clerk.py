@@ -2,10 +2,10 @@
 
 import re
 
-from learning.engines.protocol import Generation
-from learning.engines.torch import Engine
+from learning.data.chat import encode_completion
+from learning.generation.engines.torch import Engine
 from learning.models.checksum import checksum
-from learning.texts.chat import encode_completion
+from learning.samples.engine_protocol import Generation
 
 TOOLS, CLOSINGS = ("calculator", "reverse", "search"), ("done", "over", "yours")
 PROMPTS: list[str] = []

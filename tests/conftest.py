@@ -18,8 +18,8 @@ def small_policy(max_length, **shape):
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    from learning.data.tokenizers import characters
     from learning.models.policy import Policy, set_determinism
-    from learning.tokenizers import characters
 
     set_determinism(0, 1)
     tokenizer = characters()
@@ -67,9 +67,9 @@ def tiny_policy_folder(tiny_policy, tmp_path):
 @pytest.fixture
 def answering(tiny_policy):
     """Makes samplers whose completions a function writes, given the text of the prompt and the number of the sample."""
-    from learning.engines.protocol import Generation, Sampling
-    from learning.loop.rollout import Sampler
-    from learning.texts.chat import decode, encode_completion
+    from learning.data.chat import decode, encode_completion
+    from learning.samples.engine_protocol import Generation, Sampling
+    from learning.sampling.sampler import Sampler
 
     tokenizer = tiny_policy.tokenizer
 

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from flows.cli import app
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
-from learning.texts.rows import write_rows
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import single_turn
+from learning.data.rows import write_rows
+from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.samples.engine_protocol import Generation
+from schemas.modules import modules_of
 from schemas.recipe import load_recipe
 from schemas.stages.rl import Rl
 from schemas.supplied import FIXED
@@ -170,7 +171,8 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     shown = {key for key, _, _ in table}
     assert shown == set(slots) - {"process", "engine"}
     for key, home, asked in table:
-        assert slots[key].home[0] == f"learning.{home}"
+        place = f"learning.{home}".replace("/", ".")
+        assert place in {*slots[key].home, *(module for home in slots[key].home for module in modules_of(home))}
         known = slots[key].asks | set(slots[key].takes or ())
         assert set(re.findall(r"`(\w+)`", asked)) <= known, key
     fixed = re.findall(r"`(\w+_T)`", PAGE.partition("Fixed columns")[2].partition("\n\n")[0])
@@ -178,7 +180,7 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
 
 
 def test_a_tool_of_ones_own_validates_and_answers(lab):
-    from learning.environments.naming import environment_of
+    from learning.environments.lookup_environment import environment_of
     from schemas.use import EnvUse
 
     slots = block("tools")
@@ -197,7 +199,7 @@ def test_a_tool_of_ones_own_validates_and_answers(lab):
 
 
 def test_a_python_stage_runs(lab):
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
     from schemas.stages.python import Python
     from tasks.context import Context
     from tasks.python import run

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import encode_prompt
 from learning.environments.making import in_environment
-from learning.texts.chat import encode_prompt
+from learning.generation.engines.torch import Engine
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 from schemas.stages.rl import Rl
@@ -48,7 +48,7 @@ def test_a_model_plays_it_and_its_randomness_is_the_episodes_own(lab, tiny_polic
         """An engine that says one thing."""
 
         def generate(self, requests, sampling):
-            from learning.engines.protocol import Generation
+            from learning.samples.engine_protocol import Generation
 
             return [[Generation(list(says), [0.0] * 3, "stop") for _ in range(r.n)] for r in requests]
 

@@ -49,7 +49,7 @@ def _own(step: Step, received: list[Bond], store: Store) -> Bond:
     manifest = store.find(step.kind, step.key)
     contract = manifest.contract if manifest else None
     if step.kind == "init":
-        code = {m: d for m, d in step.code.items() if m.startswith("learning.tokenizers")}
+        code = {m: d for m, d in step.code.items() if m.startswith("learning.data.tokenizers")}
         return Bond(contract, {**step.settings.get("tokenizer", {}), "code": digest_of(code)})
     first = received[0] if received else Bond()
     return Bond(contract or first.contract, first.tokenizer)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from flows.planning import memory_steps
 from flows.planning.memory_models import Models
-from learning.footprint.estimate import Place
+from learning.memory_model.estimate import Place
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
 from schemas.plan import Plan, Step

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learning.footprint.shape import Shape, shape_of
+from learning.memory_model.shape import Shape, shape_of
 from lineage.contract import UNBOUNDED
 from lineage.layout import Layout
 from lineage.sources import find_source

@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.planning.closure import uses
 from flows.planning.memory_models import Known
-from learning.footprint.estimate import (
+from learning.memory_model.estimate import (
     BYTES,
     Phase,
     Place,
@@ -20,7 +20,7 @@ from learning.footprint.estimate import (
     sampling,
     training,
 )
-from learning.footprint.forward import ROW, Forward, Pass, Precision
+from learning.memory_model.forward import ROW, Forward, Pass, Precision
 from schemas.errors import StepError
 from schemas.signatures import SignatureError, signature
 from schemas.stages.base import Resources
@@ -29,9 +29,9 @@ from schemas.stages.rl import Rl
 TOKENS = 16_384
 """Tokens of a forward pass of a reward model, as in `tasks.reward_model`."""
 UNDER_WAY = 512
-"""Completions under way at a time in an evaluation, as in `learning.asynchrony.streams`."""
+"""Completions under way at a time in an evaluation, as in `learning.generation.services.row_streams`."""
 UTILIZATION = 0.5
-"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.engines.vllm`."""
+"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.generation.engines.vllm`."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def rl(job: Job) -> list[Place]:
 
 
 def _groups(job: Job, known: Known) -> tuple[Pass, int]:
-    """The largest micro-batch, as `learning.loop.split` cuts it, and how many there are."""
+    """The largest micro-batch, as `learning.batch.split` cuts it, and how many there are."""
     settings, prompt = job.settings, job.prompts(known)
     answer, size = settings["max_completion_length"], settings["num_generations"]
     batch = settings["generation_batch_size"] // settings["num_mini_batches"]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from learning.evaluating.gates import Question, questions
-from learning.evaluating.paired_tests import POWER, minimum_detectable
+from learning.evaluation.gate_statistics import Question, questions
+from learning.evaluation.paired_tests import POWER, minimum_detectable
 from lineage.history import latest
 from lineage.layout import Layout
 from schemas.gates import Gate, split_metric

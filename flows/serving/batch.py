@@ -1,6 +1,7 @@
 """Samples that run side by side and come and go: the torch engine's slots, for requests that arrive at any time.
 
-A sample takes the same tokens as from `learning.engines.torch`, whatever runs beside it: its random numbers are those
+A sample takes the same tokens as from `learning.generation.engines.torch`, whatever runs beside it: its random
+numbers are those
 of (seed, number). Shapes: B slots in use, V vocabulary, K alternatives.
 """
 
@@ -11,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learning.engines.picking import pick
-from learning.engines.slots import Slots, prefill, slot_logits
+from learning.generation.engines.slots import Slots, prefill, slot_logits
+from learning.generation.engines.token_sampling import pick
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
-from learning.engines.slot_check import why_not_slots
+from learning.generation.engines.slot_check import why_not_slots
 from learning.models.policy import Policy, load_policy
 from lineage.champions import standing
 from lineage.layout import Layout

@@ -13,7 +13,7 @@ import torch
 
 from flows.serving.batch import Ask, Batch, Sample, Token
 from flows.serving.texts import Text
-from learning.engines.slots import slot_mode
+from learning.generation.engines.slots import slot_mode
 from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]

@@ -20,7 +20,7 @@ from flows.steps.capture import captured
 from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.placement import bundles
 from flows.steps.surroundings import surroundings
-from learning.distributed.actors import Actors, Factory, Lost, Remote, Threads, said
+from learning.parallel.actors import Actors, Factory, Lost, Remote, Threads, said
 from schemas.errors import StepError
 from schemas.plan import Step
 from schemas.stages.base import Resources, bytes_of

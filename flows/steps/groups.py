@@ -35,7 +35,7 @@ from flows.steps.family import die_with_parent, end_when_asked
 from flows.steps.placement import bundle
 from flows.steps.surroundings import environment_of
 from flows.steps.task_run import cpu_seconds, listener, peak_rss, run_task
-from learning.distributed.group import Group
+from learning.parallel.group import Group
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.plan import Step

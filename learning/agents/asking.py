@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from learning.remote.client import ask
-from learning.remote.desk import Desk
-from learning.remote.question import Answer, chat
+from learning.api.client import ask
+from learning.api.requests import Answer, chat
+from learning.api.spending import Desk
 from schemas.endpoint import Endpoint
 
 LONGEST, DEEPEST = 1_000_000, 50
@@ -15,7 +15,7 @@ LONGEST, DEEPEST = 1_000_000, 50
 def told(endpoint: Endpoint, desk: Desk, order: str, number: int, temperature: float, max_tokens: int) -> str:
     """The reply to a message, empty where there is none; `number` tells equal questions apart.
 
-    Raises StepError as `learning.remote.client.ask` does.
+    Raises StepError as `learning.api.client.ask` does.
     """
     question = chat([{"role": "user", "content": order}], number, temperature=temperature, max_tokens=max_tokens)
     (answer,) = ask(endpoint, desk, [question]).answers

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from learning.agents.rollouts import Rollout, rollout_of
-from learning.asynchrony.streams import completions
-from learning.engines.protocol import Generation, Turn
+from learning.data.row_journal import RowJournal
+from learning.generation.services.row_streams import completions
 from learning.lookup import Bound
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask, Trial, by_group
-from learning.texts.row_journal import RowJournal
+from learning.samples.engine_protocol import Generation, Turn
+from learning.samples.sample import Ask, Trial, by_group
+from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 
 MAX_LENGTH = 2_000

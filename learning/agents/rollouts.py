@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from learning.engines.protocol import Turn
-from learning.texts.chat import decode
+from learning.data.chat import decode
+from learning.samples.engine_protocol import Turn
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from learning.worlds import kit
-from learning.worlds.fits import GIVEN, Points
+from learning.toy_tasks import kit
+from learning.toy_tasks.fits import GIVEN, Points
 
 TRAIN, TEST = "train.csv", "test.csv"
 DATA, MODEL, SAVED = MILESTONES = ("data", "model", "saved")

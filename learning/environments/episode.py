@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from learning.engines.protocol import Generation, Request, Turn
 from learning.environments.protocol import EnvironmentProtocol, Outcome
 from learning.environments.protocol import Episode as Played
+from learning.samples.engine_protocol import Generation, Request, Turn
 
 ENVIRONMENT = 0x656E76
 """Sets the random numbers of environments apart from those of sampling."""

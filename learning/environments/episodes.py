@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from learning.asynchrony.rollout_service import Ended
-from learning.engines.protocol import Flight, Generation, Request, Sampling, Turn
-from learning.environments.answers import Answers
+from learning.data.chat import decode, encode_reply, turn_end, turn_ends
+from learning.environments.answer_order import Answers
 from learning.environments.clock import Answer, Clock, Threads
-from learning.environments.decoding import source_of
+from learning.environments.completion_source import source_of
 from learning.environments.episode import Episode
 from learning.environments.flight import EpisodesInFlight
 from learning.environments.protocol import EnvironmentProtocol
-from learning.texts.chat import decode, encode_reply, turn_end, turn_ends
+from learning.generation.services.rollout_service import Ended
+from learning.samples.engine_protocol import Flight, Generation, Request, Sampling, Turn
 from schemas.errors import StepError
 
 CAPACITY = 256

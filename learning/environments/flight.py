@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from learning.asynchrony.rollout_service import Ended
-from learning.engines.protocol import Generation, Request, Sampling
+from learning.generation.services.rollout_service import Ended
+from learning.samples.engine_protocol import Generation, Request, Sampling
 
 
 class EpisodesInFlight:

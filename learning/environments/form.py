@@ -1,9 +1,9 @@
-"""A small graphical interface whose screen is text: a form to fill in, click by click (`learning.worlds.forms`)."""
+"""A small graphical interface whose screen is text: a form to fill in, click by click (`learning.toy_tasks.forms`)."""
 
 from typing import Any
 
 from learning.environments.protocol import Outcome
-from learning.worlds.forms import Form
+from learning.toy_tasks.forms import Form
 
 ODD = "?"
 """First line of the screen after a turn that could not be carried out."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
-from learning.environments.naming import environment_of
+from learning.environments.lookup_environment import environment_of
 from schemas.errors import StepError
 from schemas.use import EnvUse
 

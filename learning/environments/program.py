@@ -27,8 +27,8 @@ from learning.environments.desk import (
 )
 from learning.environments.protocol import Outcome
 from learning.sandbox.run import available, run
-from learning.sandbox.watching import Ran
-from learning.worlds.fits import GIVEN, Points, Row, expanded, points, score, shown
+from learning.sandbox.watchdog import Ran
+from learning.toy_tasks.fits import GIVEN, Points, Row, expanded, points, score, shown
 from schemas.errors import StepError
 
 SUBMISSION = "submission.csv"
@@ -43,7 +43,7 @@ SHOWN = 40
 
 
 class Environment:
-    """A turn is a program for the row's table (`learning.worlds.fits`): words of a tiny language, or Python.
+    """A turn is a program for the row's table (`learning.toy_tasks.fits`): words of a tiny language, or Python.
 
     It earns `credit` for its progress (the share of the milestones that it reached), and 1 − `credit` times its score
     on the test's rows if it got to the end. `costs` are the prices of the kit's functions on the clock, in seconds of

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from learning.data.patterns import MatchTimeout, Pattern
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound
-from learning.texts.patterns import MatchTimeout, Pattern
 from schemas.errors import StepError
 from schemas.use import ToolUse
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.distributed.checkpoint_shards import Like, as_it_is, read_shards, write_shards
-from learning.distributed.group import ALONE, Group
-from learning.loop.random_states import put_random_states_back, random_states
 from learning.models.sealed_folder import folder_problem, seal_folder
+from learning.parallel.checkpoint_shards import Like, as_it_is, read_shards, write_shards
+from learning.parallel.group import ALONE, Group
+from learning.parallel.random_states import put_random_states_back, random_states
 from schemas.errors import StepError
 from schemas.sealed import file_digest
 

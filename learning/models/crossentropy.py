@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learning.data.examples import Example
 from learning.models.packed import choose_forward, pack, packed_logprobs, unwrap
-from learning.texts.examples import Example
 from schemas.errors import StepError
 
 Loss = Callable[[Any, Sequence[Example]], Tensor]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from learning.distributed.group import whole
+from learning.parallel.group import whole
 from schemas.errors import StepError
 from schemas.training import Training
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learning.texts.chat import turn_ends
+from learning.data.chat import turn_ends
 from schemas.errors import StepError
 
 transformers_logging.set_verbosity_error()

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from learning.texts.chat import encode_completion, encode_prompt
-from learning.texts.rows import count_rows, fits, read_rows, scan_rows
-from learning.texts.stored import Some, Stored, one_by_one, store
+from learning.data.chat import encode_completion, encode_prompt
+from learning.data.rows import count_rows, fits, read_rows, scan_rows
+from learning.data.stored_rows import Some, Stored, one_by_one, store
 from schemas.errors import StepError
 
 TOKENS = pa.list_(pa.int32())

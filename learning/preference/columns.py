@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.distributed.group import ALONE, Each
-from learning.distributed.trained import Trained
+from learning.data.stored_rows import Some
+from learning.models.sharded_model import Trained
+from learning.parallel.group import ALONE, Each
 from learning.preference.batches import Pair
 from learning.preference.loss import SIDES, fixed_logprobs, strangers
-from learning.texts.stored import Some
 from schemas.errors import StepError
 
 

@@ -1,7 +1,7 @@
 """Losses of self-play: the policy of the round before is `previous`, a judge's win rates are the pair's scores.
 
 Each is a regression on log-ratios whose minimiser is the next policy of a no-regret dynamic. What they ask for and the
-shapes are as in `learning.preferences`.
+shapes are as in `learning.preference.pair_losses`.
 """
 
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Losses of preference pairs that need no reference policy, and the likelihood of the chosen as a loss.
 
-What they ask for and the shapes are as in `learning.preferences`.
+What they ask for and the shapes are as in `learning.preference.pair_losses`.
 """
 
 from torch import Tensor

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.distributed.group import ALONE, Each
-from learning.distributed.trained import Trained
 from learning.lookup import Bound, bind
 from learning.models.packed import pack, packed_logprobs
+from learning.models.sharded_model import Trained
+from learning.parallel.group import ALONE, Each
 from learning.preference.batches import Pair, by_tokens, micro_batches
 from schemas.errors import StepError
 from schemas.schedules import Number, value_at

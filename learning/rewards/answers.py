@@ -4,8 +4,9 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from learning.sandbox import verifiers
-from learning.worlds import gym, gym_parsers
+from learning.reasoning_gym import families as gym
+from learning.reasoning_gym import parsers as gym_parsers
+from learning.reasoning_gym import verifiers
 
 NUMBER = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?")
 
@@ -34,7 +35,8 @@ def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | 
     """The score (0 to 1) that reasoning-gym's own verifier of the family gives; for problems with many right answers.
 
     Verifiers read the answer in the sandbox, but for those that are known to do no more than compare it
-    (`learning.worlds.gym_parsers`). None where a verifier fails, gives no score or takes too long. Raises StepError for
+    (`learning.reasoning_gym.parsers`). None where a verifier fails, gives no score or takes too long. Raises
+    StepError for
     rows that reasoning-gym did not make, and where the guards of the sandbox are missing.
     """
     scores: list[float | None] = [0.0] * len(rows)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from learning.loop.trials import Trial
 from learning.models.policy import Policy
+from learning.samples.sample import Trial
 
 Row = dict[str, Any]
 SCORES = 1 << 24

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies
 from learning.lookup import Inner
+from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
 from learning.rewards.composite import asked
-from learning.worlds.observers import TEMPLATE, looked_up, shown_to
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import ChatRef, PolicyRef
 from schemas.use import RewardUse

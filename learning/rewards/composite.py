@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from learning.lookup import Inner
-from learning.loop.scoring import PER_COMPLETION
+from learning.sampling.scoring import PER_COMPLETION
 from schemas.errors import StepError
 from schemas.use import RewardUse
 

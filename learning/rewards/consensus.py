@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies
 from learning.lookup import Inner
-from learning.loop.rollout import Sampler
 from learning.rewards.answers import final_answer, normal
 from learning.rewards.composite import asked
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.sampler import Sampler
+from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import RewardUse

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies
 from learning.lookup import Inner
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.verdicts import guest, replies
 from schemas.references import PolicyRef
 from schemas.use import DuelUse, EngineUse
 

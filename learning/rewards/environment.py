@@ -1,6 +1,6 @@
 """Rewards that an environment gave while it answered the model's turns."""
 
-from learning.loop.trials import Trial
+from learning.samples.sample import Trial
 
 
 def earned(trials: list[Trial]) -> list[float | None]:

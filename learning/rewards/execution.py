@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from learning.worlds.execution import ProgramError, evaluate, execute
+from learning.toy_tasks.execution import ProgramError, evaluate, execute
 
 Row = dict[str, Any]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from fractions import Fraction
 from typing import Any
 
-from learning.worlds.countdown import problem_of
+from learning.toy_tasks.countdown import problem_of
 
 FORM = re.compile(r"[-+*/()\d\s]{1,200}")
 """What an expression may be made of."""

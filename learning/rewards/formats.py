@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.texts.patterns import MatchTimeout, Pattern
+from learning.data.patterns import MatchTimeout, Pattern
 from schemas.errors import StepError
 
 
 def matches(rows: list[dict[str, Any]], completions: list[str], *, pattern: str) -> list[float | None]:
     """1 where the whole completion matches the regular expression, else 0. Raises StepError for a bad pattern.
 
-    None where the pattern has found no answer within its time (`learning.texts.patterns`).
+    None where the pattern has found no answer within its time (`learning.data.patterns`).
     """
     try:
         wanted = Pattern(pattern, re.DOTALL)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.worlds import hardware
+from learning.toy_tasks import hardware
 
 
 def equivalent(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies, word_logprobs
-from learning.loop.rollout import Sampler
-from learning.remote.desk import Desk
-from learning.texts.patterns import MatchTimeout, Pattern
-from learning.texts.questions import question
+from learning.api.spending import Desk
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.question_templates import question
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.sampler import Sampler
+from learning.sampling.verdicts import guest, replies, word_logprobs
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.references import PolicyRef
@@ -152,9 +152,9 @@ class _Reading:
     def asked(
         self, endpoint: Endpoint, desk: Desk, system: str | None, rows: Sequence[Row], completions: Sequence[str]
     ) -> list[float | None]:
-        """Verdicts of a remote judge. Raises StepError as `learning.remote.client.ask` does."""
-        from learning.remote.client import ask  # it takes a second to import, and most judges are at hand
-        from learning.remote.question import Answer, chat
+        """Verdicts of a remote judge. Raises StepError as `learning.api.client.ask` does."""
+        from learning.api.client import ask  # it takes a second to import, and most judges are at hand
+        from learning.api.requests import Answer, chat
 
         before = [{"role": "system", "content": system}] if system is not None else []
         how = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}

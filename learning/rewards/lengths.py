@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from learning.lookup import Inner
-from learning.loop.trials import Trial
 from learning.rewards.composite import asked
+from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.use import RewardUse

@@ -7,11 +7,11 @@ model no room for the answer.
 import math
 from typing import Any, Literal
 
-from learning.evaluating.verdicts import logprobs
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Trial
+from learning.data.chat import encode_text
 from learning.rewards.answers import final_answer
-from learning.texts.chat import encode_text
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler
+from learning.sampling.verdicts import logprobs
 
 Row = dict[str, Any]
 Reduce = Literal["mean_probability", "probability", "mean", "sum"]

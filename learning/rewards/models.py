@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.models.auxiliary_models import TokenJudge, load_token_judge
+from learning.auxiliary_networks.heads import TokenJudge, load_token_judge
+from learning.batch.batch_layout import single_turn
+from learning.data.chat import encode_completion, encode_prompt
 from learning.models.policy import Policy
 from learning.models.reward_model import RewardModel, load_reward_model
-from learning.texts.chat import encode_completion, encode_prompt
+from learning.samples.engine_protocol import Generation
 from schemas.references import ProcessRewardModelRef, RewardModelRef
 
 TOKENS = 16_384

@@ -31,7 +31,7 @@ def iou(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None
 
 
 def natural(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-    """The metric of the row's family (`learning.worlds.documents`); raises StepError for a family that has none."""
+    """The metric of the row's family (`learning.toy_tasks.documents`); raises StepError for a family that has none."""
     scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
         if row["family"] not in METRICS:

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies, word_logprobs
+from learning.data.question_templates import question
 from learning.lookup import Inner
-from learning.loop.rollout import Sampler
 from learning.rewards.composite import asked
 from learning.rewards.judges import expected
-from learning.texts.questions import question
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.sampler import Sampler
+from learning.sampling.verdicts import guest, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse, RewardUse

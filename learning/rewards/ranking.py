@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.worlds.rankings import LENGTH, worth
+from learning.toy_tasks.rankings import LENGTH, worth
 
 Row = dict[str, Any]
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")

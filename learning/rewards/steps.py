@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.engines.protocol import Sampling
-from learning.evaluating.verdicts import guest, replies
-from learning.texts.questions import question
-from learning.worlds.sums import CLEAN
+from learning.data.question_templates import question
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.verdicts import guest, replies
+from learning.toy_tasks.sums import CLEAN
 from schemas.errors import StepError
 from schemas.references import PolicyRef
 from schemas.use import EngineUse

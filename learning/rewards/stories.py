@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from learning.evaluating.verdicts import guest, logprobs
-from learning.texts.chat import encode_completion
-from learning.worlds.stories import incoherence
+from learning.data.chat import encode_completion
+from learning.sampling.verdicts import guest, logprobs
+from learning.toy_tasks.stories import incoherence
 from schemas.references import PolicyRef
 
 

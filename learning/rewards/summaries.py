@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.worlds.posts import known
+from learning.toy_tasks.posts import known
 
 
 def topical(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

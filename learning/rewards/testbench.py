@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learning.worlds.circuits import pass_rate
+from learning.toy_tasks.circuits import pass_rate
 
 
 def passed(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from learning.worlds.opinions import BAD, GOOD
+from learning.toy_tasks.opinions import BAD, GOOD
 
 
 def kind(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:

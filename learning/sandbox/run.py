@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from learning.sandbox import child
+from learning.sandbox.escape_detection import Noticing
 from learning.sandbox.filters import machine
-from learning.sandbox.noticing import Noticing
 from learning.sandbox.process import started
-from learning.sandbox.watching import Answer, Ran, watch
+from learning.sandbox.watchdog import Answer, Ran, watch
 from schemas.errors import StepError
 
 

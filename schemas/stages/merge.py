@@ -44,7 +44,7 @@ class Merge(BaseStage):
 
     kind: Literal["merge"]
     merge_method: str
-    """Name of a function in `learning/merging.py`: linear, slerp, ties, dare_ties, dare_linear, task_arithmetic, ..."""
+    """Name of a function in `learning/merge/methods.py`: linear, slerp, ties, dare_ties, dare_linear, …"""
     models: list[MergeInput] = []
     """Whole models; or give `slices`."""
     slices: list[MergeSlice] = []

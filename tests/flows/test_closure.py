@@ -229,7 +229,7 @@ def test_what_is_no_module_or_no_python_is_refused(lab):
 
 def test_imports_for_type_checkers_do_not_count():
     hints = (
-        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.surrogates\nelse:\n    import json\n"
+        b"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import learning.samples\nelse:\n    import json\n"
     )
     assert read_facts(hints, "hints").imports == ["typing:TYPE_CHECKING", "json:"]
 
@@ -262,21 +262,21 @@ def test_a_function_that_an_option_names_counts(lab):
 
 def test_a_merge_is_keyed_by_its_method_and_by_what_counts_its_totals(tmp_path):
     recipe = load_recipe(HOUSE / "recipes/quickstart.yaml")
-    assert recipe.code("merged") == (("learning.merging", "linear"),)
+    assert recipe.code("merged") == (("learning.merge.methods", "linear"),)
     (tmp_path / "plus.yaml").write_text(
         "name: plus\nstages:\n  one: {kind: init}\n  two: {kind: init, seed: 2}\n  merged: {kind: merge, "
         "base_model: one, merge_method: ram_plus, models: [{model: one}, {model: two}]}\n"
     )
-    names = {("learning.merging", "ram_plus"), ("learning.merging", "ram_plus_totals")}
+    names = {("learning.merge.methods", "ram_plus"), ("learning.merge.methods", "ram_plus_totals")}
     assert set(load_recipe(tmp_path / "plus.yaml").code("merged")) == names
 
 
 def test_a_step_depends_on_no_toy_task_and_no_paper_that_it_does_not_name(tmp_path):
     plan = compile_recipe(load_recipe(HOUSE / "recipes/quickstart.yaml"), Layout(tmp_path))
-    gym = {f"learning.worlds.{name}" for name in ("gym", "gym_grammar", "gym_parsers")}
+    gym = {f"learning.toy_tasks.{name}" for name in ("gym", "gym_grammar", "gym_parsers")}
     for name in ("rl_1", "lessons"):
         code = set(plan.step(name).code)
-        assert {module for module in code if module.startswith("learning.worlds.")} <= gym, name
+        assert {module for module in code if module.startswith("learning.toy_tasks.")} <= gym, name
         assert {module for module in code if module.startswith("learning.methods.")} <= {"learning.methods.routing"}, (
             name
         )

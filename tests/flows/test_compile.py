@@ -41,7 +41,7 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
 
     def edited(file, known):
         facts = original(file, known)
-        if file.name != "surrogates.py":
+        if file.name != "policy_gradient.py":
             return facts
         return replace(facts, statements=tuple(s._replace(digest="0" * 64) for s in facts.statements))
 
@@ -49,7 +49,7 @@ def test_editing_a_surrogate_changes_rl_and_not_sft(monkeypatch, tmp_path):
     after = compile_recipe(recipe, Layout(tmp_path))
     changed = {name for name in before if after.step(name).key != before[name]}
     assert {"rl_1", "rl_2", "rl_2_rloo", "merged", "report"} == changed
-    assert all("learning.surrogates" not in s.code for s in after.steps if s.kind != "rl")
+    assert all("learning.algorithm.policy_losses.policy_gradient" not in s.code for s in after.steps if s.kind != "rl")
 
 
 def test_models_of_two_tokenizers_do_not_meet_in_a_merge(tmp_path):

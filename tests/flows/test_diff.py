@@ -27,7 +27,7 @@ import json
 from pathlib import Path
 
 from diff_lab_rules import wanted
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from tasks.context import Context
 
 

@@ -11,7 +11,7 @@ from schemas.plan import Step
 STEP = {"name": "rl_1", "stage": "rl_1", "kind": "rl", "settings": {}, "seed": 0, "outputs": {}}
 STEP |= {"key": "0" * 64, "identity": {}}
 WITH = Step(**STEP, code={MODULE: "x"})
-WITHOUT = Step(**STEP, code={"learning.engines.torch": "x"})
+WITHOUT = Step(**STEP, code={"learning.generation.engines.torch": "x"})
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from flows.launch import plan_recipe
 from flows.planning.memory import needs, told, warnings
-from learning.asynchrony import streams
-from learning.engines import running
-from learning.footprint import estimate as memory_estimate
-from learning.footprint import forward as memory_estimate_forward
-from learning.footprint.estimate import Phase, Place, Slots, Trained, training
-from learning.footprint.forward import Forward, Pass, Precision
-from learning.footprint.shape import ARCHITECTURES, Shape, shape_of
+from learning.generation.engines import running
+from learning.generation.services import row_streams as streams
+from learning.memory_model import estimate as memory_estimate
+from learning.memory_model import forward as memory_estimate_forward
+from learning.memory_model.estimate import Phase, Place, Slots, Trained, training
+from learning.memory_model.forward import Forward, Pass, Precision
+from learning.memory_model.shape import ARCHITECTURES, Shape, shape_of
 from learning.models import packed, row_attention
 from lineage.layout import Layout
 from schemas.errors import PlanError, StepError
@@ -80,7 +80,9 @@ def test_constants_are_those_of_the_code():
 
 
 def test_the_arithmetic_needs_no_torch():
-    code = "import sys, learning.footprint.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    code = (
+        "import sys, learning.memory_model.estimate; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -7,7 +7,7 @@ import pytest
 from flows.launch import plan_recipe, run_plan
 from flows.planning.authoring import plan_table
 from flows.planning.power import gate_lines
-from learning.evaluating.paired_tests import minimum_detectable
+from learning.evaluation.paired_tests import minimum_detectable
 from lineage.layout import Layout
 
 RECIPE = """

@@ -10,7 +10,7 @@ import pytest
 
 from flows.steps.actors import RayActors
 from flows.steps.workers import RayWorkers
-from learning.distributed.actors import Lost
+from learning.parallel.actors import Lost
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.stages.base import Resources, Role

@@ -8,7 +8,7 @@ import pytest
 from flows.running.states import StepState
 from flows.runs import rebuild_report
 from flows.servers.run_page import yield_tables
-from learning.texts.rows import read_rows
+from learning.data.rows import read_rows
 from lineage.spending import read_spending
 from lineage.store import Store
 from tests.teacher_server import Teacher, digest, serving

@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from learning.engines.torch import Engine as Torch
+from learning.generation.engines.torch import Engine as Torch
 
 ROOT = Path(os.environ["POSTTRAIN_ROOT"])
 

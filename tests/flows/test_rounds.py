@@ -6,7 +6,7 @@ import pytest
 
 from flows.compile import compile_recipe
 from flows.launch import plan_recipe, run_plan
-from learning.texts.rows import read_rows
+from learning.data.rows import read_rows
 from lineage.layout import Layout
 from lineage.store import Store
 
@@ -87,8 +87,15 @@ def test_the_losses_are_in_the_key_and_other_losses_are_not_in_the_code(layout):
 
     plan = compile_recipe(load_recipe(layout.root / "rounds.yaml"), layout)
     tune = next(step for step in plan.steps if step.name == "rounds-1-tune")
-    assert "learning.preferences" in tune.code
-    assert not {"learning.loop.policy_loss", "learning.surrogates", "learning.advantages"} & tune.code.keys()
+    assert "learning.preference.pair_losses" in tune.code
+    assert (
+        not {
+            "learning.rl.policy_loss",
+            "learning.algorithm.policy_losses.policy_gradient",
+            "learning.algorithm.advantages.normalisation",
+        }
+        & tune.code.keys()
+    )
     other = compile_recipe(
         load_recipe(layout.root / "rounds.yaml", overrides=("stages.rounds.repeat.stages.tune.loss=ipo",)), layout
     )

@@ -21,11 +21,11 @@ from flows.serving.models import Chosen
 from flows.serving.server import listen
 from flows.serving.texts import Text
 from flows.serving.worker import Job, Worker
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import decode, encode_prompt
+from learning.data.tokenizers import characters
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy, save_policy
-from learning.texts.chat import decode, encode_prompt
-from learning.tokenizers import characters
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.models.families import make_family
 from tests.waiting import wait_for

@@ -152,22 +152,25 @@ def test_an_edited_loss_runs_rl_and_not_sft(story, tmp_path, monkeypatch):
     folder, layout = story
     before = missing(plan_recipe(folder / "tiny.yaml", layout), layout)
     edit = lambda text: text.replace("clamp(1 - epsilon", "clamp(1 - 2 * epsilon")  # noqa: E731
-    edited_house(tmp_path, monkeypatch, "learning/surrogates.py", edit)
+    edited_house(tmp_path, monkeypatch, "learning/algorithm/policy_losses/policy_gradient.py", edit)
     plan = plan_recipe(folder / "tiny.yaml", layout)
     assert before == set()
     assert missing(plan, layout) == {"better", "exam"}
-    users = {step.name for step in plan.steps if "learning.surrogates" in step.code}
+    users = {step.name for step in plan.steps if "learning.algorithm.policy_losses.policy_gradient" in step.code}
     assert users == {"better"}
+
+
+LOSSES = "learning/algorithm/policy_losses"
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("learning/surrogates.py", "    ratio_T =", "    # a remark\n    ratio_T ="),
-        ("learning/surrogates.py", "Clipped surrogate:", "The clipped surrogate:"),
-        ("learning/surrogates.py", "return -advantage_T * lp_T", "return -2 * advantage_T * lp_T"),  # of another loss
-        ("learning/methods/valuation.py", "roll(-1)", "roll(-2)"),  # another paper's
-        ("learning/worlds/mazes.py", "import", "import math\nimport"),  # a toy task that the recipe does not name
+        (f"{LOSSES}/policy_gradient.py", "    ratio_T =", "    # a remark\n    ratio_T ="),
+        (f"{LOSSES}/policy_gradient.py", "Clipped surrogate:", "The clipped surrogate:"),
+        (f"{LOSSES}/policy_gradient.py", "-advantage_T * lp_T", "-2 * advantage_T * lp_T"),  # of another loss
+        (f"{LOSSES}/valuation.py", "roll(-1)", "roll(-2)"),  # another paper's
+        ("learning/toy_tasks/mazes.py", "import", "import math\nimport"),  # a toy task that the recipe does not name
     ],
 )
 def test_an_edit_of_what_a_recipe_does_not_use_runs_nothing(story, tmp_path, monkeypatch, file, old, new):

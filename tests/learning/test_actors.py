@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from learning.distributed.actors import Lost, Threads
+from learning.parallel.actors import Lost, Threads
 from schemas.errors import StepError
 
 

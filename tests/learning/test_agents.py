@@ -11,13 +11,13 @@ import pytest
 
 from learning.agents import made
 from learning.agents.acting import env_at, rows_at
+from learning.agents.authors import templates
 from learning.agents.drafting import Drafting
 from learning.agents.environment import Environment
 from learning.agents.folder import agent_at, read_agent, write_agent, write_practised
 from learning.agents.made import called, failures
 from learning.agents.templates import TEMPLATES
-from learning.authors import templates
-from learning.environments.naming import environment_of
+from learning.environments.lookup_environment import environment_of
 from learning.environments.protocol import Outcome
 from learning.lookup import Bound, bind
 from learning.sandbox.run import available

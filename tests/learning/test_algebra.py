@@ -4,18 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from learning import advantages, ratios, surrogates
-from learning.algorithm import Algorithm
-from learning.engines.protocol import Generation
+from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.composition import Algorithm
+from learning.algorithm.policy_losses import policy_gradient as surrogates
+from learning.algorithm.ratios import ratios
+from learning.batch import columns
+from learning.batch.batch_layout import forest, single_turn
+from learning.batch.split import mini_batches
 from learning.lookup import Bound, bind
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest, single_turn
-from learning.loop.rollout import names, score
-from learning.loop.split import mini_batches
-from learning.loop.trials import Trial
 from learning.models.packed import packed_logprobs
-from learning.models.references import statistics_of
-from learning.operations import columns
+from learning.rl.collection import bind_collecting
+from learning.rl.references import statistics_of
+from learning.samples.engine_protocol import Generation
+from learning.samples.sample import Trial
+from learning.sampling.sampler import names, score
 from schemas.errors import StepError
 from schemas.schedules import Linear
 from schemas.stages.rl import Rl

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning import tools
 from learning.lookup import bind
-from learning.worlds.almanac import almanac, scripted
+from learning.tools import calls as tools
+from learning.toy_tasks.almanac import almanac, scripted
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 
@@ -112,7 +112,8 @@ def test_an_environment_of_lessons_takes_no_stages_output(tmp_path, monkeypatch)
 
 def test_lessons_of_episodes_need_no_torch():
     """Whose import takes seconds: neither the problems and teachers, nor the environment and its tools."""
-    code = "import sys, learning.problems, learning.teachers, learning.environments.tools, learning.tools;"
+    code = "import sys, learning.problems.generators, learning.teachers.basic;"
+    code += "import learning.environments.tools, learning.tools.calls;"
     code += "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

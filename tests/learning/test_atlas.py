@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
+from learning.curation.row_filters import unanswered
 from learning.lookup import bind
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
-from learning.quality import unanswered
 from learning.rewards import collective
-from learning.worlds.atlas import (
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
+from learning.toy_tasks.atlas import (
     atlas,
     atlas_facts,
     atlas_questions,
@@ -22,7 +22,7 @@ from learning.worlds.atlas import (
     texts_of,
     told,
 )
-from learning.worlds.sums import first_step
+from learning.toy_tasks.sums import first_step
 from schemas.errors import StepError
 from schemas.use import ProblemsUse, RewardUse
 
@@ -108,10 +108,10 @@ def test_a_corpus_has_every_document_once():
 
 
 def test_a_question_that_a_model_answers_unseen_is_dropped(answering, monkeypatch):
-    import learning.evaluating.verdicts
+    import learning.sampling.verdicts
 
     sampler = answering(lambda prompt, number: "zed" if "river of bam" in prompt and number == 2 else "no")
-    monkeypatch.setattr(learning.evaluating.verdicts, "guest", lambda folder: sampler)
+    monkeypatch.setattr(learning.sampling.verdicts, "guest", lambda folder: sampler)
     known, unknown = (
         {"id": q, "prompt": [{"role": "user", "content": f"bam river zed. {q}"}], "answer": "zed"}
         for q in ("river of bam?", "river of tok?")

@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.supply import Columns
-from learning.models.auxiliary import Auxiliary
-from learning.models.auxiliary_models import load_network
+from learning.auxiliary_networks.heads import load_network
+from learning.batch.batch_layout import single_turn
+from learning.batch.loss_columns import Columns
 from learning.models.checkpoint import load_latest, save_checkpoint
 from learning.models.policy import Policy, load_policy, save_policy
 from learning.models.reward_model import make_reward_model
+from learning.rl.auxiliary import Auxiliary
+from learning.samples.engine_protocol import Generation
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from learning.texts.chat import MARK, encode_completion, encode_prompt
-from learning.tokenizers import characters
+from learning.data.chat import MARK, encode_completion, encode_prompt
+from learning.data.tokenizers import characters
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from learning.loop.random_states import rng_state, set_rng_state
 from learning.models.checkpoint import (
     load_latest,
     load_optimizer_state,
@@ -14,6 +13,7 @@ from learning.models.checkpoint import (
     save_checkpoint,
 )
 from learning.models.optimize import clip_gradients, learning_rate_at, make_optimizer
+from learning.parallel.random_states import rng_state, set_rng_state
 from schemas.errors import StepError
 from schemas.training import Training
 

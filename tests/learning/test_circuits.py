@@ -6,7 +6,7 @@ import json
 import pytest
 
 from learning.rewards.testbench import passed
-from learning.worlds.circuits import circuits, expressions, pass_rate, problem, simulate
+from learning.toy_tasks.circuits import circuits, expressions, pass_rate, problem, simulate
 from schemas.errors import StepError
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learning import components
+from learning.algorithm import loss_terms as components
 
 GENERATOR = torch.Generator().manual_seed(5)
 LOGITS, TEACHER, BEHAVIOUR = torch.randn(3, 6, generator=GENERATOR, dtype=torch.float64)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from learning.controllers import adaptive_kl, bapo, entropy_gated, entropy_target, pid, positive_share, recap
+from learning.algorithm.controllers import adaptive_kl, bapo, entropy_gated, entropy_target, pid, positive_share, recap
 from schemas.errors import StepError
 
 

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from learning import ratios
-from learning.algorithm import bind_algorithm
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.ratios import ratios
+from learning.batch.batch import Batch
+from learning.batch.loss_columns import Columns
 from learning.lookup import bind
-from learning.loop.batch import Batch
-from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
-from learning.loop.supply import Columns
+from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_factors, with_weights
 from schemas.signatures import names, signature
 from schemas.stages.rl import Rl
 from schemas.use import ComponentUse, CorrectUse, RatioUse, SurrogateUse

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learning.rewards.expressions import reaches
-from learning.worlds.countdown import countdown, problem_of, solutions, worked_countdown
+from learning.toy_tasks.countdown import countdown, problem_of, solutions, worked_countdown
 from schemas.errors import StepError
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from learning import advantages
-from learning.engines.protocol import Generation
-from learning.loop.batch import Batch
-from learning.loop.forest import single_turn
-from learning.operations import credit
-from learning.operations.columns import Column, of_rewards
+from learning.algorithm.advantages import credit
+from learning.algorithm.advantages import normalisation as advantages
+from learning.batch.batch import Batch
+from learning.batch.batch_layout import single_turn
+from learning.batch.columns import Column, of_rewards
+from learning.samples.engine_protocol import Generation
 
 
 def batch(lengths, values, rewards, finishes=None, ends=None):

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from learning.critic_heads import least, mean, soft_min
-from learning.critic_losses import huber, squared
-from learning.engines.protocol import Generation
+from learning.algorithm.advantages import credit
+from learning.algorithm.critic_heads import least, mean, soft_min
+from learning.algorithm.critic_losses import huber, squared
+from learning.batch.batch_layout import single_turn
+from learning.batch.columns import of_rewards
+from learning.batch.loss_columns import Columns
 from learning.lookup import Bound
-from learning.loop.forest import single_turn
-from learning.loop.supply import Columns
-from learning.models.auxiliary import explained_variance
 from learning.models.checkpoint import load_latest, save_checkpoint
-from learning.models.critic import Critic
-from learning.operations import credit
-from learning.operations.columns import of_rewards
+from learning.rl.auxiliary import explained_variance
+from learning.rl.critic import Critic
+from learning.samples.engine_protocol import Generation
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

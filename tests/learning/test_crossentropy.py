@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from learning.data.chat import encode_completion, encode_prompt
+from learning.data.examples import Example, encode_rows
 from learning.models.crossentropy import loss_for, packed_loss, padded_loss
 from learning.models.packed import pack, packed_logprobs
-from learning.texts.chat import encode_completion, encode_prompt
-from learning.texts.examples import Example, encode_rows
 from schemas.errors import StepError
 
 

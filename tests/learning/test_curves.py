@@ -2,8 +2,8 @@
 
 import pytest
 
-from learning.asynchrony.stream_points import Told
-from learning.loop.curves import Curves
+from learning.rl.curves import Curves
+from learning.streaming.stream_metrics import Told
 
 
 def lines_of(points, every):

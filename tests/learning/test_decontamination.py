@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learning.texts.curation import curation
-from learning.texts.decontamination import Evaluation, core_of, drop_contaminated
-from learning.texts.dedup import bands, drop_exact_duplicates, drop_near_duplicates
-from learning.texts.rows import write_rows
+from learning.curation.decontamination import Evaluation, core_of, drop_contaminated
+from learning.curation.duplicates import bands, drop_exact_duplicates, drop_near_duplicates
+from learning.curation.ledger import curation
+from learning.data.rows import write_rows
 
 
 def row(name, text, family="f"):

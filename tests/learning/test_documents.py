@@ -5,7 +5,7 @@ import math
 import pytest
 
 from learning.rewards import overlap
-from learning.worlds.documents import QUESTIONS, documents
+from learning.toy_tasks.documents import QUESTIONS, documents
 from schemas.errors import StepError
 
 

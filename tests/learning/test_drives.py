@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from learning.drives import overprovisioned, resets, whole, windowed
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_dropped
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Ask
-from learning.selections import fresh
-from learning.texts.chat import encode_completion, encode_prompt
-from learning.texts.rows import write_rows
+from learning.algorithm.token_masks.masks import fresh
+from learning.batch.batch_layout import forest
+from learning.collection.rollouts.rollouts import overprovisioned, resets, whole, windowed
+from learning.data.chat import encode_completion, encode_prompt
+from learning.data.rows import write_rows
+from learning.generation.engines.torch import Engine
+from learning.rl.policy_loss import with_dropped
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler, score
 from schemas.errors import StepError
 
 ROWS = [

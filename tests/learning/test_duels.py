@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from learning.duels import logistic, styles
-from learning.evaluating.sampling import weighted_scores
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
+from learning.preference.duels import logistic, styles
+from learning.problems.partitions import part
 from learning.rewards.duels import against
 from learning.rewards.wording import keywords
-from learning.teachers import styled
-from learning.worlds.errands import errands, stock_reply
-from learning.worlds.partitions import part
-from learning.worlds.stories import incoherence, openings, storyteller
+from learning.teachers.basic import styled
+from learning.toy_tasks.errands import errands, stock_reply
+from learning.toy_tasks.stories import incoherence, openings, storyteller
 from schemas.errors import StepError
 from schemas.use import DuelUse, RewardUse
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from learning.engines.load import make_engine
-from learning.engines.openai import Engine, fingerprint
-from learning.engines.protocol import Generation, Request, Sampling
-from learning.remote.desk import Desk
+from learning.api.spending import Desk
+from learning.generation.engines.openai import Engine, fingerprint
+from learning.generation.replicas.engine_loading import make_engine
+from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.use import EngineUse

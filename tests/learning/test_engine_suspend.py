@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from learning.engines.picking import entropy_of, pick
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.token_sampling import entropy_of, pick
+from learning.generation.engines.torch import Engine
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 

@@ -6,11 +6,11 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from learning.engines.picking import draw
-from learning.engines.protocol import Request, Sampling
-from learning.engines.room import check_room
-from learning.engines.torch import Engine
+from learning.generation.engines.context_room import check_room
+from learning.generation.engines.token_sampling import draw
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 
 PROMPTS = [[5, 6, 7], [9], [4, 8, 15, 16, 23, 42, 3, 2, 30], [11, 12], [7, 7, 7, 7, 7, 7]]

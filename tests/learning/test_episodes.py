@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learning.engines.protocol import Flight, Request, Sampling, Turn
-from learning.engines.torch import Engine
+from learning.data.chat import decode, encode_prompt
 from learning.environments.clock import Threads, Virtual
 from learning.environments.episodes import Episodes
 from learning.environments.protocol import Outcome
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy
-from learning.texts.chat import decode, encode_prompt
+from learning.samples.engine_protocol import Flight, Request, Sampling, Turn
 from schemas.errors import StepError
 
 SAMPLING = Sampling(1.0, 60, entropy=True)

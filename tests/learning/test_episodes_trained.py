@@ -5,22 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Sampling, Turn
-from learning.engines.torch import Engine
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.batch.loss_columns import Columns
+from learning.data.chat import decode, encode_prompt, encode_reply
+from learning.data.tokenizers import characters
 from learning.environments.episodes import Episodes
 from learning.environments.guess import Environment as Guess
 from learning.environments.protocol import Outcome
-from learning.loop.forest import forest
-from learning.loop.pending import Pending, advance, begin, start, trial_of
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.loop.rollout import Sampler
-from learning.loop.supply import Columns
-from learning.loop.trials import Ask, Trial
+from learning.generation.engines.torch import Engine
 from learning.models.packed import choose_forward
 from learning.rewards.environment import earned
-from learning.texts.chat import decode, encode_prompt, encode_reply
-from learning.tokenizers import characters
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.engine_protocol import Sampling, Turn
+from learning.samples.sample import Ask, Trial
+from learning.sampling.pending_samples import Pending, advance, begin, start, trial_of
+from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from learning.texts.epochs import Epochs, fill
+from learning.data.epochs import Epochs, fill
 
 LENGTHS = [random.Random(i).randint(1, 40) for i in range(53)]
 

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from learning.evaluating.evaluation import Scores, comparisons, metric_name, table
-from learning.evaluating.evaluation_report import markdown, write_report
-from learning.evaluating.gates import check_gates, gate_outcomes
+from learning.evaluation.evaluation import Scores, comparisons, metric_name, table
+from learning.evaluation.evaluation_report import markdown, write_report
+from learning.evaluation.gate_statistics import check_gates, gate_outcomes
 from schemas.errors import StepError
 from schemas.evaluation_slots import MetricUse
 from schemas.stages.evaluate import Evaluate

@@ -7,9 +7,9 @@ from itertools import chain
 import pytest
 import torch
 
-from learning.engines.protocol import Flight, FlyingEngine, Request, Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy
+from learning.samples.engine_protocol import Flight, FlyingEngine, Request, Sampling
 from schemas.errors import StepError
 
 REQUESTS = [Request(ids, 3, seed) for seed, ids in enumerate([[5, 6, 7], [9], [4, 8, 15, 16, 23, 42, 3, 2, 30]])]

@@ -4,15 +4,15 @@ from collections import Counter
 import pytest
 from scipy import stats
 
-from learning.follow_ups import half_width
+from learning.batch.batch_layout import forest
+from learning.collection.resampling import half_width
+from learning.data.rows import write_rows
 from learning.lookup import Bound, bind
-from learning.loop.collecting import Collecting, collect, gate
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.policy_loss import with_dropped
-from learning.loop.trials import Trial, by_group
 from learning.rewards.answers import exact
-from learning.texts.rows import write_rows
+from learning.rl.collection import Collecting, collect, gate
+from learning.rl.policy_loss import with_dropped
+from learning.samples.history import History
+from learning.samples.sample import Trial, by_group
 from schemas.errors import StepError
 from schemas.use import DriveUse, FollowUpUse, GroupFilterUse, PlanUse
 

@@ -5,12 +5,12 @@ from copy import deepcopy
 import pytest
 import torch
 
-from learning.distributed.shared_engine import shares
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.examples import Example
+from learning.generation.engines.torch import Engine
+from learning.generation.replicas.shared_engine import shares
 from learning.models.crossentropy import packed_loss, padded_loss
 from learning.models.forwards import blocks_of, economical
-from learning.texts.examples import Example
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.stages.rl import Rl
 from schemas.training import Training
 

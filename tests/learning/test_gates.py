@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm, t
 
-from learning.evaluating.evaluation import Scores
-from learning.evaluating.gates import check_gates, gate_outcomes, questions
-from learning.evaluating.paired_tests import (
+from learning.evaluation.evaluation import Scores
+from learning.evaluation.gate_statistics import check_gates, gate_outcomes, questions
+from learning.evaluation.paired_tests import (
     bootstrap_bounds,
     mcnemar_p,
     mcnemar_power,
@@ -41,7 +41,7 @@ def judged(made, old, new):
 @pytest.fixture
 def quick(monkeypatch):
     """Without the smallest detectable difference, which is told beside a verdict and no part of it."""
-    monkeypatch.setattr("learning.evaluating.gates.minimum_detectable", lambda *args, **more: None)
+    monkeypatch.setattr("learning.evaluation.gate_statistics.minimum_detectable", lambda *args, **more: None)
 
 
 def rate_of_failing(made, n, gained, lost, seed):

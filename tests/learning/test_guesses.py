@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learning.environments.guess import Environment
-from learning.worlds.guesses import guesser, guesses
+from learning.toy_tasks.guesses import guesser, guesses
 from schemas.errors import StepError
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from learning.rewards import hardware as rewards
-from learning.worlds.hardware import described, equivalent, modules, outputs, regenerated, round_trip
-from learning.worlds.operations import operations
+from learning.toy_tasks.hardware import described, equivalent, modules, outputs, regenerated, round_trip
+from learning.toy_tasks.hidden_operations import operations
 from schemas.errors import StepError
 
 

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from learning.worlds.mazes import MOVES, maze_of, mazes, search, solved_maze
+from learning.toy_tasks.mazes import MOVES, maze_of, mazes, search, solved_maze
 from schemas.errors import StepError
 
 BY_HAND = {"family": "mazes", "id": "x", "prompt": [{"role": "user", "content": "ab#/#ef/ghi a>f"}]}

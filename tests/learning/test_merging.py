@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from learning.merge.blocks import BLOCK, kth_magnitude
-from learning.merging import (
+from learning.merge.methods import (
     dare_linear,
     dare_ties,
     linear,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learning.evaluating.evaluation import Scores, table, values
-from learning.metrics import cons, distinct, win_rate
+from learning.evaluation.evaluation import Scores, table, values
+from learning.evaluation.metrics import cons, distinct, win_rate
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from datasketch import MinHash, MinHashLSH
 
-from learning.texts.dedup import bands
-from learning.texts.minhash import Hasher, normalised
-from learning.texts.near_duplicates import Signatures, near_duplicates
+from learning.curation.duplicates import bands
+from learning.curation.minhash import Hasher, normalised
+from learning.curation.near_duplicates import Signatures, near_duplicates
 
 ALPHABETS = ("abc d", "abé漢🙂 \u0000", "ab")
 
@@ -47,7 +47,7 @@ def test_signatures_do_not_depend_on_what_is_hashed_together(monkeypatch):
     given = texts(random.Random(2), 200)
     hasher = Hasher(32, 5, 1)
     whole = hasher.signatures(given)
-    monkeypatch.setattr("learning.texts.minhash.WIDTH", 97)
+    monkeypatch.setattr("learning.curation.minhash.WIDTH", 97)
     assert np.array_equal(hasher.signatures(given), whole)
     assert np.array_equal(np.concatenate([hasher.signatures([text]) for text in given]), whole)
 
@@ -88,7 +88,7 @@ def test_the_same_rows_go_as_with_an_index_in_memory(tmp_path, threshold, num_pe
 
 
 def test_a_collision_of_band_hashes_proposes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("learning.texts.near_duplicates.MULTIPLIER", np.uint64(0))  # all rows are one group
+    monkeypatch.setattr("learning.curation.near_duplicates.MULTIPLIER", np.uint64(0))  # all rows are one group
     source = random.Random(3)
     given = ["".join(source.choices("abcdefgh", k=40)) for _ in range(60)] + ["x" * 40, "x" * 40]
     with Signatures(tmp_path, 32, 2, 16) as signatures:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from learning import modulation
-from learning.loop.trials import SOURCES
+from learning.algorithm import advantage_shaping as modulation
+from learning.samples.sample import SOURCES
 
 A = torch.tensor([2.0, -2.0, 0.0, 1.0], dtype=torch.float64)
 

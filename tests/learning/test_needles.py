@@ -1,6 +1,6 @@
 import pytest
 
-from learning.worlds.needles import needles
+from learning.toy_tasks.needles import needles
 from schemas.errors import StepError
 
 

@@ -7,14 +7,15 @@ import statistics
 import pytest
 import torch
 
-from learning import advantages, weighing
+from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.loss_aggregation import aggregation as weighing
+from learning.batch import columns
+from learning.batch.batch import Batch
+from learning.batch.batch_layout import forest
+from learning.batch.loss_columns import Columns
 from learning.lookup import bind
-from learning.loop.batch import Batch
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_dropped
-from learning.loop.supply import Columns
-from learning.loop.trials import Trial
-from learning.operations import columns
+from learning.rl.policy_loss import with_dropped
+from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.use import AdvantageUse
 

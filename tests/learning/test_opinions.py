@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learning.rewards.tone import kind
-from learning.worlds.opinions import BAD, GOOD, opinion, opinions
+from learning.toy_tasks.opinions import BAD, GOOD, opinion, opinions
 from schemas.errors import StepError
 
 

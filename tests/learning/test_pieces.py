@@ -6,13 +6,13 @@ from itertools import permutations
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.distributed.trained import Trained
-from learning.loop.forest import forest
-from learning.loop.pieces import Pieces
-from learning.loop.policy_loss import with_advantages, with_dropped, with_factors
-from learning.loop.trials import Trial
-from learning.loop.update import update, with_proximal
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.models.sharded_model import Trained
+from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
+from learning.rl.streamed_update import Pieces
+from learning.rl.update import update, with_proximal
+from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 

@@ -5,17 +5,17 @@ import threading
 import pytest
 import torch
 
-from learning.distributed.actors import Threads
-from learning.distributed.placed_rewards import Placed, placed
-from learning.distributed.pool import TRIES, Pool
-from learning.distributed.trained import Trained
-from learning.engines.protocol import Generation
+from learning.batch.batch_layout import single_turn
 from learning.lookup import bind
-from learning.loop.forest import single_turn
-from learning.loop.rollout import score
-from learning.loop.trials import Trial
-from learning.models.references import References
 from learning.models.reward_model import make_reward_model
+from learning.models.sharded_model import Trained
+from learning.parallel.actors import Threads
+from learning.parallel.pool import TRIES, Pool
+from learning.rl.placed_rewards import Placed, placed
+from learning.rl.references import References
+from learning.samples.engine_protocol import Generation
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.schedules import Number
 from schemas.stages.rl import ReferenceSpec

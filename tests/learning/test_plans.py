@@ -4,12 +4,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learning.engines.protocol import Turn
+from learning.collection.prompt_samplers import prompts_of_step
+from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.loop.history import History
-from learning.loop.trials import Ask, Trial, by_group
-from learning.plans import prompts_of_step
-from learning.texts.rows import write_rows
+from learning.samples.engine_protocol import Turn
+from learning.samples.history import History
+from learning.samples.sample import Ask, Trial, by_group
 from schemas.errors import StepError
 from schemas.use import PlanUse
 

@@ -2,15 +2,15 @@
 
 import pytest
 
+from learning.agents.extractors import added, first_difference, transcript
 from learning.agents.practising import lessons, ranking, rollouts
 from learning.agents.rollouts import Rollout, rollout_of
 from learning.agents.showing import ShownRows, shown, system_text
-from learning.engines.protocol import Turn
-from learning.extractors import added, first_difference, transcript
+from learning.data.chat import encode_completion
+from learning.data.row_journal import RowJournal
 from learning.lookup import Bound, bind
-from learning.loop.trials import Ask, Trial
-from learning.texts.chat import encode_completion
-from learning.texts.row_journal import RowJournal
+from learning.samples.engine_protocol import Turn
+from learning.samples.sample import Ask, Trial
 from schemas.agent import Agent
 from schemas.agent_slots import ExtractorUse
 from schemas.errors import StepError

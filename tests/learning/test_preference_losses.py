@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning import preferences
-from learning.distributed.trained import Trained
 from learning.lookup import bind
+from learning.models.sharded_model import Trained
+from learning.preference import pair_losses as preferences
 from learning.preference.batches import Pair
 from learning.preference.loss import Term, completion_logprobs, gradient, implicit_rewards, strangers
 from schemas.errors import StepError

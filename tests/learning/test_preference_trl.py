@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 
-from learning.distributed.trained import Trained
+from learning.data.chat import encode_completion, encode_prompt
 from learning.lookup import bind
+from learning.models.sharded_model import Trained
 from learning.preference.batches import Pair
 from learning.preference.loss import Term, completion_logprobs, gradient
-from learning.texts.chat import encode_completion, encode_prompt
 from schemas.use import PairLossUse
 
 ROWS = [

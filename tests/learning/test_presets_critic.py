@@ -6,12 +6,12 @@ import pytest
 import torch
 import yaml
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import single_turn
 from learning.lookup import bind
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
-from learning.models.critic import Critic
+from learning.rl.critic import Critic
+from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 
 PRESETS = Path(__file__).parents[2] / "recipes" / "algorithms"

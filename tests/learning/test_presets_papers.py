@@ -2,8 +2,8 @@
 
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.algorithm.composition import bind_algorithm
+from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
 
 
 def centred(golden):

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.loop.forest import forest
-from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.loop.trials import SOURCES, Trial
-from learning.methods.soft_surrogates import shaped_external, shaped_sources
-from learning.selections import sources
-from learning.shaping import source_bonus
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.policy_losses.soft_bounds import shaped_external, shaped_sources
+from learning.algorithm.reward_shaping import source_bonus
+from learning.algorithm.token_masks.masks import sources
+from learning.batch.batch_layout import forest
+from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.samples.sample import SOURCES, Trial
 from schemas.errors import StepError
 
 DOUBLE = {"dtype": torch.float64}

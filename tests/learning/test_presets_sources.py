@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learning.lookup import bind
-from learning.loop.trials import SOURCES, Trial
+from learning.samples.sample import SOURCES, Trial
 from schemas.use import SurrogateUse
 
 EXPERT = [3, 7, 11, 15]

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from learning.problems import reasoning_gym
+from learning.problems.generators import reasoning_gym
+from learning.reasoning_gym.families import entry_of
 from learning.rewards.answers import exact, scored
-from learning.worlds.gym import entry_of
 from schemas.errors import StepError
 
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}

@@ -3,19 +3,26 @@
 import pytest
 import torch
 
-from learning.advantages import togo
-from learning.algorithm import bind_algorithm
-from learning.auxiliary_targets import mean_action, monte_carlo, outcome, progress, remaining, temporal_difference
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_advantages
-from learning.loop.supply import Columns
-from learning.models.auxiliary import Auxiliary
-from learning.operations.columns import Column, of_rewards
-from learning.operations.process import potential, rivals, stepwise
+from learning.algorithm.advantages.normalisation import togo
+from learning.algorithm.advantages.token_rewards import potential, rivals, stepwise
+from learning.algorithm.auxiliary_targets import (
+    mean_action,
+    monte_carlo,
+    outcome,
+    progress,
+    remaining,
+    temporal_difference,
+)
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.reward_shaping import from_tokens
+from learning.batch.batch_layout import single_turn
+from learning.batch.columns import Column, of_rewards
+from learning.batch.loss_columns import Columns
+from learning.data.chat import encode_prompt
 from learning.rewards.models import process
-from learning.shaping import from_tokens
-from learning.texts.chat import encode_prompt
+from learning.rl.auxiliary import Auxiliary
+from learning.rl.policy_loss import with_advantages
+from learning.samples.engine_protocol import Generation
 from schemas.auxiliary import Auxiliary as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

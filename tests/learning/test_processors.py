@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
-from learning.loop.collecting import bind_collecting, processor_of
-from learning.processors import adaptive_temperature
+from learning.generation.engines.torch import Engine
+from learning.rl.collection import bind_collecting, processor_of
+from learning.samples.engine_protocol import Request, Sampling
+from learning.sampling.logits_processors import adaptive_temperature
 from schemas.stages.rl import Rl
 
 BOUNDS = {"low": math.log(0.1), "pivot": math.log(0.5), "high": math.log(2.0)}

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from learning.evaluating.combinators import concat, cross, filtered, mapped, reduced, split
-from learning.evaluating.recursion import Plan, leaves, plan, put_together, taken_apart
+from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.programs import lambda_rlm
-from learning.texts.rows import write_rows
+from learning.solvers.combinators import concat, cross, filtered, mapped, reduced, split
+from learning.solvers.recursion import Plan, leaves, plan, put_together, taken_apart
+from learning.solvers.solvers import lambda_rlm
 from schemas.errors import StepError
 from schemas.evaluation_slots import ProgramUse
 

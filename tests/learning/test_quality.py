@@ -1,6 +1,15 @@
 import pytest
 
-from learning.quality import compression, entropy, matches, printable, repetition, symbol_ratio, text_of, words
+from learning.curation.row_filters import (
+    compression,
+    entropy,
+    matches,
+    printable,
+    repetition,
+    symbol_ratio,
+    text_of,
+    words,
+)
 
 
 def row(completion, prompt="question"):

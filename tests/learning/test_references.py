@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from learning.algorithm import Algorithm
+from learning.algorithm.composition import Algorithm
 from learning.lookup import Bound
-from learning.models.references import References
+from learning.rl.references import References
 from schemas.stages.rl import ReferenceSpec
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from learning.loop.rollout import Sampler
-from learning.methods.rehearsal import rehearse
-from learning.texts.rows import write_rows
+from learning.collection.extra_samples.rehearsal import rehearse
+from learning.data.rows import write_rows
+from learning.sampling.sampler import Sampler
 from schemas.errors import StepError
 
 

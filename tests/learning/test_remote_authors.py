@@ -6,8 +6,8 @@ import pytest
 
 from learning.agents.drafting import Drafting
 from learning.agents.rollouts import Rollout
+from learning.api.spending import Desk
 from learning.lookup import bind
-from learning.remote.desk import Desk
 from learning.sandbox.run import available
 from schemas.agent import Agent
 from schemas.agent_slots import AuthorUse, ExtractorUse

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from learning.remote.answers import Answers, Spent
-from learning.remote.client import ask
-from learning.remote.desk import Desk
-from learning.remote.gate import Cap
-from learning.remote.pace import Pace
-from learning.remote.question import Answer, Failed, chat
-from learning.remote.transport import read
+from learning.api.client import ask
+from learning.api.concurrency_limiter import Cap
+from learning.api.rate_limiter import Pace
+from learning.api.requests import Answer, Failed, chat
+from learning.api.response_store import Answers, Spent
+from learning.api.spending import Desk
+from learning.api.transport import read
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from tests.teacher_server import Teacher, serving

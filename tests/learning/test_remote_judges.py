@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from learning.evaluating.sampling import weighted_scores
+from learning.api.response_store import Answers
+from learning.api.spending import Desk
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
-from learning.remote.answers import Answers
-from learning.remote.desk import Desk
 from schemas.errors import StepError
 from schemas.use import RewardUse
 from tests.teacher_server import Teacher, serving

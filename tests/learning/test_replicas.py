@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from learning.distributed.actors import Threads
-from learning.distributed.replicas import TRIES, Replicas
-from learning.distributed.weight_sync import Receipt
-from learning.engines.load import make_engine
-from learning.engines.protocol import Generation, Request, Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
+from learning.generation.replicas.engine_loading import make_engine
+from learning.generation.replicas.replicas import TRIES, Replicas
+from learning.generation.weights.protocol import Receipt
 from learning.models.forwards import economical
+from learning.parallel.actors import Threads
+from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
 from schemas.training import Training
 from schemas.use import EngineUse
@@ -208,7 +208,7 @@ def test_suspend_gives_everything_back():
 
 
 WHOLE = """
-from learning.engines.torch import Engine as Torch
+from learning.generation.engines.torch import Engine as Torch
 
 
 class Engine:

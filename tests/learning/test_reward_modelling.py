@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from learning.models.reward_model import load_reward_model, make_reward_model
-from learning.models.reward_modelling import bradley_terry_loss, calibration, correct, held_out_quality, length_bias
 from learning.preference.batches import Pair, by_tokens, split_by_prompt
+from learning.preference.reward_modelling import bradley_terry_loss, calibration, correct, held_out_quality, length_bias
 from learning.rewards.models import learned, loaded
 from schemas.errors import StepError
 
@@ -144,8 +144,8 @@ def test_pairs_are_grouped_by_their_tokens_in_their_order():
 
 
 def test_learned_rewards_are_those_of_the_model_on_each_scale(tiny_policy, tmp_path):
+    from learning.data.chat import encode_prompt
     from learning.models.reward_model import Scale
-    from learning.texts.chat import encode_prompt
 
     judge = randomised(tiny_policy)
     judge.scale = Scale(0.5, 2.0)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from learning.engines.protocol import Generation, Sampling
-from learning.engines.torch import Engine
-from learning.evaluating.verdicts import guest, logprobs, replies, word_logprobs
+from learning.data.question_templates import filled, question
+from learning.generation.engines.torch import Engine
 from learning.lookup import bind
-from learning.loop.rollout import Sampler, scoring
-from learning.loop.trials import Trial
 from learning.models.packed import pack, packed_logprobs
 from learning.rewards import consensus, judges, likelihood, pairwise
-from learning.texts.questions import filled, question
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, scoring
+from learning.sampling.verdicts import guest, logprobs, replies, word_logprobs
 from schemas.errors import StepError
 from schemas.use import EngineUse, RewardUse
 
@@ -144,7 +144,7 @@ def test_likelihoods_do_not_depend_on_how_they_are_packed(sampler, monkeypatch):
     pairs = [([7, 8, 9], [10, 11]), ([], [3]), ([12], [13, 14, 15]), ([7] * 100, [1] * 60), ([20, 21], [22])]
     whole = logprobs(sampler, pairs)
     assert [lps is None for lps in whole] == [False, True, False, True, False]
-    monkeypatch.setattr("learning.evaluating.verdicts.TOKENS", 5)
+    monkeypatch.setattr("learning.sampling.verdicts.TOKENS", 5)
     cut = logprobs(sampler, pairs)
     for a, b in zip(whole, cut, strict=True):
         assert (a is None and b is None) or a == pytest.approx(b, abs=1e-5)
@@ -166,7 +166,7 @@ def test_words_are_weighed_by_their_likelihood(sampler, monkeypatch):
     got = judges.own([ROW] * 3, ["3", "long " * 50, "4"], sampler, rng(), template="rate {completion}", words=words)
     assert got[0] == pytest.approx((5 * p5 + 9 * p9) / (p5 + p9) / 10, abs=1e-6)
     assert got[1] is None
-    monkeypatch.setattr("learning.evaluating.verdicts.TOKENS", 5)
+    monkeypatch.setattr("learning.sampling.verdicts.TOKENS", 5)
     again = word_logprobs(sampler, asked, list(words))
     assert again[0] == pytest.approx(lps[0], abs=1e-4)
     assert again[2] == pytest.approx(lps[2], abs=1e-4)

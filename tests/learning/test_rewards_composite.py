@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from learning.evaluating.sampling import weighted_scores
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
-from learning.loop.rollout import score, scoring
-from learning.loop.trials import Trial
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score, scoring
 from schemas.errors import StepError
 from schemas.signatures import signature
 from schemas.use import RewardUse

@@ -6,18 +6,18 @@ import threading
 import pytest
 import torch
 
-from learning.asynchrony.rollout_service import RolloutService
-from learning.asynchrony.stream import Stream
-from learning.asynchrony.streaming_drives import streamed
-from learning.distributed.actors import Threads
-from learning.distributed.replicas import Replicas
-from learning.distributed.weight_sync import Receipt
-from learning.engines.load import make_engine
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
+from learning.collection.rollouts.streaming import streamed
+from learning.generation.engines.torch import Engine
+from learning.generation.replicas.engine_loading import make_engine
+from learning.generation.replicas.replicas import Replicas
+from learning.generation.services.rollout_service import RolloutService
+from learning.generation.weights.protocol import Receipt
 from learning.models.policy import Policy
+from learning.parallel.actors import Threads
+from learning.samples.engine_protocol import Request, Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
+from learning.streaming.stream import Stream
 from schemas.errors import StepError
 from schemas.use import EngineUse
 from tests.waiting import wait_for

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learning.asynchrony.rollout_service import RolloutService
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
+from learning.generation.services.rollout_service import RolloutService
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 
 REQUESTS = [Request(ids, 3, seed) for seed, ids in enumerate([[5, 6, 7], [9], [4, 8, 15, 16, 23, 42]])]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.methods.routing import recorded, replayed, routers, with_experts
+from learning.batch.batch_layout import single_turn
+from learning.batch.routing_replay import recorded, replayed, routers, with_experts
 from learning.models.packed import packed_statistics
+from learning.samples.engine_protocol import Generation
 from schemas.errors import StepError
 
 SHAPE = {

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from learning.evaluating.sampling import weighted_scores
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
-from learning.loop.points import describe
-from learning.loop.rollout import score
-from learning.loop.trials import Trial
+from learning.rl.metrics import describe
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score
 from schemas.errors import StepError
 from schemas.use import RewardUse
 
@@ -113,7 +113,7 @@ def test_a_call_without_an_exception_is_one_call():
 
 def test_unscorable_completions_are_counted_in_the_curve():
     made = scored("numbers", ["1", "x", "2", "y"])
-    from learning.loop.forest import forest
+    from learning.batch.batch_layout import forest
 
     points = describe(made, forest([t for t in made if t.reward is not None]))
     assert (points["unscorable"], points["reward"]) == (0.5, 1.5)

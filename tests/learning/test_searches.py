@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from learning.evaluating.sampling import Sample
-from learning.searches import Node, mcts, samples
+from learning.evaluation.sampled_answers import Sample
+from learning.evaluation.searches import Node, mcts, samples
 
 ROOT = {"id": "p", "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "start"}]}
 

@@ -5,8 +5,8 @@ import typing
 import pytest
 import torch
 
-from learning import selections
-from learning.loop.trials import SOURCES
+from learning.algorithm.token_masks import masks as selections
+from learning.samples.sample import SOURCES
 
 
 def test_sources_are_those_of_trials():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learning import shaping
+from learning.algorithm import reward_shaping as shaping
 from learning.lookup import bind
 from schemas.errors import StepError
 from schemas.use import ShapeUse

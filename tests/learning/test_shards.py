@@ -6,9 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts import shards
-from learning.texts.rows import SCHEMAS, count_rows, read_rows, row_writer, scan_rows, write_rows
-from learning.texts.shards import bytes_of, find_shards, text_bytes
+from learning.data import shards
+from learning.data.rows import SCHEMAS, count_rows, read_rows, row_writer, scan_rows, write_rows
+from learning.data.shards import bytes_of, find_shards, text_bytes
 from schemas.errors import StepError
 
 

@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from learning.engines.protocol import Turn
+from learning.batch.batch_layout import forest
+from learning.collection.extra_samples.extra_samples import teachers
+from learning.data.chat import decode, encode_completion, encode_reply
+from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.loop.forest import forest
-from learning.loop.trajectories import EPISODES, Trajectories
-from learning.loop.trials import Trial, by_group
 from learning.models.packed import pack, packed_logprobs
 from learning.rewards.environment import earned
-from learning.sources import teachers
-from learning.texts.chat import decode, encode_completion, encode_reply
-from learning.texts.rows import write_rows
+from learning.samples.engine_protocol import Turn
+from learning.samples.sample import Trial, by_group
+from learning.sampling.trajectories import EPISODES, Trajectories
 from schemas.errors import StepError
 from schemas.use import SourceUse
 

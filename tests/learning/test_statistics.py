@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap, permutation_test
 
-from learning.evaluating.statistics import (
+from learning.evaluation.metrics import accuracy, pass_at
+from learning.evaluation.statistics import (
     bootstrap_interval,
     detectable_difference,
     estimate_mean,
     paired_difference,
     sign_flip_p,
 )
-from learning.metrics import accuracy, pass_at
 
 HOW = {"confidence": 0.95, "num_bootstrap": 4000, "seed": 0}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from learning.data import rows as tables
+from learning.data import stored_rows as stored
+from learning.data.rows import read_rows, write_rows
+from learning.data.stored_rows import Some, Stored, part_of, rows_at_hand, store
 from learning.preference.batches import Pair, micro_batches, sizes_of, split_by_prompt
-from learning.texts import rows as tables
-from learning.texts import stored
-from learning.texts.rows import read_rows, write_rows
-from learning.texts.stored import Some, Stored, part_of, rows_at_hand, store
 from schemas.errors import StepError
 
 SCHEMA = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
@@ -150,8 +150,8 @@ CHILD = """
 import json, resource, sys
 from pathlib import Path
 import pyarrow as pa
-from learning.texts.epochs import Epochs
-from learning.texts.stored import store
+from learning.data.epochs import Epochs
+from learning.data.stored_rows import store
 count, row = int(sys.argv[2]), {"ids": list(range(1000, 1250)), "size": 250}
 schema = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
 kept = store(Path(sys.argv[1]), schema, count, lambda start: iter(range(start, count)), lambda n: row, lambda row: row)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.asynchrony.stream import Stream
-from learning.asynchrony.streaming_drives import one_step_off, streamed
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
+from learning.collection.rollouts.streaming import one_step_off, streamed
+from learning.generation.engines.torch import Engine
+from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.policy import Policy
+from learning.samples.engine_protocol import Request, Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
+from learning.streaming.stream import Stream
 from schemas.errors import StepError
 from schemas.use import EngineUse
 

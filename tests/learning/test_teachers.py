@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from learning.data.wrong_answers import mistaken
 from learning.rewards.answers import exact
-from learning.teachers import answer, worked_spelling, worked_sum
-from learning.texts.mistakes import mistaken
+from learning.teachers.basic import answer, worked_spelling, worked_sum
 from schemas.errors import StepError
 
 

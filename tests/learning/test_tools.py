@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learning import tools
 from learning.sandbox.run import available
-from learning.toolbox import tables
-from learning.toolbox.arithmetic import calculated
+from learning.tools import calls as tools
+from learning.tools import tables
+from learning.tools.arithmetic import calculated
 
 THINGS = {"things": [{"name": "bora", "kg": 417}, {"name": "zemu", "kg": 62}, {"name": "kilo", "kg": None}]}
 LINES = ["bora weighs 417", "zemu weighs 62", "boro weighs 9"]

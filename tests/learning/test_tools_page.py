@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from learning.environments.naming import environment_of
+from learning.environments.lookup_environment import environment_of
 from schemas.recipe import load_recipe
 from schemas.signatures import names
 from schemas.use import EnvUse, ToolUse
@@ -18,7 +18,7 @@ def test_its_recipe_is_valid(tmp_path):
     (tmp_path / "page.yaml").write_text(BLOCKS["tools"])
     recipe = load_recipe(tmp_path / "page.yaml")
     assert recipe.warnings == ()
-    assert ("learning.tools", "search") in recipe.code("policy")
+    assert ("learning.tools.calls", "search") in recipe.code("policy")
 
 
 def test_its_form_is_a_call():

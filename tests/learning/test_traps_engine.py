@@ -5,15 +5,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from learning.engines.protocol import Generation, Request, Sampling
-from learning.engines.torch import Engine
-from learning.loop.forest import forest
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
+from learning.batch.batch_layout import forest
+from learning.data.chat import decode, encode_completion, encode_prompt
+from learning.data.tokenizers import CHAT_TEMPLATE, characters
+from learning.generation.engines.torch import Engine
 from learning.models.packed import pack, packed_logprobs
 from learning.models.policy import Policy
-from learning.texts.chat import decode, encode_completion, encode_prompt
-from learning.tokenizers import CHAT_TEMPLATE, characters
+from learning.samples.engine_protocol import Generation, Request, Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
 
 ADVERSARIAL = ["", " ", "a<eos>b", "<assistant>", "  two  spaces ", "ends with <eos>", "<user><eos><assistant>", "\n\n"]
 

@@ -6,23 +6,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learning import advantages, filters, weighing
-from learning.algorithm import Algorithm, Term
-from learning.components import kl
-from learning.engines.protocol import Generation
+from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.composition import Algorithm, Term
+from learning.algorithm.loss_aggregation import aggregation as weighing
+from learning.algorithm.loss_terms import kl
+from learning.algorithm.policy_losses.policy_gradient import clipped
+from learning.algorithm.ratios.ratios import sequence, token
+from learning.batch import columns
+from learning.batch.batch import Batch
+from learning.batch.batch_layout import single_turn
+from learning.batch.split import micro_batches, mini_batches
+from learning.collection import group_filters as filters
+from learning.collection.prompt_samplers import prompts_of_step
 from learning.lookup import Bound
-from learning.loop.batch import Batch
-from learning.loop.collecting import gate
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.loop.rollout import score, stream
-from learning.loop.split import micro_batches, mini_batches
-from learning.loop.trials import Trial
 from learning.models.packed import pack, packed_logprobs
-from learning.operations import columns
-from learning.plans import prompts_of_step
-from learning.ratios import sequence, token
-from learning.surrogates import clipped
+from learning.rl.collection import gate
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.engine_protocol import Generation
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score, stream
 
 VOCABULARY = 29
 

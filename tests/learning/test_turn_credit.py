@@ -2,11 +2,11 @@
 
 import torch
 
-from learning.engines.protocol import Turn
-from learning.loop.forest import forest
-from learning.loop.trials import Trial
-from learning.operations.columns import lift, of_rewards
-from learning.operations.turns import by_turn
+from learning.algorithm.advantages.turns import by_turn
+from learning.batch.batch_layout import forest
+from learning.batch.columns import lift, of_rewards
+from learning.samples.engine_protocol import Turn
+from learning.samples.sample import Trial
 
 
 def episode(turns, size, given=0):

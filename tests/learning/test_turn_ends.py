@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import encode_completion, encode_prompt, encode_reply, turn_end
+from learning.data.examples import encode_row
+from learning.data.tokenizers import characters
+from learning.generation.engines.torch import Engine
 from learning.models.policy import Policy
-from learning.texts.chat import encode_completion, encode_prompt, encode_reply, turn_end
-from learning.texts.examples import encode_row
-from learning.tokenizers import characters
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.conftest import small_policy
 

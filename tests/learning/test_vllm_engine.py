@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from learning.distributed.sync_check import gap
-from learning.distributed.weight_sync import weights_of
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine as TorchEngine
-from learning.engines.vllm import Engine
+from learning.generation.engines.torch import Engine as TorchEngine
+from learning.generation.engines.vllm import Engine
+from learning.generation.weights.protocol import weights_of
+from learning.generation.weights.sync_check import gap
 from learning.models.policy import Policy, set_determinism
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 
 pytestmark = [
@@ -172,7 +172,7 @@ def test_trap_21_no_cached_prefix_survives_new_weights(wide_policy, monkeypatch)
     changed(wide_policy.model)
     engine.sync(1)
     assert gap(engine, wide_policy, [LONG]) < 1e-5
-    monkeypatch.setattr("learning.engines.vllm_host.Host.forget", lambda host: None)
+    monkeypatch.setattr("learning.generation.engines.vllm_host.Host.forget", lambda host: None)
     changed(wide_policy.model, 2)
     engine.sync(2)
     assert gap(engine, wide_policy, [LONG]) > 0.01  # what a forgotten reset would cost

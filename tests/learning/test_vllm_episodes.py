@@ -5,12 +5,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine as TorchEngine
-from learning.engines.vllm import Engine
+from learning.data.chat import encode_prompt
 from learning.environments.episodes import Episodes
 from learning.environments.protocol import Outcome
-from learning.texts.chat import encode_prompt
+from learning.generation.engines.torch import Engine as TorchEngine
+from learning.generation.engines.vllm import Engine
+from learning.samples.engine_protocol import Request, Sampling
 
 pytestmark = [
     pytest.mark.vllm,

@@ -5,11 +5,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from learning.distributed.actors import Threads
-from learning.engines.load import make_engine
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine as TorchEngine
+from learning.generation.engines.torch import Engine as TorchEngine
+from learning.generation.replicas.engine_loading import make_engine
 from learning.models.policy import save_policy
+from learning.parallel.actors import Threads
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.use import EngineUse
 
 pytestmark = [

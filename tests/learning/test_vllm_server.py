@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 
-from learning.engines.openai import Engine
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine as TorchEngine
+from learning.api.spending import Desk
+from learning.generation.engines.openai import Engine
+from learning.generation.engines.torch import Engine as TorchEngine
 from learning.models.policy import save_policy
-from learning.remote.desk import Desk
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.endpoint import Endpoint
 from tests.waiting import wait_for
 

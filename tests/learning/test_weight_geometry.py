@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from learning.weight_geometry import bf16_sparsity, nss, principal_angle, principal_mask_overlap, weight_lines
+from learning.merge.weight_geometry import bf16_sparsity, nss, principal_angle, principal_mask_overlap, weight_lines
 from schemas.errors import StepError
 
 

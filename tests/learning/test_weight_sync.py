@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from learning.distributed.sync_check import gap
-from learning.distributed.weight_sync import Receipt, aliases_of, weights_of
-from learning.distributed.weight_sync_collective import Arrivals, Collective, Meeting, join
-from learning.distributed.weight_sync_local import Files, InProcess, PolicyReceiver, from_file
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
+from learning.generation.weights.collective import Arrivals, Collective, Meeting, join
+from learning.generation.weights.local import Files, InProcess, PolicyReceiver, from_file
+from learning.generation.weights.protocol import Receipt, aliases_of, weights_of
+from learning.generation.weights.sync_check import gap
 from learning.models.checksum import checksum
 from learning.models.policy import Policy
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 
 PROMPTS = [[5, 6, 7], [4, 8, 15, 16, 23]]

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import SCHEMAS, read_rows
+from learning.data.rows import SCHEMAS, read_rows
 from lineage.layout import Layout
 from lineage.sources import find_source
 from schemas.errors import PlanError

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.tokenizers import characters
+from learning.generation.engines.torch import Engine
 from learning.models.packed import choose_forward, forest_hidden, pack, packed_logprobs
 from learning.models.policy import Policy, load_policy, save_policy
-from learning.tokenizers import characters
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from tests.models.families import FAMILIES, VOCABULARY, make_family
 

@@ -4,20 +4,20 @@ import copy
 
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.asynchrony.stream import Stream
-from learning.distributed.trained import Trained
-from learning.engines.protocol import Sampling
-from learning.loop.collecting import bind_collecting, collect
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.pieces import Pieces
-from learning.loop.policy_loss import with_advantages, with_dropped, with_factors
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
-from learning.loop.update import update, with_proximal
-from learning.models.references import References
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.generation.services.local_rollouts import LocalRollouts
+from learning.models.sharded_model import Trained
+from learning.rl.collection import bind_collecting, collect
+from learning.rl.policy_loss import with_advantages, with_dropped, with_factors
+from learning.rl.references import References
+from learning.rl.streamed_update import Pieces
+from learning.rl.update import update, with_proximal
+from learning.samples.engine_protocol import Sampling
+from learning.samples.history import History
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
+from learning.streaming.stream import Stream
 from schemas.use import PlanUse
 
 

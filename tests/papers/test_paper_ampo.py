@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
-from learning.loop.trials import Trial, by_group
-from learning.teachers import worked_sum
-from learning.texts.rows import write_rows
-from learning.worlds.sums import told_sum
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.rows import write_rows
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.sample import Trial, by_group
+from learning.teachers.basic import worked_sum
+from learning.toy_tasks.sums import told_sum
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ampo.yaml"

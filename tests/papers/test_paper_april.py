@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
-from learning.loop.collecting import bind_collecting, gate
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.generation.engines.torch import Engine
+from learning.rl.collection import bind_collecting, gate
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "april.yaml"

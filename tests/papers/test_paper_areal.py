@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import columns_of, with_dropped, with_factors
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import single_turn
+from learning.rl.policy_loss import columns_of, with_dropped, with_factors
+from learning.samples.engine_protocol import Generation
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.drives import whole
-from learning.engines.protocol import Generation, Sampling
+from learning.collection.rollouts.rollouts import whole
+from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
+from learning.environments.lookup_environment import environment_of
 from learning.environments.making import in_environment
-from learning.environments.naming import environment_of
+from learning.generation.services.local_rollouts import LocalRollouts
 from learning.lookup import bind
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
 from learning.models.policy import Policy
-from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
-from learning.worlds.atlas import atlas, found, hops, needed, texts_of
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
+from learning.toy_tasks.atlas import atlas, found, hops, needed, texts_of
 from schemas.recipe import load_recipe
 from schemas.use import EngineUse
 
@@ -71,13 +71,13 @@ def test_every_injection_takes_one_document_more(questions):
 
 
 def test_a_question_that_is_answered_without_a_search_is_dropped(answering, questions, monkeypatch):
-    import learning.evaluating.verdicts
+    import learning.sampling.verdicts
 
     text = {row["id"]: row["prompt"][0]["content"] for row in questions}
     rows = [row for row in questions if sum(text[row["id"]] in other for other in text.values()) == 1][:40]
     known = {text[row["id"]]: row["answer"] for row in rows[:20]}
     guesser = answering(lambda prompt, number: next((a for q, a in known.items() if q in prompt and number == 1), "no"))
-    monkeypatch.setattr(learning.evaluating.verdicts, "guest", lambda folder: guesser)
+    monkeypatch.setattr(learning.sampling.verdicts, "guest", lambda folder: guesser)
     keep = bind(STAGES["unknown"].filters[0], "filters.0", {"filters.0.model": Path("guesser")})
     assert [keep(row) for row in rows] == [False] * 20 + [True] * 20
     assert not any(document in prompt for prompt in guesser.engine.prompts for document in texts_of(DOCUMENTS))

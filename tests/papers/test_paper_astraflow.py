@@ -12,20 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.compile import compile_recipe
-from learning.asynchrony.rollout_service import RolloutService
-from learning.distributed.actors import Threads
-from learning.distributed.replicas import Replicas
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.rows import write_rows
+from learning.generation.engines.torch import Engine
+from learning.generation.replicas.replicas import Replicas
+from learning.generation.services.rollout_service import RolloutService
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting, collect, gate
-from learning.loop.history import History
-from learning.loop.rl_state import resume, save
 from learning.models.checksum import checksum
 from learning.models.policy import load_policy
-from learning.texts.rows import write_rows
-from learning.worlds.atlas import look_up
-from learning.worlds.observers import looked_up
+from learning.parallel.actors import Threads
+from learning.problems.second_opinions import looked_up
+from learning.rl.collection import bind_collecting, collect, gate
+from learning.rl.state import resume, save
+from learning.samples.engine_protocol import Request, Sampling
+from learning.samples.history import History
+from learning.toy_tasks.atlas import look_up
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from tasks import rl

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
 from schemas.recipe import load_recipe
 from schemas.use import RewardUse
 from tests.papers.loops import Loop, Update, by_chance, equal, letters

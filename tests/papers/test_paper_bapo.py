@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.controllers import positive_share
-from learning.surrogates import clipped
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.controllers import positive_share
+from learning.algorithm.policy_losses.policy_gradient import clipped
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "bapo.yaml"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from learning.algorithm import bind_algorithm
-from learning.loop.collecting import bind_collecting, collect
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
 from learning.rewards.execution import states
-from learning.worlds.coding import state_row, straight_programs
+from learning.rl.collection import bind_collecting, collect
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.history import History
+from learning.toy_tasks.coding import state_row, straight_programs
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"

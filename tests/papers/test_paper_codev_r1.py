@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
+from learning.algorithm.composition import bind_algorithm
 from learning.lookup import find
-from learning.loop.collecting import bind_collecting, collect, gate
-from learning.loop.history import History
-from learning.loop.trials import by_group
-from learning.worlds.hardware import round_trip
+from learning.rl.collection import bind_collecting, collect, gate
+from learning.samples.history import History
+from learning.samples.sample import by_group
+from learning.toy_tasks.hardware import round_trip
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "codev-r1.yaml"

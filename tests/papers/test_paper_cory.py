@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from flows.compile import compile_recipe
-from learning.engines.protocol import Generation, Sampling
-from learning.loop.collecting import bind_collecting
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
+from learning.problems.second_opinions import second_opinions, shown_to
 from learning.rewards import collective
-from learning.worlds import cooperation
-from learning.worlds.observers import second_opinions, shown_to
+from learning.rl.collection import bind_collecting
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
+from learning.toy_tasks import cooperation
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe import load_recipe

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from learning.evaluation.searches import Node, mcts
 from learning.lookup import bind
 from learning.preference.columns import bases
 from learning.preference.likelihoods import orpo
 from learning.preference.loss import asked, bind_losses
 from learning.rewards.stories import curiosity, value_of
-from learning.searches import Node, mcts
-from learning.worlds.stories import incoherence
+from learning.toy_tasks.stories import incoherence
 from schemas.recipe import load_recipe
 from tasks.synthesize import paired
 
@@ -67,7 +67,7 @@ def test_rules_of_the_world(story, sentence, broken):
 
 def test_the_reward_is_the_value_of_the_measured_surprisal(tiny_policy, tiny_policy_folder):
     """The model's own surprisal, read off its logits, goes into the same curve; a dead character costs the penalty."""
-    from learning.texts.chat import encode_completion, encode_prompt
+    from learning.data.chat import encode_completion, encode_prompt
 
     row = {"prompt": [{"role": "user", "content": "ann dies."}]}
     texts = ["bob sings.", "ann sings."]
@@ -88,7 +88,7 @@ def test_two_leaves_under_one_root_back_up_their_mean():
 
 
 def test_the_search_of_the_recipe_pairs_siblings_of_high_and_low_value():
-    from learning.evaluating.sampling import Sample
+    from learning.evaluation.sampled_answers import Sample
 
     stage = stages()["rounds-1-tree"]
     search = bind(stage.search)

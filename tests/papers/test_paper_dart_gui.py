@@ -13,23 +13,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning.asynchrony.rollout_service import RolloutService
-from learning.distributed.actors import Threads
-from learning.distributed.replicas import Replicas
-from learning.distributed.weight_sync import Receipt
-from learning.engines.protocol import Generation, Request, Sampling
+from learning.batch.batch_layout import forest
+from learning.data.chat import decode, encode_prompt
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
 from learning.environments.form import Environment
+from learning.generation.replicas.replicas import Replicas
+from learning.generation.services.rollout_service import RolloutService
+from learning.generation.weights.protocol import Receipt
 from learning.lookup import bind
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.rollout import Sampler
-from learning.loop.trajectories import Trajectories
-from learning.loop.trials import Ask, by_group
+from learning.parallel.actors import Threads
 from learning.rewards.environment import earned
-from learning.texts.chat import decode, encode_prompt
-from learning.worlds.forms import Form, forms
+from learning.samples.engine_protocol import Generation, Request, Sampling
+from learning.samples.history import History
+from learning.samples.sample import Ask, by_group
+from learning.sampling.sampler import Sampler
+from learning.sampling.trajectories import Trajectories
+from learning.toy_tasks.forms import Form, forms
 from schemas.recipe import load_recipe
 from tests.papers.loops import Loop, by_chance
 

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_dropped, with_weights
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Ask
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.chat import decode, encode_completion
+from learning.data.rows import read_rows, write_rows
+from learning.generation.engines.torch import Engine
+from learning.problems.preference_problems import problems_of_pairs
 from learning.rewards import models
 from learning.rewards.summaries import topical
-from learning.texts.chat import decode, encode_completion
-from learning.texts.rows import read_rows, write_rows
-from learning.worlds.pairs import problems_of_pairs
-from learning.worlds.posts import posts, summed_up
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_dropped, with_weights
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler, score
+from learning.toy_tasks.posts import posts, summed_up
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"

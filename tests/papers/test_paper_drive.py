@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from learning.data.chat import encode_prompt
+from learning.data.tokenizers import characters
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting
-from learning.loop.history import History
-from learning.texts.chat import encode_prompt
-from learning.tokenizers import characters
-from learning.worlds.coding import list_functions
+from learning.rl.collection import bind_collecting
+from learning.samples.history import History
+from learning.toy_tasks.coding import list_functions
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"

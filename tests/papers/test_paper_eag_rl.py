@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.chat import encode_prompt
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.rollout import score
-from learning.loop.trials import Trial
 from learning.rewards import attention
-from learning.texts.chat import encode_prompt
-from learning.worlds.guided_search import guided_priors, guided_search, search, trusted
-from learning.worlds.records import NAMES, drawn, fitted, records, salient, scaled
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score
+from learning.toy_tasks.guided_search import guided_priors, guided_search, search, trusted
+from learning.toy_tasks.records import NAMES, drawn, fitted, records, salient, scaled
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

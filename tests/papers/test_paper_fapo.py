@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation, Sampling
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
 from learning.rewards import steps
 from learning.rewards.answers import final_answer
-from learning.worlds.sums import chain, flawed_sum, planted, step_chains, sum_of
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
+from learning.toy_tasks.sums import chain, flawed_sum, planted, step_chains, sum_of
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from learning.algorithm import bind_algorithm
-from learning.loop.collecting import bind_collecting, collect
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.loop.trials import Trial
-from learning.texts.rows import write_rows
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.rows import write_rows
+from learning.rl.collection import bind_collecting, collect
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.history import History
+from learning.samples.sample import Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ghpo.yaml"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.trials import Trial
-from learning.operations.columns import of_rewards
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.batch.columns import of_rewards
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.sample import Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "golongrl.yaml"

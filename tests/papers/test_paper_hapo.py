@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.supply import Columns
-from learning.methods.heterogeneous import adaptive_bounds, entropy_score, redistributed
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.heterogeneous import adaptive_bounds, entropy_score, redistributed
+from learning.batch.batch_layout import single_turn
+from learning.batch.loss_columns import Columns
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.engine_protocol import Generation
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "hapo.yaml"

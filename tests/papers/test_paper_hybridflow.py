@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flows.compile import compile_recipe
-from learning.distributed.actors import Threads
-from learning.distributed.group import ALONE, Group, whole
-from learning.distributed.placed_rewards import Placed, Scorer
-from learning.distributed.pool import Pool
+from learning.data.rows import write_rows
 from learning.models.checksum import checksum
 from learning.models.reward_model import make_reward_model
-from learning.texts.rows import write_rows
+from learning.parallel.actors import Threads
+from learning.parallel.group import ALONE, Group, whole
+from learning.parallel.pool import Pool
+from learning.rl.placed_rewards import Placed, Scorer
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from tasks import rl
@@ -44,7 +44,7 @@ def stage():
 
 def go(folder, out, group, actors=None):
     """One iteration in a placement: its losses, the gradient of the policy, and digests of trainer and sampler."""
-    from learning.loop import update
+    from learning.rl import update
 
     found, seen = stage(), {}
     ports = {"model": folder / "policy", "prompts": folder / "prompts", "rewards.0.model": folder / "judge"}
@@ -77,7 +77,7 @@ import os, sys
 from pathlib import Path
 import torch
 from torch import distributed
-from learning.distributed.group import Group
+from learning.parallel.group import Group
 from tests.papers.test_paper_hybridflow import go, shared
 
 folder, out, rank, strategy = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -109,8 +109,8 @@ def inputs(tmp_path_factory):
     """A policy, a Bradley-Terry judge and problems, as folders."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 
+    from learning.data.tokenizers import characters
     from learning.models.policy import Policy, save_policy, set_determinism
-    from learning.tokenizers import characters
 
     folder = tmp_path_factory.mktemp("inputs")
     set_determinism(0, 1)

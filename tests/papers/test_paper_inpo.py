@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.duels import styles
 from learning.lookup import bind
+from learning.preference.duels import styles
 from learning.preference.games import inpo
 from schemas.recipe import load_recipe
 

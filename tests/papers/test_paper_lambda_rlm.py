@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from learning.evaluating import combinators, recursion
-from learning.evaluating.recursion import Plan, leaves, plan, taken_apart
 from learning.lookup import bind
 from learning.rewards.answers import exact
+from learning.solvers import combinators, recursion
+from learning.solvers.recursion import Plan, leaves, plan, taken_apart
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "lambda-rlm.yaml"

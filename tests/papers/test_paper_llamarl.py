@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.distributed.weight_sync import receipt_of, weights_of
-from learning.distributed.weight_sync_local import Files, PolicyReceiver, from_file
-from learning.engines.protocol import Generation
-from learning.engines.torch import Engine
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import columns_of, with_dropped
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import single_turn
+from learning.generation.engines.torch import Engine
+from learning.generation.weights.local import Files, PolicyReceiver, from_file
+from learning.generation.weights.protocol import receipt_of, weights_of
 from learning.models.policy import load_policy
+from learning.rl.policy_loss import columns_of, with_dropped
+from learning.samples.engine_protocol import Generation
 from schemas.recipe import load_recipe
 from tests.papers.loops import letters
 from tests.waiting import wait_for

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.loop.forest import forest
+from learning.batch.batch_layout import forest
 from learning.models.packed import choose_forward, packed_logprobs
 from schemas.recipe import load_recipe
 from schemas.use import RewardUse

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-import learning.worlds.mazes
+import learning.toy_tasks.mazes
+from learning.data.chat import encode_prompt
+from learning.data.examples import encode_rows
+from learning.data.rows import write_rows
 from learning.lookup import bind
 from learning.models.policy import load_policy, set_determinism
-from learning.texts.chat import encode_prompt
-from learning.texts.examples import encode_rows
-from learning.texts.rows import write_rows
-from learning.worlds.mazes import maze_of, mazes, solved_maze
+from learning.toy_tasks.mazes import maze_of, mazes, solved_maze
 from schemas.recipe import load_recipe
 from tasks import evaluate, init, sft
 from tasks.context import Context
@@ -61,7 +61,7 @@ def test_evaluating_calls_no_planner(stages, tiny_policy_folder, tmp_path, monke
     def planner(maze):
         raise AssertionError("the expert's search is not at hand")
 
-    monkeypatch.setattr(learning.worlds.mazes, "search", planner)
+    monkeypatch.setattr(learning.toy_tasks.mazes, "search", planner)
     report = stages["report"]
     inputs = {"prompts": tmp_path, **{f"models.{name}": tiny_policy_folder for name in report.models}}
     result = evaluate.run(report, Context(inputs, tmp_path / "out", tmp_path / "checkpoints", seed=0))

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.rows import write_rows
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Trial
-from learning.loop.update import regulate
-from learning.models.references import References
-from learning.texts.rows import write_rows
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.rl.references import References
+from learning.rl.update import regulate
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 from schemas.schedules import settled
 

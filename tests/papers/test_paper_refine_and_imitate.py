@@ -12,17 +12,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from learning.engines.protocol import Generation, Sampling
-from learning.evaluating.sampling import Sample, best_of
+from learning.data.chat import encode_prompt
+from learning.data.rows import read_rows, write_rows
+from learning.evaluation.sampled_answers import Sample, best_of
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting, collect
-from learning.loop.history import History
-from learning.loop.rollout import Sampler
+from learning.problems.demonstrations import human_over_sampled
 from learning.rewards.dialogue import contradicts
-from learning.texts.chat import encode_prompt
-from learning.texts.rows import read_rows, write_rows
-from learning.worlds.demonstrations import human_over_sampled
-from learning.worlds.dialogues import donations, muddled
+from learning.rl.collection import bind_collecting, collect
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.history import History
+from learning.sampling.sampler import Sampler
+from learning.toy_tasks.dialogues import donations, muddled
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import columns_of, with_advantages, with_dropped, with_weights
-from learning.loop.trials import Trial, by_group
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import columns_of, with_advantages, with_dropped, with_weights
+from learning.samples.sample import Trial, by_group
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remax.yaml"

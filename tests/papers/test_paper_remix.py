@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.distributed.trained import Trained
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.collection.extra_samples.extra_samples import replay
 from learning.lookup import bind
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.trials import SOURCES, Trial
-from learning.loop.update import update
-from learning.models.references import References
-from learning.sources import replay
+from learning.models.sharded_model import Trained
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.rl.references import References
+from learning.rl.update import update
+from learning.samples.sample import SOURCES, Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "remix.yaml"

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from flows.launch import plan_recipe, run_plan
-from learning.asynchrony.local_rollouts import LocalRollouts
-from learning.engines.protocol import Turn
+from learning.algorithm.advantage_shaping import duration
 from learning.environments.desk import Mark
 from learning.environments.making import in_environment
 from learning.environments.program import Environment, within
 from learning.environments.protocol import Outcome
-from learning.loop.policy_loss import micro_loss, with_weights
-from learning.loop.trials import Trial
-from learning.modulation import duration
+from learning.generation.services.local_rollouts import LocalRollouts
+from learning.rl.policy_loss import micro_loss, with_weights
+from learning.samples.engine_protocol import Turn
+from learning.samples.sample import Trial
 from learning.sandbox.run import available
-from learning.worlds.fits import fits, points, score_of
+from learning.toy_tasks.fits import fits, points, score_of
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from schemas.use import EnvUse, RewardUse

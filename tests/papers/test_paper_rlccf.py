@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation, Sampling
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.rollout import Sampler, score
-from learning.loop.trials import Trial
-from learning.methods import crowd_vote
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.data.rows import write_rows
 from learning.rewards import consensus
 from learning.rewards.consensus import collective, elected, majority
-from learning.texts.rows import write_rows
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, score
+from learning.solvers import crowd_vote
 from schemas.recipe import load_recipe
 from tasks.context import Context
 

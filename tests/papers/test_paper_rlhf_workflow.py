@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from flows.compile import compile_recipe
+from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
-from learning.preferences import dpo
+from learning.preference.pair_losses import dpo
+from learning.problems.comparisons import TEMPLATE, comparisons
 from learning.rewards import pairwise
 from learning.rewards.pairwise import judged
-from learning.texts.rows import read_rows, write_rows
-from learning.worlds.comparisons import TEMPLATE, comparisons
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from tasks.context import Context

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.surrogates import clipped
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.policy_losses.policy_gradient import clipped
+from learning.batch.batch_layout import single_turn
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.engine_protocol import Generation
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "rover.yaml"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
+from learning.algorithm.composition import bind_algorithm
 from learning.lookup import bind
-from learning.loop.update import regulate
+from learning.rl.update import regulate
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "safe.yaml"

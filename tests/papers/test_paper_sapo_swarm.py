@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from flows.compile import compile_recipe
-from learning.algorithm import bind_algorithm
-from learning.loop.collecting import bind_collecting, collect, gate
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
-from learning.loop.trajectories import Trajectories
-from learning.loop.trials import Trial, by_group
-from learning.methods import sharing
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.collection.extra_samples import sharing
+from learning.data.chat import encode_completion
 from learning.models.packed import pack, packed_logprobs
-from learning.texts.chat import encode_completion
+from learning.rl.collection import bind_collecting, collect, gate
+from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.samples.history import History
+from learning.samples.sample import Trial, by_group
+from learning.sampling.trajectories import Trajectories
 from lineage.layout import Layout
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
@@ -175,7 +175,7 @@ SIGNAL: set[int] = set()
 @pytest.fixture(autouse=True)
 def _eight_of_the_sixteen_problems():
     """Which problems the plan of the first iteration asks for, eight of which the node can say something about."""
-    from learning.plans import prompts_of_step
+    from learning.collection.prompt_samplers import prompts_of_step
 
     SIGNAL.clear()
     SIGNAL.update(sorted(prompts_of_step(len(ROWS), 16, 0, 0))[:8])

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.evaluating.sampling import weighted_scores
+from learning.evaluation.sampled_answers import weighted_scores
 from learning.lookup import bind
 from learning.preference.games import sppo
-from learning.preferences import dpo
+from learning.preference.pair_losses import dpo
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sppo.yaml"
@@ -76,7 +76,7 @@ def test_the_win_rates_of_a_problems_samples_average_one_half():
 
 
 def test_each_round_plays_on_its_own_third_of_the_exercises(tmp_path):
-    from learning.texts.rows import write_rows
+    from learning.data.rows import write_rows
 
     rows = [{"id": str(i), "prompt": [], "answer": "", "family": "f", "metadata": "{}"} for i in range(10)]
     write_rows(tmp_path, "prompts", rows)

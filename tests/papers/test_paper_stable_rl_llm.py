@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
-from learning.methods.routing import recorded, replayed, routers, with_experts
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import single_turn
+from learning.batch.routing_replay import recorded, replayed, routers, with_experts
 from learning.models.packed import packed_statistics
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_factors, with_weights
+from learning.samples.engine_protocol import Generation
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "stable-rl-llm.yaml"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.filters import mean_cosine
-from learning.loop.collecting import bind_collecting, gate
-from learning.loop.history import History
-from learning.loop.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
-from learning.loop.rollout import score
-from learning.loop.trials import Trial
-from learning.worlds.unlabelled import unlabelled
+from learning.algorithm.composition import bind_algorithm
+from learning.collection.group_filters import mean_cosine
+from learning.problems.unlabelled import unlabelled
+from learning.rl.collection import bind_collecting, gate
+from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
+from learning.samples.history import History
+from learning.samples.sample import Trial
+from learning.sampling.sampler import score
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "trapo.yaml"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation, Sampling
-from learning.engines.torch import Engine
-from learning.loop.collecting import bind_collecting
-from learning.loop.forest import forest, single_turn
-from learning.loop.policy_loss import with_advantages, with_dropped, with_weights
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask, Trial
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest, single_turn
+from learning.generation.engines.torch import Engine
+from learning.rl.collection import bind_collecting
+from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
+from learning.samples.engine_protocol import Generation, Sampling
+from learning.samples.sample import Ask, Trial
+from learning.sampling.sampler import Sampler
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ulorl.yaml"

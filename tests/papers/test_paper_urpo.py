@@ -10,14 +10,14 @@ import torch
 from scipy.stats import kendalltau
 
 from flows.compile import compile_recipe
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
+from learning.generation.engines.torch import Engine
 from learning.lookup import bind
-from learning.loop.rollout import Sampler, scoring
-from learning.loop.trials import Trial
 from learning.rewards.answers import exact
 from learning.rewards.ranking import kendall, rises
-from learning.worlds.rankings import ratings, rising, worth
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, scoring
+from learning.toy_tasks.rankings import ratings, rising, worth
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 
@@ -118,7 +118,7 @@ def test_no_problem_is_on_both_sides():
 def test_the_key_of_a_step_knows_the_rewards_inside_a_reward(tmp_path):
     plan = compile_recipe(load_recipe(RECIPE, profile="tiny"), Layout(tmp_path))
     rewards = {f"learning.rewards.{family}" for family in ("answers", "ranking", "judges")}
-    inner = rewards | {"learning.evaluating.verdicts"}
+    inner = rewards | {"learning.sampling.verdicts"}
     assert inner <= set(plan.step("trained").code)
     (judge,) = [i for i in plan.step("frozen").identity["inputs"].items() if i[0] == PORT]
     assert judge[1]["key"] == plan.step("speaker").key

@@ -11,15 +11,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning.algorithm import bind_algorithm
-from learning.engines.protocol import Generation
+from learning.algorithm.composition import bind_algorithm
+from learning.algorithm.loss_aggregation.sample_balance import balance
+from learning.batch.batch_layout import single_turn
+from learning.data.rows import read_rows, write_rows
 from learning.lookup import bind
-from learning.loop.forest import single_turn
-from learning.loop.policy_loss import with_dropped, with_weights
-from learning.methods.reward_tree import Attempt, grow, pairs, rescored_pairs
-from learning.methods.sample_balance import balance
-from learning.texts.rows import read_rows, write_rows
-from learning.worlds.circuits import circuits
+from learning.rl.policy_loss import with_dropped, with_weights
+from learning.samples.engine_protocol import Generation
+from learning.toy_tasks.circuits import circuits
+from learning.toy_tasks.reward_tree import Attempt, grow, pairs, rescored_pairs
 from schemas.errors import StepError
 from schemas.recipe import load_recipe
 
@@ -112,7 +112,7 @@ def test_the_stage_writes_the_rescored_pairs(context, monkeypatch):
             for _, shown in tasks
         ]
 
-    monkeypatch.setattr("learning.methods.reward_tree._sampling", lambda *_: attempt)
+    monkeypatch.setattr("learning.toy_tasks.reward_tree._sampling", lambda *_: attempt)
     found = rescored_pairs(context, **tree())
     assert found == {"pairs": 4, "attempts": 8, "reflected": 2, "rescored": 2, "pass_rate": pytest.approx(1.65 / 4)}
     rows = read_rows(context.output("pairs"), "preference_pairs")

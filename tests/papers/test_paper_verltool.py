@@ -19,21 +19,21 @@ import torch
 import yaml
 
 from flows.compile import compile_recipe
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import decode, encode_completion, encode_prompt, encode_reply
 from learning.environments.clock import Virtual
 from learning.environments.episodes import Episodes
+from learning.environments.lookup_environment import environment_of
 from learning.environments.making import in_environment
-from learning.environments.naming import environment_of
+from learning.generation.engines.torch import Engine
+from learning.generation.services.rescoring import likelihoods
 from learning.lookup import bind
-from learning.loop.likelihoods import likelihoods
-from learning.loop.policy_loss import micro_loss, with_weights
-from learning.loop.rollout import Sampler
-from learning.loop.trials import Ask
 from learning.models.packed import choose_forward
+from learning.rl.policy_loss import micro_loss, with_weights
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
 from learning.sandbox.run import available
-from learning.texts.chat import decode, encode_completion, encode_prompt, encode_reply
-from learning.worlds.almanac import almanac
+from learning.toy_tasks.almanac import almanac
 from lineage.layout import Layout
 from schemas.recipe import load_recipe
 from schemas.use import ToolUse

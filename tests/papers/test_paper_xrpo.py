@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from learning.algorithm import bind_algorithm
-from learning.follow_ups import half_width
+from learning.algorithm.composition import bind_algorithm
+from learning.batch.batch_layout import forest
+from learning.collection.resampling import half_width
+from learning.data.chat import decode
 from learning.lookup import bind
-from learning.loop.collecting import bind_collecting, collect
-from learning.loop.forest import forest
-from learning.loop.history import History
-from learning.loop.policy_loss import with_advantages, with_dropped
-from learning.loop.trials import Trial
-from learning.texts.chat import decode
+from learning.rl.collection import bind_collecting, collect
+from learning.rl.policy_loss import with_advantages, with_dropped
+from learning.samples.history import History
+from learning.samples.sample import Trial
 from schemas.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "xrpo.yaml"

@@ -11,9 +11,9 @@ import pytest
 
 from flows.compile import compile_recipe
 from learning.agents.folder import read_agent
+from learning.data.rows import write_rows
 from learning.sandbox.run import available
-from learning.texts.rows import write_rows
-from learning.worlds.customs import customs
+from learning.toy_tasks.customs import customs
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
 from schemas.recipe import load_recipe

@@ -40,7 +40,7 @@ def test_the_pipeline_is_ordered_typed_and_filled_in():
     assert recipe.settings("refine")["surrogate"]["epsilon"] == 0.1
     assert recipe.seed("base") == 7
     assert json.loads(json.dumps(recipe.resolved)) == recipe.resolved
-    assert ("learning.surrogates", "clipped") in recipe.code("explore")
+    assert ("learning.algorithm.policy_losses.policy_gradient", "clipped") in recipe.code("explore")
 
 
 def test_every_evaluation_is_decontaminated_against():

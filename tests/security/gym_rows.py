@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from learning.problems import draws, row_of
-from learning.worlds.gym import dataset, families
+from learning.problems.generators import draws, row_of
+from learning.reasoning_gym.families import dataset, families
 
 
 @cache

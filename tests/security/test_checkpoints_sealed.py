@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 
-from learning.loop.trajectories import Trajectories
+from learning.data.row_journal import RowJournal
 from learning.models.checkpoint import load_latest, save_checkpoint
-from learning.texts.row_journal import RowJournal
+from learning.sampling.trajectories import Trajectories
 from lineage.store import Store
 from schemas.errors import StepError
 from schemas.sealed import NotSealed, read_sealed, sealing_with, write_sealed

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from learning.texts.rows import write_rows
-from learning.texts.rows_used import FILE, write_used
+from learning.data.rows import write_rows
+from learning.data.rows_used import FILE, write_used
 from lineage.ancestry import render, trace
 from lineage.layout import Layout
 from lineage.store import Store

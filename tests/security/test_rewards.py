@@ -13,26 +13,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning.engines.protocol import Sampling
-from learning.engines.torch import Engine
+from learning.api.requests import Answer, Asked
+from learning.api.spending import Desk
+from learning.data.chat import encode_completion, encode_prompt
+from learning.generation.engines.torch import Engine
 from learning.lookup import bind
-from learning.loop.rollout import Sampler, scoring
-from learning.loop.trials import Trial
 from learning.models.reward_model import make_reward_model
-from learning.remote.desk import Desk
-from learning.remote.question import Answer, Asked
 from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
-from learning.texts.chat import encode_completion, encode_prompt
-from learning.worlds.circuits import circuits
-from learning.worlds.coding import list_functions, program_states, straight_programs
-from learning.worlds.countdown import countdown
-from learning.worlds.dialogues import donations
-from learning.worlds.documents import documents
-from learning.worlds.hardware import modules
-from learning.worlds.posts import posts
-from learning.worlds.rankings import rising
-from learning.worlds.records import records
-from learning.worlds.sums import step_chains
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Trial
+from learning.sampling.sampler import Sampler, scoring
+from learning.toy_tasks.circuits import circuits
+from learning.toy_tasks.coding import list_functions, program_states, straight_programs
+from learning.toy_tasks.countdown import countdown
+from learning.toy_tasks.dialogues import donations
+from learning.toy_tasks.documents import documents
+from learning.toy_tasks.hardware import modules
+from learning.toy_tasks.posts import posts
+from learning.toy_tasks.rankings import rising
+from learning.toy_tasks.records import records
+from learning.toy_tasks.sums import step_chains
 from schemas.signatures import signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy
@@ -157,8 +157,8 @@ def around(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(stories, "guest", lambda folder: sampler)
     monkeypatch.setattr(models, "loaded", lambda folder: make_reward_model(policy, 128))
     monkeypatch.setattr(models, "token_judge", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards))
-    monkeypatch.setattr("learning.remote.client.ask", ask)
-    monkeypatch.setattr("learning.texts.patterns.SECONDS", 0.1)
+    monkeypatch.setattr("learning.api.client.ask", ask)
+    monkeypatch.setattr("learning.data.patterns.SECONDS", 0.1)
     return {
         "policy": policy,
         "sampler": sampler,

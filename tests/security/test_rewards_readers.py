@@ -7,24 +7,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from learning import metrics, programs, quality, tools
 from learning.agents.asking import DEEPEST, object_in
+from learning.agents.extractors import added, first_difference
+from learning.api.requests import Answer
+from learning.curation import row_filters as quality
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.teacher_request import Inquiry
+from learning.data.wrong_answers import mistaken
 from learning.environments.form import Environment as FormEnvironment
 from learning.environments.guess import Environment as GuessEnvironment
 from learning.environments.tools import Environment as ToolsEnvironment
-from learning.evaluating.retrieval import Shelf
-from learning.extractors import added, first_difference
+from learning.evaluation import metrics
 from learning.lookup import bind
-from learning.remote.question import Answer
-from learning.texts.inquiry import Inquiry
-from learning.texts.mistakes import mistaken
-from learning.texts.patterns import MatchTimeout, Pattern
-from learning.toolbox.tables import asked, copies
-from learning.worlds import fits as fits_world
-from learning.worlds.fits import fits
-from learning.worlds.forms import forms
-from learning.worlds.guesses import guesses
-from learning.worlds.tracing import trace_tasks
+from learning.solvers import solvers as programs
+from learning.tools import calls as tools
+from learning.tools.retrieval import Shelf
+from learning.tools.tables import asked, copies
+from learning.toy_tasks import fits as fits_world
+from learning.toy_tasks.fits import fits
+from learning.toy_tasks.forms import forms
+from learning.toy_tasks.guesses import guesses
+from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.use import ToolUse
 from tests.security.hostile import enormous, hostile
@@ -44,7 +47,7 @@ def texts(tmp_path):
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch):
-    monkeypatch.setattr("learning.texts.patterns.SECONDS", 0.1)
+    monkeypatch.setattr("learning.data.patterns.SECONDS", 0.1)
     began = time.process_time()
     yield
     assert time.process_time() - began < SECONDS
@@ -244,7 +247,7 @@ def test_mistakes_and_traces_of_whatever_is_written(texts):
 
 
 def test_a_kept_answer_is_read_back(texts):
-    from learning.remote.question import load_answer
+    from learning.api.requests import load_answer
 
     for text in texts[::5]:
         answer = Answer(text, "stop", 1, 1)

@@ -8,7 +8,7 @@ import yaml
 from learning.agents.made import called
 from learning.environments.program import Environment
 from learning.sandbox.run import available
-from learning.worlds.fits import GIVEN, ROWS, fits, points, score, score_of
+from learning.toy_tasks.fits import GIVEN, ROWS, fits, points, score, score_of
 from schemas.agent import MadeTool
 from schemas.errors import StepError
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from learning.problems import reasoning_gym
+from learning.problems.generators import reasoning_gym
+from learning.reasoning_gym import parsers as gym_parsers
+from learning.reasoning_gym import verifiers
 from learning.rewards.answers import exact, scored
-from learning.sandbox import verifiers
 from learning.sandbox.run import available
-from learning.worlds import gym_parsers
 from schemas.errors import StepError
 from tests.security.gym_rows import made
 
@@ -28,8 +28,8 @@ EVALUATING = (
 )  # fmt: skip
 UNGUARDED = """
 import sys
-from learning.sandbox import verifier_server
-from learning.worlds import gym_grammar
+from learning.reasoning_gym import verifier_server
+from learning.reasoning_gym import grammar as gym_grammar
 {change}
 verifier_server.main(int(sys.argv[1]), int(sys.argv[2]))
 """
@@ -155,7 +155,7 @@ def test_only_verifiers_that_were_read_read_in_the_trainer(monkeypatch, fresh):
 
 def test_which_families_are_read_in_the_trainer():
     """The installed release is the one that was read; no verifier that evaluates or converts is among them."""
-    from learning.worlds.gym import families
+    from learning.reasoning_gym.families import families
 
     here = {family for family in families() if gym_parsers.family_compares_only(family)}
     assert len(here) == 40
@@ -290,9 +290,9 @@ def test_a_signal_is_handled_while_a_verifier_works(fresh):
 def test_the_server_ends_with_its_parent(how):
     script = """
         import os, signal, sys
-        from learning.problems import reasoning_gym
+        from learning.problems.generators import reasoning_gym
         from learning.rewards.answers import scored
-        from learning.sandbox import verifiers
+        from learning.reasoning_gym import verifiers
         rows = reasoning_gym(family="countdown", size=1, split="train", seed=3)
         scored(rows, ["1"])
         print(verifiers.current[0].process.pid, flush=True)

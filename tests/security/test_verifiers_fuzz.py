@@ -8,18 +8,18 @@ import time
 
 import pytest
 
+from learning.reasoning_gym import families as gym
+from learning.reasoning_gym import verifiers
 from learning.rewards.answers import scored
-from learning.sandbox import verifiers
 from learning.sandbox.run import available
-from learning.worlds import gym
 from tests.security.gym_rows import made
 from tests.security.hostile_answers import MARK, hostile
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 WATCHED = f"""
 import os, sys
-from learning.sandbox import verifier_server
-from learning.worlds import gym_grammar
+from learning.reasoning_gym import verifier_server
+from learning.reasoning_gym import grammar as gym_grammar
 
 server = os.getpid()
 DEEDS = (

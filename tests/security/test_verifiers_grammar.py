@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from learning.worlds import gym_grammar
-from learning.worlds.gym import dataset
-from learning.worlds.gym_grammar import literal, require_arithmetic
+from learning.reasoning_gym import grammar as gym_grammar
+from learning.reasoning_gym.families import dataset
+from learning.reasoning_gym.grammar import literal, require_arithmetic
 from tests.security.hostile_answers import BOMBS, DEEDS, FRAMES, MARK
 
 PROGRAMS = [
@@ -101,7 +101,7 @@ def test_only_the_texts_of_the_problem_are_evaluated_whole():
     """In a process of its own, because what is replaced stays replaced."""
     script = """
 import reasoning_gym
-from learning.worlds import gym_grammar
+from learning.reasoning_gym import grammar as gym_grammar
 from reasoning_gym.algorithmic import spiral_matrix
 from reasoning_gym.code import codeio
 from reasoning_gym.games import countdown

@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from schemas.errors import StepError
 from schemas.gates import Gate
 from schemas.stages.evaluate import Evaluate

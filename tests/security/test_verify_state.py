@@ -28,7 +28,7 @@ stages:
   exam: {kind: python, function: "LAB:exam", inputs: {x: model}}
 """
 LAB = """
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 
 def words(context):
     ask = [{"role": "user", "content": "?"}]

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import distributed
 
-from learning.distributed.group import ALONE, Group, whole
+from learning.parallel.group import ALONE, Group, whole
 from schemas.stages.union import Stage
 from tasks.context import Context
 
@@ -71,7 +71,7 @@ def do(job, folder, group):
 
 def watch(module, place):
     """Note the summed gradient of the first optimiser step, and what this rank holds of the model; returns the undo."""
-    source = importlib.import_module("learning.loop.update") if module.__name__ == "tasks.rl" else module
+    source = importlib.import_module("learning.rl.update") if module.__name__ == "tasks.rl" else module
     original, seen = source.clip_gradients, []
 
     def noting(model, max_norm):

@@ -6,8 +6,8 @@ from pydantic import ValidationError
 
 from flows.compile import compile_recipe
 from learning.agents.folder import write_agent
-from learning.texts.rows import write_rows
-from learning.worlds.customs import customs
+from learning.data.rows import write_rows
+from learning.toy_tasks.customs import customs
 from lineage.layout import Layout
 from schemas.agent import Agent
 from schemas.errors import RecipeError
@@ -101,8 +101,13 @@ def test_the_key_of_what_acts_holds_the_agents_settings_and_code(tmp_path):
     assert one["trained"].key == same["trained"].key
     assert one["clerk"].key != other["clerk"].key
     assert one["trained"].key != other["trained"].key
-    assert {"learning.environments.tools", "learning.tools", "learning.agents.environment", "learning.agents.made",
-            "learning.sandbox.run"} <= set(one["clerk"].code)  # fmt: skip
+    assert {
+        "learning.environments.tools",
+        "learning.tools.calls",
+        "learning.agents.environment",
+        "learning.agents.made",
+        "learning.sandbox.run",
+    } <= set(one["clerk"].code)
     assert "learning.environments.guess" in compiled(tmp_path, "guess", 1)["clerk"].code
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import read_rows, write_rows
+from learning.data.rows import read_rows, write_rows
 from schemas.errors import StepError
 from schemas.stages.curate import Curate
 from tasks.context import Context
@@ -101,7 +101,9 @@ def test_overlap_is_the_share_of_the_problems_distinct_ngrams(curate):
 
 def test_generated_evaluations_are_made_again_from_their_slots(curate):
     use = {"use": "reasoning_gym", "family": "chain_sum", "size": 20, "seed": 3, "split": "test"}
-    problems = pytest.importorskip("learning.problems").reasoning_gym(**{k: v for k, v in use.items() if k != "use"})
+    problems = pytest.importorskip("learning.problems.generators").reasoning_gym(
+        **{k: v for k, v in use.items() if k != "use"}
+    )
     rows = [prompt_row("other", "nothing of the sort"), problems[4]]
     _, kept, dropped, _ = curate(rows, decontaminate={"against": [use]})
     assert kept == ["other"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import SCHEMAS
+from learning.data.rows import SCHEMAS
 from schemas.errors import StepError
 from schemas.stages.curate import Curate
 from tasks.context import Context
@@ -78,7 +78,7 @@ CHILD = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
-from learning.texts import shards
+from learning.data import shards
 from schemas.stages.curate import Curate
 from tasks.context import Context
 from tasks.curate import run

@@ -4,8 +4,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy, save_policy
-from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.gates import Gate
 from schemas.stages.evaluate import Evaluate

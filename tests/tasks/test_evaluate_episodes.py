@@ -5,8 +5,8 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from learning.engines.protocol import Turn
-from learning.loop.trials import transcript
+from learning.samples.engine_protocol import Turn
+from learning.samples.sample import transcript
 from schemas.stages.evaluate import Evaluate
 from tasks.context import Context
 from tasks.evaluate import run

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from learning.data.chat import decode
+from learning.data.examples import Example
 from learning.models.crossentropy import packed_loss, padded_loss
 from learning.models.policy import load_policy
-from learning.texts.chat import decode
-from learning.texts.examples import Example
 from schemas.errors import StepError
 from schemas.stages.init import Init
 from tasks.context import Context

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from learning.data.rows import write_rows
+from learning.data.tokenizers import characters
 from learning.models.policy import Policy, save_policy
-from learning.texts.rows import write_rows
-from learning.tokenizers import characters
 from schemas.stages.preference import Preference
 from schemas.stages.reward_model import RewardModel
 from schemas.stages.rl import Rl

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from learning.agents.folder import read_agent, write_agent
+from learning.data.rows import write_rows
 from learning.sandbox.run import available
-from learning.texts.rows import write_rows
-from learning.worlds.customs import customs
+from learning.toy_tasks.customs import customs
 from schemas.agent import Agent
 from schemas.errors import StepError
 from schemas.stages.practice import Practice

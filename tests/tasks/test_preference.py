@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.preference.batches import encode_pairs
 from learning.preference.loss import completion_logprobs
-from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.preference import Preference
 from tasks import preference

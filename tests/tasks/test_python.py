@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from schemas.errors import GateError, StepError
 from schemas.stages.python import Python
 from tasks.context import Context, Result

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.remote.answers import Answers
-from learning.texts.rows import write_rows
+from learning.api.response_store import Answers
+from learning.data.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.rl import Rl

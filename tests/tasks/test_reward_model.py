@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.models.reward_model import load_reward_model
-from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel
 from tasks import reward_model

@@ -4,9 +4,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from learning.data.chat import encode_prompt
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
-from learning.texts.chat import encode_prompt
-from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

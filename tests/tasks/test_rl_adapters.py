@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from learning.distributed.trained import Trained
-from learning.engines.protocol import Generation
+from learning.batch.batch_layout import single_turn
+from learning.data.rows import write_rows
 from learning.lookup import Bound
-from learning.loop.forest import single_turn
 from learning.models.adapters import attach
 from learning.models.policy import load_policy
-from learning.models.references import References, statistics_of
-from learning.texts.rows import write_rows
+from learning.models.sharded_model import Trained
+from learning.rl.references import References, statistics_of
+from learning.samples.engine_protocol import Generation
 from schemas.stages.rl import Rl
 from tasks.rl import run
 

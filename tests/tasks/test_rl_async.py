@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.asynchrony.stream_points import TIMED
-from learning.distributed.actors import Threads
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
+from learning.parallel.actors import Threads
+from learning.streaming.stream_metrics import TIMED
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

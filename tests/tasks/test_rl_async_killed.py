@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run

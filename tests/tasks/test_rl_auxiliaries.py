@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from learning.models.auxiliary_models import load_network
+from learning.auxiliary_networks.heads import load_network
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
 from learning.rewards.models import process
-from learning.texts.rows import write_rows
 from lineage.contract import fingerprint
 from schemas.errors import StepError
 from schemas.stages.rl import Rl

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.distributed.actors import Threads
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
+from learning.parallel.actors import Threads
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run

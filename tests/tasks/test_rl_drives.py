@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import tasks.rl
-from learning.engines.torch import Engine
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
+from learning.generation.engines.torch import Engine
 from schemas.stages.rl import Rl
 from tasks.rl import run
 

@@ -3,8 +3,8 @@
 import pyarrow.parquet as pq
 import pytest
 
+from learning.data.rows import write_rows
 from learning.environments.protocol import Outcome
-from learning.texts.rows import write_rows
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from learning.distributed.actors import Threads
+from learning.data.chat import decode
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
-from learning.texts.chat import decode
-from learning.texts.rows import write_rows
+from learning.parallel.actors import Threads
 from schemas.stages.rl import Rl
 from tasks.context import Context
 from tasks.rl import run

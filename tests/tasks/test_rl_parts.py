@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from learning.loop.trials import Ask
+from learning.data.rows import write_rows
 from learning.models.policy import load_policy
-from learning.texts.rows import write_rows
+from learning.samples.sample import Ask
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.rl import run

@@ -5,7 +5,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from schemas.expand import preset_names
 from schemas.stages.rl import Rl
 from tasks.context import Context

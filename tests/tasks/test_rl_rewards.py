@@ -6,7 +6,7 @@ import math
 import pyarrow.parquet as pq
 import pytest
 
-from learning.texts.rows import write_rows
+from learning.data.rows import write_rows
 from schemas.stages.rl import Rl
 from tasks.rl import run
 

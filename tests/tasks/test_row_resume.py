@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from learning.distributed.actors import Threads
-from learning.texts.row_journal import RowJournal, row_key
+from learning.data.row_journal import RowJournal, row_key
+from learning.parallel.actors import Threads
 from schemas.stages.evaluate import Evaluate
 from schemas.stages.synthesize import Synthesize
 from tasks import evaluate, synthesize
@@ -19,8 +19,8 @@ SUMS = {
 ENGINE = """
 import threading
 
-from learning.engines.torch import Engine as Torch
-from learning.asynchrony.streams import UNDER_WAY
+from learning.generation.engines.torch import Engine as Torch
+from learning.generation.services.row_streams import UNDER_WAY
 
 ASKED = []
 LEFT = {"requests": None}
@@ -112,8 +112,8 @@ RUN = {"synthesize": synthesize.run, "evaluate": evaluate.run}
 @pytest.mark.parametrize("kind", ["synthesize", "evaluate"])
 def test_what_was_recorded_is_not_sampled_again(kind, engine, tiny_policy_folder, tmp_path, monkeypatch):
     name, module = engine
-    monkeypatch.setattr("learning.asynchrony.streams.UNDER_WAY", 12)
-    monkeypatch.setattr("learning.asynchrony.streams.PER_CALL", 12)
+    monkeypatch.setattr("learning.generation.services.row_streams.UNDER_WAY", 12)
+    monkeypatch.setattr("learning.generation.services.row_streams.PER_CALL", 12)
     stage, inputs = stage_of(kind, name), {"model": tiny_policy_folder}
     whole, spent = at(tmp_path, "whole", 0, inputs)
     want = RUN[kind](stage, whole)

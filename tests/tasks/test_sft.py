@@ -5,12 +5,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learning.engines.protocol import Request, Sampling
-from learning.engines.torch import Engine
+from learning.data.chat import decode, encode_prompt
+from learning.data.examples import encode_rows
+from learning.data.rows import read_rows, write_rows
+from learning.generation.engines.torch import Engine
 from learning.models.policy import load_policy
-from learning.texts.chat import decode, encode_prompt
-from learning.texts.examples import encode_rows
-from learning.texts.rows import read_rows, write_rows
+from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
 from schemas.stages.sft import Sft
 from tasks.context import Context

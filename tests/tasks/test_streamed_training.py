@@ -2,9 +2,9 @@
 
 import pytest
 
-from learning.texts import rows as tables
-from learning.texts import stored
-from learning.texts.rows import write_rows
+from learning.data import rows as tables
+from learning.data import stored_rows as stored
+from learning.data.rows import write_rows
 from schemas.stages.preference import Preference
 from schemas.stages.reward_model import RewardModel
 from schemas.stages.sft import Sft

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from learning.texts.rows import read_rows
+from learning.data.rows import read_rows
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize
 from tasks.context import Context

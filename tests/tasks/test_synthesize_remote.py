@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from learning.problems import reasoning_gym
-from learning.texts.rows import read_rows
+from learning.data.rows import read_rows
+from learning.problems.generators import reasoning_gym
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 from schemas.stages.synthesize import Synthesize

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from learning.distributed.group import Group
+from learning.data.rows import write_rows
+from learning.data.tokenizers import characters
 from learning.models.policy import Policy, save_policy, set_determinism
-from learning.texts.rows import write_rows
-from learning.tokenizers import characters
+from learning.parallel.group import Group
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
 from tasks.context import Context

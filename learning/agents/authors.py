@@ -1,0 +1,81 @@
+"""Slot author: a meta-agent that writes tools, prompts and settings of an agent for a task.
+
+An author returns a draft, plain values as in `schemas.agent.Draft`: `tools` with code and tests, `toolkit` (names of
+the given tools that the agent keeps; none: all), `context` (what the model is shown) and `description`. Nothing of it
+is taken before it has been checked: a draft against the schema, a tool by its tests in the sandbox. What is refused
+the author hears of in `refused` when it is asked again, with the reasons. (Youtu-Agent, Shi et al. 2025,
+arXiv:2512.24615: the modes Workflow and Meta-Agent of automated generation.)
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from learning.agents.templates import needed
+from learning.api.spending import Desk
+from learning.data.question_templates import filled
+from schemas.endpoint import Endpoint
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+ORDER = """Write an agent for this task: {task}
+Tools that there are: {toolkit}
+Reply with one JSON object: {"description": text, "tools": [{"name": small letters, "description": text,
+"code": Python that defines a function of that name from text to text, "tests": [{"query": text, "answer": text}]}],
+"toolkit": names of the tools there are that the agent keeps, "context": {"system": text of the system message}}
+Refused so far: {refused}"""
+
+
+def templates(
+    task: str,
+    toolkit: Mapping[str, str],
+    refused: list[dict[str, Any]],
+    attempt: int,
+    rng: np.random.Generator,
+    *,
+    system: str = "",
+    error_rate: Rate = 0.0,
+) -> dict[str, Any]:
+    """Tools by rule: those of `learning.agents.templates` whose words the task says; `error_rate` lets slips in.
+
+    `system` becomes the system message, with {task} and {tools}, a line for every tool, filled in. Asked again, it
+    writes again what was refused.
+    """
+    again = {entry["name"] for entry in refused}
+    found = needed(task)
+    written = [template for template in found if attempt == 0 or template.name in again]
+    tools = [
+        {
+            "name": template.name,
+            "description": template.description,
+            "code": template.code(careless=bool(rng.random() < error_rate)),
+            "tests": [{"query": query, "answer": answer} for query, answer in template.tests],
+        }
+        for template in written
+        if template.name not in toolkit
+    ]
+    lines = [f"{name}: {said}" for name, said in {**toolkit, **{t.name: t.description for t in found}}.items()]
+    told = filled(system, {"task": task, "tools": "\n".join(lines)})
+    return {"description": task, "tools": tools, "context": {"system": told}}
+
+
+def endpoint(
+    task: str,
+    toolkit: Mapping[str, str],
+    refused: list[dict[str, Any]],
+    attempt: int,
+    desk: Desk,
+    *,
+    endpoint: Endpoint,
+    order: str = ORDER,
+    temperature: Annotated[float, Field(ge=0)] = 0.7,
+    max_completion_length: Annotated[int, Field(ge=1)] = 2048,
+) -> dict[str, Any]:
+    """A draft by a model behind an endpoint, which is told `order` with {task}, {toolkit} and {refused} filled in."""
+    from learning.agents.asking import told_object
+
+    tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
+    why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
+    asked = filled(order, {"task": task, "toolkit": tools, "refused": why})
+    return told_object(endpoint, desk, asked, attempt, temperature, max_completion_length)

@@ -1,0 +1,144 @@
+"""Slot extractor: what practice makes of a group whose rollouts differ in score.
+
+An extractor is given the problem's `row`, the group's `rollouts`, the best first and the worst last, and the
+`experiences` so far, the oldest first; it returns all experiences that there are to be. It is asked about groups whose
+scores differ alone, one after the other, each with what the one before it left. It may ask the model that practises
+(`sampler`) or a server (`desk`). (Training-Free GRPO, Cai et al. 2025, arXiv:2510.08191: the semantic advantage
+of a group.)
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from learning.agents.rollouts import Rollout
+from learning.api.spending import Desk
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.question_templates import filled
+from learning.samples.engine_protocol import Sampling
+from learning.sampling.sampler import Sampler
+from schemas.endpoint import Endpoint
+from schemas.errors import StepError
+
+Row = dict[str, Any]
+TEMPLATE = "{subject}: in step {step} {best}, not {worst}"
+ORDER = """Problem: {problem}
+
+The best attempt (score {high}):
+{best}
+
+The worst attempt (score {low}):
+{worst}
+
+Say in one short sentence what to do on such problems."""
+Temperature = Annotated[float, Field(ge=0)]
+Tokens = Annotated[int, Field(ge=1)]
+
+
+def first_difference(
+    row: Row,
+    rollouts: Sequence[Rollout],
+    experiences: list[str],
+    *,
+    subject: str = r"[\s\S]+",
+    action: str = r"[\s\S]+",
+    template: str = TEMPLATE,
+) -> list[str]:
+    """The first step in which the best and the worst rollout did something else, put in words.
+
+    What was done in a step is the match of `action` (its first group, if any) in the model's turn, what the problem is
+    about that of `subject` in its last message; `template` is filled with {subject}, {step} (from 1), {best} and
+    {worst}. A step in which the best did nothing is no lesson. What the template says before {best} and {worst} tells
+    what a lesson is about: an earlier one that begins alike goes.
+    """
+    try:
+        topic, deed = Pattern(subject), Pattern(action)
+    except re.error as error:
+        raise StepError(f"extractor first_difference: {error.pattern!r}: {error}") from error
+    about = _match(topic, row["prompt"][-1]["content"])
+    pairs = zip_longest(*([_match(deed, said) for said in one.said] for one in (rollouts[0], rollouts[-1])))
+    for step, (best, worst) in enumerate(pairs, 1):
+        if best is not None and best != worst:
+            fields = {"subject": about or "", "step": str(step), "best": best, "worst": worst or "nothing"}
+            lesson, before = filled(template, fields), _beginning(template, fields)
+            same = [known for known in experiences if known == lesson or (before.strip() and known.startswith(before))]
+            return [*(known for known in experiences if known not in same), lesson]
+    return experiences
+
+
+def _match(pattern: Pattern, text: str) -> str | None:
+    """The first match (its first group, if any); None where there is none in time."""
+    try:
+        found = pattern.search(text)
+    except MatchTimeout:
+        return None
+    return None if found is None else (found[1 if pattern.groups else 0] or "").strip() or None
+
+
+def _beginning(template: str, fields: dict[str, str]) -> str:
+    """What every lesson about the same begins with; empty where the template begins with what was done."""
+    return filled(re.split(r"\{best\}|\{worst\}", template, maxsplit=1)[0], fields)
+
+
+def reflection(
+    row: Row,
+    rollouts: Sequence[Rollout],
+    experiences: list[str],
+    sampler: Sampler,
+    rng: np.random.Generator,
+    *,
+    order: str = ORDER,
+    temperature: Temperature = 0.0,
+    max_completion_length: Tokens = 128,
+) -> list[str]:
+    """What the model that practises says when it is shown its best and its worst attempt.
+
+    It is told `order` with {problem}, {best}, {worst}, {high} and {low} filled in, outside of any environment;
+    where there is no room for the question, or no answer, there is no lesson.
+    """
+    from learning.sampling.verdicts import replies
+
+    asked = [{"role": "user", "content": shown(order, row, rollouts)}]
+    said = replies(sampler, [asked], n=1, sampling=Sampling(temperature, max_completion_length), rng=rng)[0]
+    return added(experiences, said[0] if said else "")
+
+
+def endpoint(
+    row: Row,
+    rollouts: Sequence[Rollout],
+    experiences: list[str],
+    desk: Desk,
+    *,
+    endpoint: Endpoint,
+    order: str = ORDER,
+    temperature: Temperature = 0.0,
+    max_completion_length: Tokens = 128,
+) -> list[str]:
+    """As `reflection`, by a model behind an endpoint."""
+    from learning.agents.asking import told
+
+    return added(experiences, told(endpoint, desk, shown(order, row, rollouts), 0, temperature, max_completion_length))
+
+
+def shown(order: str, row: Row, rollouts: Sequence[Rollout]) -> str:
+    """What a model is asked about a group."""
+    best, worst = rollouts[0], rollouts[-1]
+    problem = "\n".join(message["content"] for message in row["prompt"] if message["role"] != "system")
+    fields = {"problem": problem, "best": transcript(best), "worst": transcript(worst)}
+    return filled(order, fields | {"high": f"{best.score:g}", "low": f"{worst.score:g}"})
+
+
+def transcript(rollout: Rollout) -> str:
+    """A rollout as lines."""
+    steps = zip(rollout.said, rollout.heard, strict=True)
+    return "\n".join(f"{said}\n=> {heard}" if heard else said for said, heard in steps)
+
+
+def added(experiences: list[str], said: str) -> list[str]:
+    """The experiences with a further one, on one line; what is known already becomes the latest."""
+    lesson = " ".join(said.split())
+    return [*(known for known in experiences if known != lesson), lesson] if lesson else experiences

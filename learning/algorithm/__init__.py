@@ -1,0 +1,1 @@
+"""Slots of the RL algorithm that compute on columns, from rewards to the loss."""

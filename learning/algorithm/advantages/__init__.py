@@ -1,0 +1,1 @@
+"""Slot advantage: operations from rewards to advantages."""

@@ -1,0 +1,231 @@
+"""Numbers that are set anew while training: anywhere a number stands in a recipe, `{control: name}` takes one of these.
+
+Those that ask for `metrics` (the points of the last iteration) speak once per iteration; those that ask for columns
+are solved before every optimiser step over the whole mini-batch. What they remember is in `state`, a part of the
+checkpoint. An iteration without the point that a controller goes by (one that trained nothing) changes nothing.
+
+Shapes: T sampled tokens.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from learning.algorithm.heterogeneous import FLOOR
+from schemas.errors import StepError
+from schemas.schedules import Number
+
+Above0 = Annotated[float, Field(gt=0)]
+From0 = Annotated[float, Field(ge=0)]
+Range = Annotated[list[float], Field(min_length=2, max_length=2)]
+LIMIT = 20.0
+"""Log-ratios are held within this, as in the surrogates."""
+
+
+def adaptive_kl(
+    metrics: dict,
+    state: dict,
+    *,
+    target: Above0,
+    initial: Above0 = 0.2,
+    gain: Above0 = 0.1,
+    limit: Above0 = 0.2,
+    metric: str = "kl",
+) -> float:
+    """Proportional in the logarithm: β ← β·(1 + gain·clip(KL/target − 1, ±limit)) (Ziegler et al. 2019, 2.2)."""
+    beta = state.setdefault("beta", initial)
+    if metric in metrics:
+        error = min(max(metrics[metric] / target - 1, -limit), limit)
+        state["beta"] = beta = beta * (1 + gain * error)
+    return beta
+
+
+def pid(
+    metrics: dict,
+    state: dict,
+    *,
+    metric: str,
+    target: float = 0.0,
+    of: Literal["value", "change"] = "value",
+    initial: float = 0.0,
+    kp: float = 0.0,
+    ki: float = 0.0,
+    kd: float = 0.0,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> float:
+    """initial + kp·e + ki·Σe + kd·Δe with e = point − target, held within `low` and `high`.
+
+    `of: change` takes the change of the point since the iteration before. The sum stands still while it would only push
+    the number further out of its range. Raises StepError when `low` is above `high`.
+    """
+    if low > high:
+        raise StepError(f"control pid: low {low} is above high {high}")
+    if metric in metrics:
+        point, before = metrics[metric], state.get("point")
+        state["point"] = point
+        if of == "value" or before is not None:
+            error = (point if of == "value" else point - before) - target
+            _regulate(state, error, initial, (kp, ki, kd), (low, high))
+    return state.get("value", min(max(initial, low), high))
+
+
+def _regulate(
+    state: dict, error: float, initial: float, gains: tuple[float, float, float], band: tuple[float, float]
+) -> None:
+    """One step of a PID controller."""
+    (kp, ki, kd), (low, high) = gains, band
+    total = state.get("sum", 0.0) + error
+    free = initial + kp * error + ki * total + kd * (error - state.get("error", error))
+    state["value"] = min(max(free, low), high)
+    state["error"] = error
+    outward = (free > high and ki * error > 0) or (free < low and ki * error < 0)
+    if not outward:
+        state["sum"] = total
+
+
+def entropy_target(
+    metrics: dict,
+    state: dict,
+    *,
+    target: From0 = 0.2,
+    rate: Above0 = 0.005,
+    initial: From0 = 0.0,
+    high: Above0 = 1.0,
+    metric: str = "entropy",
+) -> float:
+    """Coefficient of an entropy bonus: up by `rate` below the target, down above it, where 0 is given (Skywork-OR1).
+
+    It moves by addition, within 0 and `high`, so that it leaves 0 again (He et al. 2025, arXiv:2505.22312, 3.2.5).
+    """
+    coef = state.setdefault("coef", initial)
+    if metric not in metrics:
+        return coef
+    below = metrics[metric] < target
+    state["coef"] = coef = min(max(coef + (rate if below else -rate), 0.0), high)
+    return coef if below else 0.0
+
+
+def entropy_gated(
+    metrics: dict,
+    state: dict,
+    *,
+    threshold: Number = 0.3,
+    coef: From0 = 0.1,
+    floor: Above0 = 2.0,
+    least: From0 = 0.5,
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9,
+) -> float:
+    """KL penalty of SAFE: coef·(KL − threshold)²·max(least, floor/(H + 0.1)) above the threshold, 0 below it.
+
+    KL is the moving average of the point `kl` (weight `decay` on the past), H the point `entropy`: at low entropy,
+    where a policy collapses, the factor is up to 10·floor; at high entropy, where it explores, `least`.
+    """
+    if "kl" in metrics and "entropy" in metrics:
+        state["kl"] = decay * state["kl"] + (1 - decay) * metrics["kl"] if "kl" in state else metrics["kl"]
+        state["entropy"] = metrics["entropy"]
+    if "kl" not in state:
+        return 0.0
+    excess = max(state["kl"] - threshold, 0.0)
+    return coef * excess**2 * max(least, floor / (state["entropy"] + 0.1))
+
+
+def recap(
+    metrics: dict,
+    state: dict,
+    *,
+    objective: str,
+    best: dict[str, float],
+    window: Annotated[int, Field(ge=2)] = 5,
+    temperature: Above0 = 5.0,
+) -> float:
+    """Weight of one of K objectives: K·softmax((c + i)/T), c = μ/μ_before, i = σ/(μ + μ_before) (RECAP).
+
+    `best` names the objectives by their points and says where each is done: the loss is the distance to that. μ and σ
+    are mean and deviation of a loss over a window of iterations, μ_before the mean over the window before; until there
+    are two windows all weights are 1. An objective that still falls weighs less than one that stands or is volatile.
+    Raises StepError for an objective that is not in `best`.
+    """
+    if objective not in best:
+        raise StepError(f"control recap: no objective {objective!r} in best: {', '.join(best)}")
+    if all(name in metrics for name in best):
+        seen = state.setdefault("losses", {name: [] for name in best})
+        for name, goal in best.items():
+            seen[name] = [*seen[name], abs(metrics[name] - goal)][-2 * window :]
+    losses = state.get("losses", {})
+    if any(len(losses.get(name, [])) < 2 * window for name in best):
+        return 1.0
+    return softmax_weights({name: signal(losses[name]) for name in best}, temperature)[objective]
+
+
+def signal(losses: list[float]) -> float:
+    """Convergence plus instability of a loss over two windows laid end to end; 0 where it was 0 throughout.
+
+    After a window of zeros half the mean of the next stands for theirs: the loss has doubled.
+    """
+    half = len(losses) // 2
+    before, now = sum(losses[:half]) / half, losses[half:]
+    mean = sum(now) / half
+    spread = math.sqrt(sum((x - mean) ** 2 for x in now) / half)
+    before = before or mean / 2
+    return mean / before + spread / (mean + before) if before else 0.0
+
+
+def softmax_weights(signals: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """K·softmax(signal / temperature): the mean is 1."""
+    top = max(signals.values())
+    raised = {name: math.exp((s - top) / temperature) for name, s in signals.items()}
+    total = sum(raised.values())
+    return {name: len(raised) * value / total for name, value in raised.items()}
+
+
+def bapo(
+    lp_T: Tensor,
+    lp_behav_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    give: Literal["epsilon", "epsilon_high"],
+    low: Range = [0.6, 0.9],  # noqa: B006 — never written to
+    high: Range = [1.2, 3.0],  # noqa: B006 — never written to
+    low_step: Above0 = 0.02,
+    high_step: Above0 = 0.05,
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5,
+    first: Literal["low", "high"] = "low",
+) -> float:
+    """A clip bound by which positive advantages keep their share of the loss (BAPO, Xi et al. 2025, arXiv:2510.18927).
+
+    With P = Σ min(ρ, c_high)·A over A ≥ 0 and N = Σ max(ρ, c_low)·|A| over A < 0, the bounds rise from the start of
+    their ranges, the `first` one to its end before the other, until P / (P + N) is `share` or both are at their ends.
+    `give` says which to give: `epsilon` is 1 − c_low, `epsilon_high` c_high − 1; two controls with the same options
+    give both. Raises StepError for a range that falls.
+    """
+    if low[0] > low[1] or high[0] > high[1]:
+        raise StepError(f"control bapo: the ranges must rise, not low {low} and high {high}")
+    ratio_T = (lp_T.double() - lp_behav_T.double()).clamp(-LIMIT, LIMIT).exp()
+    steps = {"low": (low_step, low), "high": (high_step, high)}
+    bounds = {"low": low[0], "high": high[0]}
+    for name in (first, "high" if first == "low" else "low"):
+        by, (start, end) = steps[name]
+        count = 0
+        while positive_share(ratio_T, advantage_T, bounds["low"], bounds["high"]) < share and bounds[name] < end:
+            count += 1
+            bounds[name] = min(start + count * by, end)
+    return 1 - bounds["low"] if give == "epsilon" else bounds["high"] - 1
+
+
+def positive_share(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float) -> float:
+    """P / (P + N): what tokens of positive advantage have of the clipped loss; 1 where there is none."""
+    up_T = advantage_T >= 0
+    positive = float((ratio_T.clamp(max=high) * advantage_T)[up_T].sum())
+    negative = float((ratio_T.clamp(min=low) * -advantage_T)[~up_T].sum())
+    return positive / (positive + negative) if positive + negative > 0 else 1.0
+
+
+def log_entropy_quantile(entropy_behav_T: Tensor, *, q: Annotated[float, Field(ge=0, le=1)]) -> float:
+    """A quantile of the logarithms of the tokens' entropies (nearest value, none made up); a controller of HAPO."""
+    if not len(entropy_behav_T):
+        return 0.0
+    return float(entropy_behav_T.double().clamp(min=FLOOR).log().quantile(q, interpolation="nearest"))

@@ -1,0 +1,159 @@
+"""Factors on the surrogate of every token, for samples of another policy than the one that is being updated.
+
+c = π_prox/π_behav compares the policy before this iteration's update with the one that sampled: stale weights, another
+engine's arithmetic. With `ratio: decoupled` exactly one 1/π_behav is in the loss, that of c; with a ratio to the
+behaviour only masks make sense (`weigh: false`, and those without that option). A factor of 0 takes the gradient away;
+the token still counts in the denominator. What an expert wrote, and what has no log-probability, has c = 1.
+
+Shapes: T sampled tokens; `path_T` is the path of each. Nothing here carries a gradient.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learning.algorithm.token_masks.covariance import Share, covariance
+from learning.batch.path_sums import any_of_path, mean_of_path, sum_of_path
+from schemas.schedules import Number
+
+LIMIT = 20.0
+
+
+def token(
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    *,
+    low: Number = 0.0,
+    high: Number = 2.0,
+    outside: Literal["cap", "drop"] = "cap",
+    weigh: bool = True,
+) -> Tensor:
+    """c of the token, capped at the bounds (TIS, Yao et al. 2025), or 0 outside them (IcePop, Ling Team 2025).
+
+    `weigh: false` leaves 1 in the place of c, and 0 where it is dropped.
+    """
+    return _bounded(_gap(lp_prox_T, lp_behav_T, external_T, broken_T), low, high, outside, weigh)
+
+
+def sequence(
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    path_T: Tensor,
+    *,
+    mean: Literal["product", "geometric"] = "product",
+    low: Number = 0.0,
+    high: Number = 2.0,
+    outside: Literal["cap", "drop"] = "cap",
+    weigh: bool = True,
+) -> Tensor:
+    """c of the whole completion, the product over its tokens or their geometric mean, capped or dropped by the bounds.
+
+    A geometric mean stays near 1: bounds such as 0.99 and 1.01 drop completions of a policy that has moved.
+    """
+    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    of_path = sum_of_path if mean == "product" else mean_of_path
+    return _bounded(of_path(gap_T, path_T), low, high, outside, weigh)
+
+
+def off_policy(
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    path_T: Tensor,
+    advantage_T: Tensor,
+    *,
+    limit: Number = 0.1,
+) -> Tensor:
+    """Bad completions that the policy has left are dropped: A < 0 and mean of log(π_behav/π_prox) above `limit`.
+
+    The off-policy sequence mask of DeepSeek-V3.2 (2025, eq. 9).
+    """
+    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    return (~((advantage_T < 0) & (-mean_of_path(gap_T, path_T) > limit))).double()
+
+
+def second_moment(
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.04
+) -> Tensor:
+    """Drop the largest (log c)² until the mean of the rest is at most `limit` (M2PO, Zheng et al. 2025, alg. 1).
+
+    The paper drops only tokens whose step leads away from the sampler (A and log c of one sign); here all may go.
+    """
+    square_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).double().square()
+    ordered_T, order = square_T.sort(stable=True)
+    mean_T = ordered_T.cumsum(0) / torch.arange(1, len(ordered_T) + 1, device=ordered_T.device)
+    return torch.zeros_like(square_T).index_put((order,), (mean_T <= limit).double())
+
+
+def probability_gap(
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, *, limit: Number = 0.2
+) -> Tensor:
+    """Drop tokens whose probability differs by more than `limit`: |π_prox − π_behav|, a bound of the total variation.
+
+    A ratio is large for rare tokens although hardly any probability has moved; this is not.
+    """
+    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    return ((lp_prox_T.exp() - (lp_prox_T - gap_T).exp()).abs() <= limit).double()
+
+
+def variation(
+    lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor, path_T: Tensor, *, limit: Number = 0.1
+) -> Tensor:
+    """Drop completions with a mean of |c − 1|/2 above `limit`: an estimate of the total variation of the policies."""
+    gap_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T)
+    return (mean_of_path((gap_T.exp() - 1).abs() / 2, path_T) <= limit).double()
+
+
+def veto(
+    lp_prox_T: Tensor,
+    lp_behav_T: Tensor,
+    external_T: Tensor,
+    broken_T: Tensor,
+    path_T: Tensor,
+    *,
+    low: Annotated[float, Field(ge=0)] = 1e-4,
+    high: Annotated[float, Field(gt=0)] = 1e4,
+) -> Tensor:
+    """Drop a completion for one token whose c is below `low` or above `high`: something went wrong in sampling it."""
+    ratio_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).exp()
+    return (~any_of_path((ratio_T < low) | (ratio_T > high), path_T)).double()
+
+
+def covariance_drop(
+    lp_prox_T: Tensor,
+    advantage_T: Tensor,
+    rng: np.random.Generator,
+    *,
+    share: Share = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> Tensor:
+    """Drop max(1, ⌊share·T⌋) tokens drawn from those of a covariance between the bounds (Clip-Cov, eq. 11-12)."""
+    covariance_T = covariance(lp_prox_T, advantage_T)
+    near = ((covariance_T > low) & (covariance_T < high)).nonzero()[:, 0]
+    factor_T = torch.ones_like(covariance_T)
+    count = min(len(near), max(1, math.floor(share * len(covariance_T) + 1e-9)))
+    factor_T[near[torch.from_numpy(rng.permutation(len(near))[:count])]] = 0.0
+    return factor_T
+
+
+def _gap(lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor) -> Tensor:
+    """log c, held within ±20."""
+    return (lp_prox_T - lp_behav_T).masked_fill(external_T.bool() | broken_T.bool(), 0.0).clamp(-LIMIT, LIMIT)
+
+
+def _bounded(log_T: Tensor, low: float, high: float, outside: str, weigh: bool) -> Tensor:
+    ratio_T = log_T.clamp(-LIMIT, LIMIT).exp()
+    factor_T = ratio_T.clamp(low, high) if weigh else torch.ones_like(ratio_T)
+    if outside == "cap":
+        return factor_T
+    return factor_T.where((ratio_T >= low) & (ratio_T <= high), torch.zeros_like(factor_T))

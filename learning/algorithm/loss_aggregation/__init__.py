@@ -1,0 +1,1 @@
+"""Slot loss_aggregation: the weight of each token in the loss."""

@@ -1,0 +1,1 @@
+"""Slot policy_loss: per-token policy-gradient losses."""

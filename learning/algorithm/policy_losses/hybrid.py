@@ -1,0 +1,34 @@
+"""Own samples and an expert's in one objective: RL-PLUS (Dong et al. 2025).
+
+The less the policy would say an expert's token now, the more it counts. The ratio of such a token, whose sampling
+probability is unknown, is `learning.algorithm.ratios.ratios.multiple_importance`.
+Shapes: T sampled tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from schemas.schedules import Number
+
+LIMIT = 20.0
+
+
+def exploratory(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    lp_T: Tensor,
+    external_T: Tensor,
+    *,
+    gamma: Number = 0.5,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+) -> Tensor:
+    """−ρA(1 − π)^γ without bounds at an expert's tokens, PPO's clipped surrogate at own ones (RL-PLUS).
+
+    The focal factor follows the current policy and carries no gradient.
+    """
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    high = epsilon if epsilon_high is None else epsilon_high
+    own_T = -(ratio_T * advantage_T).minimum(ratio_T.clamp(1 - epsilon, 1 + high) * advantage_T)
+    factor_T = (1 - lp_T.detach().exp()).clamp(min=0) ** gamma
+    return torch.where(external_T, -ratio_T * advantage_T * factor_T, own_T)

@@ -1,0 +1,159 @@
+"""Surrogates that bound the gradient's weight by other means than PPO's clip.
+
+Each is described by the weight W of ∇ log π in its gradient, −W·A·∇ log π, ρ the ratio of the token or of its path.
+Shapes: T sampled tokens; `path_T` is the path of each.
+"""
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learning.algorithm.token_masks.masks import Source, sources
+from learning.batch.path_sums import mean_of_path, sum_of_path
+from schemas.schedules import Number
+
+LIMIT = 20.0
+SMALLEST = math.log(1e-8)
+
+
+def cispo(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    lp_T: Tensor,
+    *,
+    epsilon: Number | None = None,
+    epsilon_high: Number = 4.0,
+) -> Tensor:
+    """Clipped weights on REINFORCE: W = clip(ρ, 1−ε, 1+ε_high), no token loses its gradient (MiniMax-M1 2025, eq. 4).
+
+    `epsilon` null sets no lower bound, as the paper.
+    """
+    ratio_T = log_ratio_T.detach().clamp(-LIMIT, LIMIT).exp().clamp(max=1 + epsilon_high)
+    weight_T = ratio_T if epsilon is None else ratio_T.clamp(min=1 - epsilon)
+    return -weight_T * advantage_T * lp_T
+
+
+def soft_adaptive(
+    log_ratio_T: Tensor, advantage_T: Tensor, *, tau_positive: Number = 1.0, tau_negative: Number = 1.05
+) -> Tensor:
+    """Soft gate −(4/τ)·σ(τ(ρ − 1))·A: W = ρ·sech²(τ(ρ − 1)/2) (SAPO, Gao et al. 2025, eq. 5-6).
+
+    τ is `tau_positive` where A > 0; a larger τ falls off faster.
+    """
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    tau_T = torch.where(advantage_T > 0, torch.full_like(ratio_T, tau_positive), torch.full_like(ratio_T, tau_negative))
+    return -(4 / tau_T) * (tau_T * (ratio_T - 1)).sigmoid() * advantage_T
+
+
+def geometric(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    path_T: Tensor,
+    *,
+    epsilon: Number = 0.4,
+    epsilon_high: Number | None = None,
+) -> Tensor:
+    """−A·(Π ρ_t)^{1/|y|}, log ρ_t at most ε_high where A > 0, at least −ε where A < 0 (GMPO, Zhao et al. 2025, eq. 4).
+
+    The bounds are of the log-ratio: 0.4 means (e^−0.4, e^0.4). Give it `ratio: token` and `weigh: sequence_mean`.
+    """
+    high = epsilon if epsilon_high is None else epsilon_high
+    held_T = torch.where(advantage_T > 0, log_ratio_T.clamp(max=high), log_ratio_T.clamp(min=-epsilon))
+    return -advantage_T * mean_of_path(held_T, path_T).clamp(-LIMIT, LIMIT).exp()
+
+
+def tapered(log_ratio_T: Tensor, advantage_T: Tensor, lp_T: Tensor, *, high: Number = 1.0) -> Tensor:
+    """W = 1 where A ≥ 0, min(ρ, high) where A < 0 (TOPR, Le Roux et al. 2025, section 3).
+
+    Good completions are learnt from whoever wrote them, bad ones only as far as the policy still writes them. Give it
+    `ratio: sequence_product`.
+    """
+    ratio_T = log_ratio_T.detach().clamp(-LIMIT, LIMIT).exp().clamp(max=high)
+    return -torch.where(advantage_T >= 0, torch.ones_like(ratio_T), ratio_T) * advantage_T * lp_T
+
+
+def variational(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    lp_T: Tensor,
+    path_T: Tensor,
+    *,
+    k_positive: Number = 2.0,
+    lambda_positive: Number = 3.0,
+    k_negative: Number = 3.0,
+    lambda_negative: Number = 2.0,
+) -> Tensor:
+    """W = w^k·e^{λ(1 − w)} of the path's ratio w = Π ρ_t, 1 at w = 1 (VESPO, Shen et al. 2026).
+
+    k and λ are the positive ones where A ≥ 0. Give it `ratio: token`. log w is held within log 1e-8 and 20.
+    """
+    log_T = sum_of_path(log_ratio_T.detach().clamp(-LIMIT, LIMIT), path_T).clamp(SMALLEST, LIMIT)
+    good_T = advantage_T >= 0
+    k_T = torch.where(good_T, torch.full_like(log_T, k_positive), torch.full_like(log_T, k_negative))
+    lambda_T = torch.where(good_T, torch.full_like(log_T, lambda_positive), torch.full_like(log_T, lambda_negative))
+    return -(k_T * log_T + lambda_T * (1 - log_T.exp())).exp() * advantage_T * lp_T
+
+
+def divergence(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    lp_T: Tensor,
+    lp_behav_T: Tensor,
+    *,
+    of: Literal["tv", "kl"] = "tv",
+    limit: Number = 0.15,
+) -> Tensor:
+    """−ρA, without gradient where the step leads away and is far already: D > limit (DPPO, Qi et al. 2026).
+
+    D is of the two-way choice "this token or another": |p − q| (`tv`) or KL(behaviour ‖ policy) (`kl`). A ratio says
+    little of rare tokens, for which it is large though hardly any probability has moved.
+    """
+    p_T, q_T = lp_T.detach().exp(), lp_behav_T.exp()
+    if of == "tv":
+        far_T = (p_T - q_T).abs()
+    else:
+        far_T = torch.special.xlogy(q_T, q_T / p_T) + torch.special.xlogy(1 - q_T, (1 - q_T) / (1 - p_T))
+    away_T = torch.where(advantage_T > 0, log_ratio_T > 0, log_ratio_T < 0)
+    loss_T = -log_ratio_T.clamp(-LIMIT, LIMIT).exp() * advantage_T
+    return torch.where(away_T & (far_T > limit), loss_T.detach(), loss_T)
+
+
+def shaped_external(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    external_T: Tensor,
+    *,
+    gamma: Number = 0.1,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+) -> Tensor:
+    """−A·ρ/(ρ + γ) at an expert's tokens, PPO's clipped surrogate at own ones (LUFFY, Yan et al. 2025, eq. 6).
+
+    With `ratio: token` an expert's ρ is the policy's own probability, and tokens it hardly knows get the most gradient.
+    """
+    ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
+    high = epsilon if epsilon_high is None else epsilon_high
+    own_T = -(ratio_T * advantage_T).minimum(ratio_T.clamp(1 - epsilon, 1 + high) * advantage_T)
+    return torch.where(external_T, -advantage_T * ratio_T / (ratio_T + gamma), own_T)
+
+
+def shaped_sources(
+    log_ratio_T: Tensor,
+    advantage_T: Tensor,
+    source_T: Tensor,
+    *,
+    of: Annotated[list[Source], Field(min_length=1)],
+    gamma: Number = 0.1,
+    epsilon: Number = 0.2,
+    epsilon_high: Number | None = None,
+) -> Tensor:
+    """−A·ρ/(ρ + γ) at tokens of the named sources, PPO's clipped surrogate at all others (ICPO 2025, after LUFFY).
+
+    For completions sampled in another context, whose ratio has no reason to stay near 1.
+    """
+    return shaped_external(
+        log_ratio_T, advantage_T, sources(source_T, keep=of), gamma=gamma, epsilon=epsilon, epsilon_high=epsilon_high
+    )

@@ -1,0 +1,1 @@
+"""Slot ratio: log-ratios of the trained policy to the sampling policy."""

@@ -1,0 +1,193 @@
+"""Rewards changed before they become advantages; the raw scores stay as they are, and filters judge by those.
+
+Shapings are applied in the order of the recipe's list; each sees the reward that the one before it left. Lengths are
+in sampled tokens. Shapes: P paths, T sampled tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learning.algorithm.advantages.token_rewards import named as _named
+from learning.algorithm.token_masks.masks import Source
+from learning.algorithm.token_masks.masks import sources as _sources
+from learning.batch.columns import place
+from schemas.errors import StepError
+from schemas.schedules import Number
+
+
+def overlong(
+    reward_P: Tensor,
+    length_P: Tensor,
+    *,
+    max_length: Annotated[int, Field(ge=1)],
+    cache: Annotated[int, Field(ge=1)],
+    weight: Number = 1.0,
+) -> Tensor:
+    """Soft punishment of long completions: 0 up to max_length − cache, −weight at max_length (DAPO, eq. 13).
+
+    Raises StepError when `cache` is longer than `max_length`.
+    """
+    if cache > max_length:
+        raise StepError(f"shape overlong: cache ({cache}) exceeds max_length ({max_length}); lower it")
+    over_P = (length_P.to(reward_P.dtype) - (max_length - cache)) / cache
+    return reward_P - weight * over_P.clamp(0, 1)
+
+
+def truncated(reward_P: Tensor, truncated_P: Tensor, *, reward: Number = 0.0) -> Tensor:
+    """The reward of completions that hit the length limit, whatever their scores say."""
+    return torch.where(truncated_P, torch.full_like(reward_P, float(reward)), reward_P)
+
+
+def kl_in_reward(
+    reward_P: Tensor, lp_behav_T: Tensor, lp_ref_T: Tensor, path_T: Tensor, *, beta: Number = 0.05
+) -> Tensor:
+    """r − β·Σ (log p − log p_ref) over sampled tokens: k1, whose expectation is the KL (RLOO, Ahmadian et al. 2024)."""
+    gap_T = (lp_behav_T - lp_ref_T).to(reward_P.dtype)
+    return reward_P - beta * torch.zeros_like(reward_P).index_add(0, path_T, gap_T)
+
+
+def bonus(
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    *,
+    of: str,
+    where: str | None = None,
+    at_least: float = 1.0,
+    weight: Number = 1.0,
+) -> Tensor:
+    """Add weight · one raw score, gated: only where the score `where` is at least `at_least` (null: everywhere).
+
+    With a schedule as `weight` the bonus fades in or out. Give the reward itself the weight 0 in `rewards`.
+    """
+    added_P = weight * _score(scores_P, of, "bonus")
+    if where is not None:
+        met_P = _score(scores_P, where, "bonus") >= at_least
+        added_P = added_P.where(met_P, torch.zeros_like(added_P))
+    return reward_P + added_P
+
+
+def source_bonus(
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    source_P: Tensor,
+    *,
+    of: Annotated[list[Source], Field(min_length=1)],
+    where: str | None = None,
+    at_least: float = 1.0,
+    weight: Number = 1.0,
+) -> Tensor:
+    """Add `weight` to right completions of the named sources; a schedule lets it fade (ICPO 2025).
+
+    Right is a raw score `where` (null: the first) of at least `at_least`.
+    """
+    met_P = _score(scores_P, where or next(iter(scores_P)), "source_bonus") >= at_least
+    added_P = torch.full_like(reward_P, float(weight)).where(_sources(source_P, keep=of) & met_P, 0.0)
+    return reward_P + added_P
+
+
+def from_tokens(
+    reward_P: Tensor,
+    auxiliary_T: Mapping[str, Tensor],
+    path_T: Tensor,
+    *,
+    of: str,
+    stat: Literal["min", "mean", "last", "sum"] = "min",
+    weight: Number = 1.0,
+) -> Tensor:
+    """Add weight · a statistic of the auxiliary `of` over the completion's sampled tokens (0 where there is none)."""
+    value_T = _named(auxiliary_T, of, "shape from_tokens").to(reward_P.dtype)
+    zeros_P = torch.zeros_like(reward_P)
+    if stat == "last":
+        last_T = place(path_T)[1] == 0
+        return reward_P + weight * zeros_P.index_put((path_T[last_T],), value_T[last_T])
+    how = {"min": "amin", "mean": "mean", "sum": "sum"}[stat]
+    return reward_P + weight * zeros_P.scatter_reduce(0, path_T, value_T, how, include_self=False)
+
+
+def tiered(
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    *,
+    tiers: Annotated[dict[str, float], Field(min_length=1)],
+    top: float = 1.0,
+    at_least: float = 1.0,
+) -> Tensor:
+    """The first raw score below `at_least` decides: it earns the number given for it; `top` where none is.
+
+    `tiers: {formats.matches: -1, answers.exact: 0}`: −1 for the wrong form, 0 for a wrong answer in form, else `top`.
+    """
+    shaped_P = torch.full_like(reward_P, float(top))
+    for name, earned in reversed(tiers.items()):
+        shaped_P = shaped_P.where(_score(scores_P, name, "tiered") >= at_least, float(earned))
+    return shaped_P
+
+
+def shorter(
+    reward_P: Tensor,
+    scores_P: Mapping[str, Tensor],
+    group_P: Tensor,
+    length_P: Tensor,
+    *,
+    correct: str | None = None,
+    at_least: float = 1.0,
+    weight: Number = 1.0,
+) -> Tensor:
+    """Short beside the rest of the group earns up to weight/2, long costs as much (Kimi k1.5 2025, section 2.3.3).
+
+    With λ = ½ − (length − shortest)/(longest − shortest): right completions earn λ, wrong ones min(0, λ). `correct`
+    names the raw score that says so; null takes the first. A group of one length earns 0.
+    """
+    right_P = _score(scores_P, correct or next(iter(scores_P)), "shorter") >= at_least
+    share_P = torch.zeros_like(reward_P)
+    for group in group_P.unique():
+        mine_P = group_P == group
+        length = length_P[mine_P].to(reward_P.dtype)
+        if (spread := length.max() - length.min()) > 0:
+            share_P[mine_P] = 0.5 - (length - length.min()) / spread
+    return reward_P + weight * torch.where(right_P, share_P, share_P.clamp(max=0))
+
+
+def efficient(
+    reward_P: Tensor, scores_P: Mapping[str, Tensor], length_P: Tensor, *, alpha: Number, correct: str | None = None
+) -> Tensor:
+    """Right completions lose α·σ((length − mean)/std), of the right ones of the iteration (Arora & Zanette 2025)."""
+    right_P = _score(scores_P, correct or next(iter(scores_P)), "efficient") >= 1
+    length_P = length_P.to(reward_P.dtype)
+    those = length_P[right_P]
+    if len(those) < 2 or those.min() == those.max():
+        return reward_P
+    cost_P = alpha * ((length_P - those.mean()) / those.std(correction=0)).sigmoid()
+    return reward_P - cost_P.where(right_P, torch.zeros_like(cost_P))
+
+
+def entropy_share(
+    reward_P: Tensor,
+    entropy_behav_T: Tensor,
+    path_T: Tensor,
+    group_P: Tensor,
+    *,
+    share: Number = 0.1,
+    above: float = 0.0,
+) -> Tensor:
+    """Right completions gain share · d · H̄/Σ H̄, over the d right ones of their group (GRPO-S, Tan & Pan 2025).
+
+    H̄ is the mean of the entropies at which the tokens were sampled; right is a reward above `above`.
+    """
+    entropy_P = torch.zeros_like(reward_P).index_add(0, path_T, entropy_behav_T.to(reward_P.dtype))
+    entropy_P = entropy_P / path_T.bincount(minlength=len(reward_P)).clamp(min=1)
+    gained_P = torch.zeros_like(reward_P)
+    for group in group_P.unique():
+        right_P = (group_P == group) & (reward_P > above)
+        if (total := entropy_P[right_P].sum()) > 0:
+            gained_P[right_P] = right_P.sum() * entropy_P[right_P] / total
+    return reward_P + share * gained_P
+
+
+def _score(scores_P: Mapping[str, Tensor], name: str, asker: str) -> Tensor:
+    if name not in scores_P:
+        raise StepError(f"shape {asker}: no reward {name!r} in this stage; it has: {', '.join(scores_P)}")
+    return scores_P[name]

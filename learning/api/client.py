@@ -1,0 +1,240 @@
+"""Many questions to one server: what was answered before is not asked again, the rest goes out within limits."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, suppress
+from functools import lru_cache
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity.wait import wait_exponential, wait_random
+
+from learning.api.concurrency_limiter import Cap, Gate
+from learning.api.rate_limiter import Pace
+from learning.api.request_locks import Claims
+from learning.api.requests import Answer, Asked, Failed, Question
+from learning.api.response_store import Answers, Paid
+from learning.api.response_writer import Keeper
+from learning.api.spending import Desk
+from learning.api.transport import Passing, Refused, attempt, connection, named
+from schemas.endpoint import Endpoint
+from schemas.errors import StepError
+
+BEAT = 0.5
+"""Seconds between two looks at whether the step goes on."""
+BYTES_PER_TOKEN = 4
+"""Of ordinary text, where tokens per minute are reckoned before they are known."""
+
+
+def ask(
+    endpoint: Endpoint,
+    desk: Desk,
+    questions: Sequence[Question],
+    *,
+    cap: Cap | None = None,
+    on_answer: Callable[[int], None] = lambda done: None,
+) -> Asked:
+    """Answers to all questions, in their order. `on_answer` hears how many questions have ended.
+
+    With a `cap`, what any answer takes counts, also one that was paid earlier, and questions beyond it stay unasked;
+    without, passing the desk's limit on what the step pays raises StepError. So do failures that concern every
+    request, and more failures for good than the endpoint allows; the answers that came until then are kept.
+    """
+    with closing(Answers(desk.folder)) as answers, closing(Claims(desk.folder)) as claims:
+        return asyncio.run(_Round(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
+
+
+@lru_cache(maxsize=64)
+def paces(base_url: str, requests: float | None, tokens: float | None) -> tuple[Pace, Pace]:
+    """Of requests and tokens; a server's limits are for all that this process asks there."""
+    return Pace(requests), Pace(tokens)
+
+
+async def _beating(work: "asyncio.Future[list[None]]") -> None:
+    """Wait for work, awake now and then: a step that is stopped hears of it only between two lines of Python."""
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+
+    pulse = asyncio.ensure_future(beat())
+    try:
+        await asyncio.wait((work, pulse), return_when=asyncio.FIRST_COMPLETED)
+        for ended in (pulse, work):
+            if ended.done():
+                ended.result()
+    finally:
+        pulse.cancel()
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+class _Round:
+    """One call of `ask`."""
+
+    def __init__(
+        self, endpoint: Endpoint, desk: Desk, questions: Sequence[Question], answers: Answers, claims: Claims,
+        cap: Cap | None, on_answer: Callable[[int], None],
+    ):  # fmt: skip
+        self.endpoint, self.desk, self.questions = endpoint, desk, questions
+        self.answers, self.claims = answers, claims
+        self.keeper, self.on_answer, self.done, self.failed = Keeper(answers), on_answer, 0, 0
+        self.asked = Asked([None] * len(questions), [False] * len(questions))
+        self.keys = [question.key(endpoint) for question in questions]
+        self.rows = Gate(endpoint, cap or Cap())
+        own = Cap(desk.max_tokens, desk.max_cost, answers.spent(desk.step)) if cap is None else Cap()
+        self.purse = Gate(endpoint, own)
+        self.pace, self.token_pace = paces(endpoint.base_url, endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self.closed = False
+        self.broken = asyncio.Event()
+        self.wrong: Exception | None = None
+
+    async def ended(self) -> Asked:
+        """Ask until all have ended or something is wrong; then wait for what is on its way, so that it is kept."""
+        self.known = self.answers.find(list(dict.fromkeys(self.keys)))
+        self.under_way: dict[str, asyncio.Future[Answer | Failed]] = {}
+        places, turn = iter(range(len(self.questions))), asyncio.Lock()
+        workers = min(self.endpoint.max_concurrency, max(1, len(self.questions)))
+        async with AsyncExitStack() as stack:
+            # Where everything is known, no connection is made, and none of the waits of making one.
+            missing = any(key not in self.known for key in self.keys)
+            self.client = await stack.enter_async_context(connection(self.endpoint)) if missing else None
+            await _beating(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
+        if self.wrong is not None:
+            raise self.wrong
+        return self.asked
+
+    async def _work(self, places: Iterator[int], turn: asyncio.Lock) -> None:
+        while (place := await self._next(places, turn)) is not None:
+            try:
+                await self._settle(place)
+            except Exception as error:
+                self.wrong = self.wrong or error
+                self.broken.set()
+
+    async def _next(self, places: Iterator[int], turn: asyncio.Lock) -> int | None:
+        """The next question that may go out; None when there is none, or none may any more."""
+        async with turn:
+            place = None if self.closed or self.broken.is_set() else next(places, None)
+            if place is not None and not await self.rows.admit(self.questions[place]):
+                self.closed, place = True, None
+        return place
+
+    async def _settle(self, place: int) -> None:
+        """Answer one question, from what is known or by asking; equal ones of this round are asked once."""
+        key, question = self.keys[place], self.questions[place]
+        answer: Answer | Failed | None = None
+        try:
+            if key in self.known:
+                answer, self.asked.cached[place] = self.known[key], True
+            elif key in self.under_way:
+                answer = await self.under_way[key]
+                self.asked.cached[place] = isinstance(answer, Answer)
+            else:
+                answer = await self._asked(place, question, key)
+        finally:
+            self.rows.settle(question, answer if isinstance(answer, Answer) else None)
+        self.asked.answers[place] = answer
+        self.done += 1
+        self.on_answer(self.done)
+
+    async def _asked(self, place: int, question: Question, key: str) -> Answer | Failed:
+        future = self.under_way[key] = asyncio.get_running_loop().create_future()
+        answer: Answer | Failed = Failed("abandoned")
+        try:
+            answer = await self._claimed(place, question, key)
+            if isinstance(answer, Answer):
+                self.known[key] = answer
+        finally:
+            del self.under_way[key]
+            future.set_result(answer)
+        return answer
+
+    async def _claimed(self, place: int, question: Question, key: str) -> Answer | Failed:
+        """The answer of whoever asks the same just now, in another process, or else the server's."""
+        while not self.claims.take(key):
+            await self._doze(BEAT)
+            self._check()
+        try:
+            found = await asyncio.to_thread(self.answers.find, [key])
+            self.asked.cached[place] = key in found
+            return found[key] if found else await self._paid(question, key)
+        finally:
+            self.claims.give_back(key)
+
+    async def _paid(self, question: Question, key: str) -> Answer | Failed:
+        """The answer of the server, on the disk before it is returned."""
+        if not await self.purse.admit(question):
+            raise StepError(
+                f"{named(self.endpoint)}: the stage's cap of {self.purse.cap} is reached; raise `max_tokens_total` or "
+                "`max_cost` and run again: answers that were paid for are kept"
+            )
+        answer: Answer | None = None
+        try:
+            answer = await self._tried(question, key)
+            price = self.endpoint.price
+            cost = None if price is None else price.cost(answer.input_tokens, answer.output_tokens)
+            paid = Paid(key, answer, self.desk.step, self.endpoint.name, self.endpoint.model, cost)
+            return await self.keeper.keep(paid)
+        except Refused as error:
+            return Failed(error.reason, error.said)
+        except Passing as error:
+            return self._given_up(error)
+        finally:
+            self.purse.settle(question, answer)
+
+    def _given_up(self, error: Passing) -> Failed:
+        self.failed += 1
+        if self.failed > self.endpoint.max_failed * len(self.questions):
+            raise StepError(
+                f"{named(self.endpoint)}: {self.failed} of {len(self.questions)} requests failed for good, after "
+                f"{self.endpoint.max_retries + 1} tries each; the last one: {error}. Answers that came are kept: run "
+                "again to go on, or allow a share of failures with `max_failed`"
+            ) from None
+        return Failed(error.reason, error.said)
+
+    async def _tried(self, question: Question, key: str) -> Answer:
+        limits = self.endpoint
+        backoff = wait_exponential(multiplier=limits.backoff, max=limits.max_backoff) + wait_random(0, limits.backoff)
+
+        def waits(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            return max(backoff(state), error.wait if isinstance(error, Passing) else 0.0)
+
+        def note(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            if isinstance(error, Passing):
+                self.asked.retries[error.reason] = self.asked.retries.get(error.reason, 0) + 1
+
+        again = AsyncRetrying(
+            retry=retry_if_exception_type(Passing), stop=stop_after_attempt(limits.max_retries + 1), wait=waits,
+            before_sleep=note, sleep=self._doze, reraise=True,
+        )  # fmt: skip
+        return await again(self._once, question, key)
+
+    async def _once(self, question: Question, key: str) -> Answer:
+        self._check()
+        input_bound, output_bound = question.bound(self.endpoint)
+        reckoned = input_bound / BYTES_PER_TOKEN + output_bound
+        await self.pace.take()
+        await self.token_pace.take(reckoned)
+        used = 0
+        try:
+            answer = await attempt(self.client, self.endpoint, question, key)
+            used = answer.input_tokens + answer.output_tokens
+            return answer
+        except Passing as error:
+            if error.reason == "throttled":
+                self.pace.bar(max(error.wait, self.endpoint.backoff))
+            raise
+        finally:
+            self.token_pace.give_back(reckoned - used)
+
+    def _check(self) -> None:
+        if self.broken.is_set():
+            raise StepError(f"{named(self.endpoint)}: not tried again, another request has failed for good")
+
+    async def _doze(self, seconds: float) -> None:
+        """Sleep, but not after another request has failed for good."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.broken.wait()

@@ -1,0 +1,138 @@
+"""Replies of a remote teacher: asked for, read, scored, and counted so that the sums are right.
+
+Every reply that is wanted ends in exactly one way: not asked (a cap), failed, rejected, or accepted.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from learning.api.requests import Answer, Asked, Failed, Question, chat
+from learning.data.teacher_request import Inquiry
+from schemas.endpoint import Endpoint
+from schemas.errors import StepError
+
+Row = dict[str, Any]
+Score = Callable[[list[Row], list[str]], list[float | None]]
+MISSING, ACCEPTED, FAILED, REJECTED = "missing", "accepted", "failed", "rejected"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One of the replies that are wanted for a problem, and how it ended."""
+
+    row: Row
+    ended: str
+    """`missing`, `accepted`, or `failed` or `rejected` with a reason behind it: `rejected: truncated`."""
+    answer: Answer | None = None
+    cached: bool = False
+    text: str = ""
+
+
+def endpoint_of(inquiries: Sequence[Inquiry]) -> Endpoint:
+    """The one endpoint that a teacher asks. Raises StepError when there are several."""
+    first = inquiries[0].endpoint
+    if any(inquiry.endpoint != first for inquiry in inquiries):
+        raise StepError("teacher: a stage asks one endpoint; give each endpoint a stage of its own")
+    return first
+
+
+def questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
+    """`n` for every inquiry, one behind the other."""
+    how = {"temperature": temperature, "max_tokens": max_tokens}
+    return [chat(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
+
+
+def replies(
+    problems: Sequence[Row], inquiries: Sequence[Inquiry], asked: Asked, n: int, score: Score, min_reward: float | None
+) -> list[Reply]:
+    """How every reply ended, in the order of the questions; `min_reward` None accepts whatever can be read."""
+    flat = [(row, inquiry) for row, inquiry in zip(problems, inquiries, strict=True) for _ in range(n)]
+    ended = [_read(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
+    readable = [i for i, (_, text) in enumerate(ended) if text]
+    scores = score([flat[i][0] for i in readable], [ended[i][1] for i in readable]) if readable else []
+    seen: set[tuple[str, str]] = set()
+    for i, value in zip(readable, scores, strict=True):
+        ended[i] = (_judged(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
+    return [
+        Reply(row, how, answer if isinstance(answer, Answer) else None, cached, text)
+        for (row, _), (how, text), answer, cached in zip(flat, ended, asked.answers, asked.cached, strict=True)
+    ]
+
+
+def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
+    """How a reply ended so far, and what is kept of it: empty where nothing can be scored."""
+    if answer is None:
+        return MISSING, ""
+    if isinstance(answer, Failed):
+        return f"{FAILED}: {answer.reason}", ""
+    if answer.finish == "length":
+        return f"{REJECTED}: truncated", ""
+    if answer.finish == "content_filter":
+        return f"{REJECTED}: content filter", ""
+    text = inquiry.kept(answer.text)
+    return (ACCEPTED, text) if text else (f"{REJECTED}: unreadable", "")
+
+
+def _judged(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
+    if min_reward is not None and score is None:
+        return f"{REJECTED}: unscorable"
+    if min_reward is not None and score < min_reward:
+        return f"{REJECTED}: reward"
+    if (row["id"], text) in seen:
+        return f"{REJECTED}: duplicate"
+    seen.add((row["id"], text))
+    return ACCEPTED
+
+
+class Yield:
+    """How replies ended, family by family; every line of its table adds up."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.ends: dict[str, Counter[str]] = {}
+        self.took: dict[str, Counter[str]] = {}
+
+    def add(self, found: Sequence[Reply]) -> None:
+        """Count some."""
+        for reply in found:
+            family = reply.row["family"]
+            self.ends.setdefault(family, Counter())[reply.ended] += 1
+            took = self.took.setdefault(family, Counter())
+            if reply.answer is not None:
+                tokens = {"input": reply.answer.input_tokens, "output": reply.answer.output_tokens}
+                took.update({"answered": 1, "cached": int(reply.cached), **tokens})
+
+    def table(self, problems: Mapping[str, int]) -> list[dict[str, Any]]:
+        """One line per family of the problems and, where there are several, one of all, with the same columns."""
+        names = sorted({name for ends in self.ends.values() for name in ends if ": " in name})
+        lines = [self._line(f, problems[f], self.ends[f], self.took[f], names) for f in sorted(problems)]
+        if len(lines) == 1:
+            return lines
+        ends, took = (sum(of.values(), Counter()) for of in (self.ends, self.took))
+        return [*lines, self._line("all", sum(problems.values()), ends, took, names)]
+
+    def _line(
+        self, family: str, problems: int, ends: Counter[str], took: Counter[str], names: list[str]
+    ) -> dict[str, Any]:
+        tokens, price = (took["input"], took["output"]), self.endpoint.price
+        line: dict[str, Any] = {
+            "family": family,
+            "problems": problems,
+            "wanted": ends.total(),
+            "missing": ends[MISSING],
+            "asked": ends.total() - ends[MISSING],
+            "answered": took["answered"],
+            "cached": took["cached"],
+            **{name: ends[name] for name in names},
+            "accepted": ends[ACCEPTED],
+            "yield": ends[ACCEPTED] / took["answered"] if took["answered"] else 0.0,
+            "input_tokens": tokens[0],
+            "output_tokens": tokens[1],
+            "cost": price.cost(*tokens) if price else None,
+        }
+        failed, rejected = (sum(n for name, n in ends.items() if name.startswith(word)) for word in (FAILED, REJECTED))
+        assert line["asked"] == line["answered"] + failed
+        assert line["answered"] == line["accepted"] + rejected
+        return line

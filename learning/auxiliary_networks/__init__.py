@@ -1,0 +1,1 @@
+"""Networks beside a policy: value models and process reward models."""

@@ -1,0 +1,178 @@
+"""Folders of networks that stand beside policies: value models and process reward models, written and read.
+
+One with a head is one of transformers' token classifiers, its labels being the values; one by likelihood is a language
+model with the one it started from in `start/`. `auxiliary.json` says what is valued. Weights are safetensors, and the
+tokenizer lies beside them.
+"""
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from learning.auxiliary_networks.network import Likelihood, Valued, body_of
+from learning.batch.batch import Batch
+from learning.models.policy import Policy, load_policy, save_policy
+from learning.models.reward_model import FILE as REWARD_FILE
+from learning.models.reward_model import load_reward_model
+from learning.models.weights import Weights
+from schemas.errors import StepError
+
+FILE = "auxiliary.json"
+BETA = 0.05
+"""Usual scale of log-ratios as rewards (Cui et al. 2025)."""
+
+
+def save_network(network: Valued | Likelihood, policy: Policy, folder: Path, **told: Any) -> None:
+    """Write a network in the clothes of `policy`, whose tokenizer it reads; equal ones give equal bytes.
+
+    Raises StepError when transformers has no token classifier of the architecture.
+    """
+    if isinstance(network, Likelihood):
+        save_policy(Policy(network.model, policy.tokenizer, policy.max_length), folder)
+        save_policy(Policy(network.start, policy.tokenizer, policy.max_length), folder / "start")
+        told = {**told, "head": "likelihood", "beta": network.beta}
+    else:
+        save_policy(Policy(_classifier(network, policy), policy.tokenizer, policy.max_length), folder)
+        told = {**told, "head": network.reads, "heads": network.head.out_features}
+    text = json.dumps({**told, "max_length": policy.max_length}, indent=1, sort_keys=True)
+    (folder / FILE).write_text(text + "\n")
+
+
+def _classifier(network: Valued, policy: Policy) -> Any:
+    config = deepcopy(network.body.config)
+    config.num_labels = network.head.out_features
+    config.classifier_dropout = 0.0
+    config.pad_token_id = policy.tokenizer.pad_token_id
+    try:
+        made = AutoModelForTokenClassification.from_config(config, dtype=network.body.dtype)
+        made.base_model.load_state_dict(network.body.state_dict())
+    except (ValueError, RuntimeError) as error:
+        raise StepError(
+            f"publish: transformers has no token classifier with the body of a {config.model_type} model; start from a "
+            "decoder such as qwen3, llama or gpt2"
+        ) from error
+    head = _linear(made)
+    # Values are read in float32 at least, so they are kept so.
+    head.to(network.head.weight.dtype)
+    head.weight.data.copy_(network.head.weight.data)
+    head.bias.data.copy_(network.head.bias.data)
+    made.config.architectures = [type(made).__name__]
+    return made.eval()
+
+
+def _linear(model: Any) -> nn.Linear:
+    """The head of a token classifier; models name it differently."""
+    for name in ("score", "classifier"):
+        if isinstance(found := getattr(model, name, None), nn.Linear):
+            return found
+    raise StepError(f"the classifier of {model.config.model_type} has no linear head")
+
+
+def is_network(folder: Path) -> bool:
+    """Whether a folder holds what `save_network` writes."""
+    return (folder / FILE).is_file()
+
+
+def told_of(folder: Path) -> dict[str, Any]:
+    """What the folder of a network says of it; raises StepError when it holds none."""
+    if not is_network(folder):
+        raise StepError(
+            f"{folder.name}: no value model or process reward model here, {FILE} is missing; give the output of an rl "
+            "stage that publishes one"
+        )
+    return json.loads((folder / FILE).read_text())
+
+
+def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Valued | Likelihood, Policy]:
+    """What `save_network` wrote, and its tokenizer with the longest sequence; raises StepError for another folder."""
+    told = told_of(folder)
+    if told["head"] == "likelihood":
+        trained = load_policy(folder, device=device, dtype=dtype)
+        start = load_policy(folder / "start", device=device, dtype=dtype)
+        return Likelihood(trained.model, start.model, told["beta"]), trained
+    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    loaded = AutoModelForTokenClassification.from_pretrained(
+        folder, dtype=getattr(torch, dtype), use_safetensors=True, **kwargs
+    )
+    network = Valued(loaded.to(device).eval().base_model, told["head"], told["heads"], 0)
+    kept = Weights(folder)
+    name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
+    put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
+    tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
+    return network, Policy(loaded, tokenizer, told["max_length"])
+
+
+@dataclass(frozen=True)
+class TokenJudge:
+    """A process reward model: values of the tokens of completions."""
+
+    network: Valued | Likelihood
+    policy: Policy
+    link: str
+
+    @torch.no_grad()
+    def rewards(self, batch: Batch) -> torch.Tensor:
+        """Values at sampled tokens (T,), the mean of the heads where there are several."""
+        said = self.network(batch, whole=True)
+        value_T = said.tokens[""] if isinstance(self.network, Likelihood) else said.values_XH.mean(-1)
+        return value_T.sigmoid() if self.link == "logistic" else value_T
+
+
+def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
+    """A published process reward model; raises StepError for another folder, or one that values no tokens."""
+    told = told_of(folder)
+    if told["head"] not in ("token", "likelihood"):
+        raise StepError(f"{folder.name}: its values are of `{told['head']}`; a process reward model values tokens")
+    network, policy = load_network(folder, device=device)
+    return TokenJudge(network, policy, told["link"])
+
+
+def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    """Give a network a head that another one has learnt; raises StepError for another number of values."""
+    if weight.shape != network.head.weight.shape:
+        raise StepError(
+            f"{network.name}: `model` has {weight.shape[0]} value(s) at a time, and here there are "
+            f"{network.head.out_features}; give as many `heads`, or start from a policy"
+        )
+    network.head.weight.data.copy_(weight)
+    network.head.bias.data.copy_(bias)
+
+
+def make_network(block: Any, reads: str, policy: Policy, folder: Path | None, seed: int, name: str) -> nn.Module:
+    """The network of a block: from `folder`, or a copy of the policy's body with a new head. Raises StepError."""
+    device, dtype = str(policy.model.device), str(policy.model.dtype).removeprefix("torch.")
+    how = {"device": device, "dtype": dtype}
+    if folder is not None and is_network(folder):
+        return _continued(folder, block, reads, seed, name, how)
+    if reads == "likelihood":
+        start = policy if folder is None else load_policy(folder, **how)
+        model = start.model.get_base_model() if hasattr(start.model, "get_base_model") else start.model
+        return Likelihood(deepcopy(model), deepcopy(model), block.beta or BETA)
+    if folder is not None and (folder / REWARD_FILE).is_file():
+        judge = load_reward_model(folder, **how).policy.model
+        network = Valued(judge.base_model, reads, block.heads, seed, name)
+        if reads != "action":
+            network.head.weight.data += judge.score.weight.data.to(network.head.weight.dtype)
+        return network
+    body = body_of(policy) if folder is None else load_policy(folder, **how).model.base_model
+    return Valued(body, reads, block.heads, seed, name)
+
+
+def _continued(folder: Path, block: Any, reads: str, seed: int, name: str, how: dict[str, str]) -> nn.Module:
+    """What another stage has published, to be read or trained further."""
+    told, (loaded, _) = told_of(folder), load_network(folder, **how)
+    if told["head"] == reads == "likelihood":
+        loaded.beta = block.beta or told["beta"]
+        return loaded
+    if "likelihood" in (told["head"], reads):
+        raise StepError(f"{name}: `model` was learnt with `head: {told['head']}`, and here it is `{reads}`")
+    network = Valued(loaded.body, reads, block.heads, seed, name)
+    if told["head"] == reads:
+        put_head(network, loaded.head.weight.data, loaded.head.bias.data)
+    return network

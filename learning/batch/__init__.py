@@ -1,0 +1,1 @@
+"""One packed batch of sampled paths, and columns of numbers over its tokens and paths."""

@@ -1,0 +1,138 @@
+"""From trials to the batch that is trained on: a prompt is stored once per group.
+
+Shapes: M tokens of all segments, P paths.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from learning.batch.batch import Batch
+from learning.samples.engine_protocol import Generation
+from learning.samples.sample import SOURCES, Trial
+
+
+class _Forest:
+    """Segments and token columns under construction."""
+
+    def __init__(self) -> None:
+        self.segments: list[list[int]] = []
+        self.parents: list[int] = []
+        self.leaves: list[int] = []
+        self.columns: dict[str, list[Any]] = {
+            name: []
+            for name in (
+                "learn", "lp_behav", "owner", "external", "version", "entropy_behav", "turn", "seconds", "earned",
+            )
+        }  # fmt: skip
+
+    def grow(self, ids: list[int], parent: int, owner: int, **columns: list[Any]) -> int:
+        """Add one segment; a column that is not given is 0. Returns its index."""
+        self.segments.append(list(ids))
+        self.parents.append(parent)
+        for name, column in self.columns.items():
+            column += columns.get(name) or [owner if name == "owner" else 0] * len(ids)
+        return len(self.segments) - 1
+
+
+def forest(trials: Sequence[Trial]) -> Batch:
+    """The trials as paths, in their order. The sampled stop token is part of a completion and trained on.
+
+    Token columns beside those of `learning.batch.batch`: `external` bool (nobody's policy sampled it: probability 1),
+    `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
+    episode, from 0), `seconds` (that the environment took for that turn) and `earned` (by that turn). Path columns:
+    `path`, `episode`, `group`, `truncated` (it did not end by itself), `source` (place in SOURCES), `prompt` and
+    `family` (numbers of the row and of its family), `weight`, `turns` (how many of the model's the completion has).
+    """
+    made, roots = _Forest(), {}
+    for path, trial in enumerate(trials):
+        key = (trial.group, tuple(trial.prompt_ids))
+        if key not in roots:
+            roots[key] = made.grow(trial.prompt_ids, -1, path)
+        parent, cut = roots[key], trial.given
+        if cut:
+            parent = made.grow(trial.completion_ids[:cut], parent, path)
+        made.leaves.append(made.grow(trial.completion_ids[cut:], parent, path, **_sampled(trial)))
+    return Batch(made.segments, made.parents, made.leaves, _token_columns(made.columns), _path_columns(trials))
+
+
+def _sampled(trial: Trial) -> dict[str, list[Any]]:
+    """Token columns of what was sampled, or given by somebody outside to be learnt from."""
+    cut, size = trial.given, len(trial.completion_ids) - trial.given
+    outside, learn = trial.logprobs is None, trial.source != "greedy"
+    return _turns(trial, size) | {
+        "learn": [learn and own for own in trial.own] if trial.turns else [learn] * size,
+        "lp_behav": [0.0] * size if trial.logprobs is None else list(trial.logprobs[cut:]),
+        "external": [outside] * size,
+        "version": list(trial.versions[cut:]),
+        "entropy_behav": list(trial.entropies[cut:]),
+    }
+
+
+def _turns(trial: Trial, size: int) -> dict[str, list[Any]]:
+    """Which turn each token is of, with the answer that followed it, what that took and what it earned."""
+    if not trial.turns:
+        return {}
+    turn = [i for i, of in enumerate(trial.turns) for _ in range(of.sampled + of.observed)]
+    left = size - len(turn)
+    columns: dict[str, list[Any]] = {"turn": turn + [len(trial.turns)] * left}
+    for name, column in {"seconds": "seconds", "earned": "reward"}.items():
+        columns[name] = [getattr(trial.turns[i], column) for i in turn] + [0.0] * left
+    return columns
+
+
+def _token_columns(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
+    lp_behav_M = torch.tensor(columns["lp_behav"], dtype=torch.float64)
+    broken_M = ~lp_behav_M.isfinite()
+    return {
+        "learn": torch.tensor(columns["learn"], dtype=torch.bool),
+        "lp_behav": lp_behav_M.masked_fill(broken_M, 0.0),
+        "broken": broken_M,
+        "owner": torch.tensor(columns["owner"], dtype=torch.long),
+        "external": torch.tensor(columns["external"], dtype=torch.bool),
+        "version": torch.tensor(columns["version"], dtype=torch.long),
+        "entropy_behav": torch.tensor(columns["entropy_behav"], dtype=torch.float64),
+        "turn": torch.tensor(columns["turn"], dtype=torch.long),
+        "seconds": torch.tensor(columns["seconds"], dtype=torch.float64),
+        "earned": torch.tensor(columns["earned"], dtype=torch.float64),
+    }
+
+
+def _path_columns(trials: Sequence[Trial]) -> dict[str, torch.Tensor]:
+    ids = torch.arange(len(trials))
+    rows = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("id") for t in trials))}
+    families = {key: i for i, key in enumerate(dict.fromkeys(t.row.get("family") for t in trials))}
+    columns = {
+        "group": torch.tensor([t.group for t in trials], dtype=torch.long),
+        "truncated": torch.tensor([t.finish != "stop" for t in trials], dtype=torch.bool),
+        "source": torch.tensor([SOURCES.index(t.source) for t in trials], dtype=torch.long),
+        "prompt": torch.tensor([rows[t.row.get("id")] for t in trials], dtype=torch.long),
+        "family": torch.tensor([families[t.row.get("family")] for t in trials], dtype=torch.long),
+        "weight": torch.tensor([t.weight for t in trials], dtype=torch.float64),
+        "turns": torch.tensor([t.num_turns for t in trials], dtype=torch.long),
+        "path": ids,
+        "episode": ids.clone(),
+    }
+    if all(t.scores for t in trials):
+        names = list(dict.fromkeys(name for t in trials for name in t.scores))
+        columns |= {f"score:{name}": _numbers([t.scores.get(name) for t in trials]) for name in names}
+        columns["reward"] = _numbers([t.reward for t in trials])
+        columns["scorable"] = columns["reward"].isfinite()
+    return columns
+
+
+def _numbers(values: list[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if v is None else float(v) for v in values], dtype=torch.float64)
+
+
+def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Generation]]) -> Batch:
+    """Groups of completions, one group per prompt."""
+    return forest(
+        [
+            Trial({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")
+            for group, (prompt, completions) in enumerate(zip(prompts, generations, strict=True))
+            for g in completions
+        ]
+    )

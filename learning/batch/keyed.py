@@ -1,0 +1,76 @@
+"""Statistics of the entries of a column that have the same key: the same group, problem, family, source, episode.
+
+Shapes: P paths, X entries of a column (paths or sampled tokens).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from learning.batch.batch import Batch
+from learning.samples.sample import SOURCES
+
+Key = Literal["group", "batch", "episode", "prompt", "family", "source"]
+
+
+def index_of(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
+    """Number (0..) of each entry's key, or of its two keys."""
+    key_KP = torch.stack([batch.key(by), batch.key(within or "batch")])
+    return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
+
+
+def totals(values_X: Tensor, index_X: Tensor) -> Tensor:
+    """Sum of the values of each number (0..) of an index, once per number."""
+    return torch.zeros(int(index_X.max()) + 1, dtype=values_X.dtype).index_add(0, index_X, values_X)
+
+
+def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
+    """Which entries come from one of the named sources; None stands for all."""
+    if sources is None:
+        return None
+    codes = torch.tensor([SOURCES.index(name) for name in sources])
+    return torch.isin(batch.paths["source"], codes)[path_X]
+
+
+def per_key(
+    values_X: Tensor, index_X: Tensor, function: Callable[[Tensor], Tensor], among_X: Tensor | None = None
+) -> Tensor:
+    """A statistic of each key's entries (of those in `among_X`), at every entry of the key; NaN where there is none."""
+    out_X = torch.full_like(values_X, torch.nan)
+    order = index_X.argsort(stable=True)
+    for members in order.split(index_X.bincount().tolist()):
+        heard = members if among_X is None else members[among_X[members]]
+        if len(heard):
+            out_X[members] = function(values_X[heard])
+    return out_X
+
+
+def sums(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+    """Sum over each key's entries (of those in `among_X`), at every entry of the key; 0 where there is none."""
+    heard_X = values_X if among_X is None else values_X * among_X
+    return per_key(heard_X, index_X, torch.sum)
+
+
+def equal(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
+    """Whether all of the key's entries (of those in `among_X`) are equal; a single one is, none are not."""
+    low_X, high_X = (per_key(values_X, index_X, f, among_X) for f in (torch.min, torch.max))
+    return low_X == high_X
+
+
+def median(values: Tensor) -> Tensor:
+    """The mean of the two middle values for an even count (torch takes the lower)."""
+    return values.quantile(0.5)
+
+
+def deviation(values: Tensor, correction: int = 1) -> Tensor:
+    """Standard deviation; 0 of a single value."""
+    return values.std(correction=correction) if len(values) > 1 else values.new_zeros(())
+
+
+def standardised(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
+    """Mean 0 and deviation 1 in every key, exactly 0 where its entries are equal."""
+    centred_X = values_X - per_key(values_X, index_X, torch.mean)
+    scaled_X = centred_X / (per_key(values_X, index_X, deviation) + epsilon)
+    return scaled_X.masked_fill(equal(values_X, index_X), 0.0)

@@ -1,0 +1,106 @@
+"""Routing replay for mixtures of experts: the experts that were chosen once are used again in the update.
+
+Between sampling and training, and between two optimiser steps, a router may choose other experts for the same token:
+the policy changes by jumps, and ratios with it. With replay the choice is that of a record, while the weights of the
+chosen experts are still the router's own and carry its gradient (Zheng et al. 2025, arXiv:2512.01374, section 3.2).
+R2 records the trainer's choice before the update, R3 the rollout engine's.
+
+Shapes: M packed tokens, L layers with a router, K experts of a token, E experts.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learning.batch.batch import Batch
+from learning.batch.split import micro_batches
+from learning.models.packed import choose_forward, packed_hidden, unwrap
+from learning.parallel.group import ALONE, Each
+from schemas.errors import StepError
+
+
+def routers(model: nn.Module) -> list[nn.Module]:
+    """The routers of a model in the order of its layers: those of Mixtral, Qwen-MoE and others built like them.
+
+    A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raises StepError for a model without one.
+    """
+    found = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter") and hasattr(m, "top_k")]
+    if not found:
+        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        raise StepError(
+            f"routing replay: {kind} has no routers to replay; leave `routing_replay` out for a dense model"
+        )
+    return found
+
+
+@contextmanager
+def recorded(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Within it, a forward pass leaves the indices (M, K) that each router chose, in the order of layers."""
+    choose_forward(unwrap(model))  # its own forward passes must not be recorded
+    choices: list[Tensor] = []
+    hooks = [r.register_forward_hook(lambda _, __, out: choices.append(out[2].detach())) for r in routers(model)]
+    try:
+        yield choices
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def replayed(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
+    """Within it, a forward pass uses the experts of the record; None: the routers choose.
+
+    The forward pass raises StepError when the record is of another number of tokens or experts.
+    """
+    hooks = []
+    if experts_MLK is not None:
+        choose_forward(unwrap(model))  # its own forward passes are of other tokens than the record
+        for layer, router in enumerate(routers(model)):
+            hooks.append(router.register_forward_hook(_chosen(experts_MLK[:, layer])))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _chosen(indices_MK: Tensor) -> Any:
+    """A hook that puts the record in the place of a router's choice."""
+
+    def hook(router: nn.Module, _: Any, out: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        logits_ME, weights_MK, own_MK = out
+        if own_MK.shape != indices_MK.shape:
+            raise StepError(f"routing replay: a record of {tuple(indices_MK.shape)} for {tuple(own_MK.shape)} choices")
+        chosen_MK = indices_MK.to(own_MK.device)
+        share_MK = logits_ME.float().softmax(-1).gather(1, chosen_MK)
+        if getattr(router, "norm_topk_prob", True):
+            share_MK = share_MK / share_MK.sum(-1, keepdim=True)
+        return logits_ME, share_MK.to(weights_MK.dtype), chosen_MK
+
+    return hook
+
+
+@torch.no_grad()
+def with_experts(batch: Batch, model: nn.Module, *, max_tokens: int, each: Each = ALONE.each) -> Batch:
+    """Add the token column `experts` (M, L, K): what the routers choose now for every token, prompts included.
+
+    `each` is how the ranks of a group share the forward passes.
+    """
+    routers_of = routers(model)
+
+    def forward(micro: Batch) -> Tensor:
+        with recorded(model) as choices:
+            packed_hidden(model, micro.packed.to(model.device))
+        return torch.stack(choices, 1).cpu()
+
+    shape = (len(batch.tokens["learn"]), len(routers_of), int(routers_of[0].top_k))
+    experts_MLK = torch.zeros(shape, dtype=torch.long)
+    places_M = torch.arange(shape[0])
+    micros = micro_batches(replace(batch, tokens={**batch.tokens, "place_in_whole": places_M}), max_tokens)
+    for micro, chosen_MLK in zip(micros, each(micros, forward), strict=True):
+        experts_MLK[micro.tokens["place_in_whole"]] = chosen_MLK
+    return replace(batch, tokens={**batch.tokens, "experts": experts_MLK})

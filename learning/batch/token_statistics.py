@@ -1,0 +1,29 @@
+"""What one forward pass says of the sampled tokens of a micro-batch.
+
+Shapes: T sampled tokens, M packed tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learning.batch.batch import Batch
+from learning.batch.routing_replay import replayed
+from learning.models.packed import packed_statistics
+
+
+@torch.no_grad()
+def forward_of(
+    model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
+) -> dict[str, Tensor]:
+    """Statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
+    with replayed(model, micro.tokens.get("experts") if replay else None):
+        columns = packed_statistics(
+            model,
+            micro.packed.to(model.device),
+            followed=names,
+            temperature=temperature,
+            needed_M=micro.tokens["learn"],
+        )
+    return {name: column_M.cpu()[micro.sampled_T].double() for name, column_M in columns.items()}

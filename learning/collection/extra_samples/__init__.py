@@ -1,0 +1,1 @@
+"""Slot extra_samples: completions added without being sampled now."""

@@ -1,0 +1,257 @@
+"""What is done about an iteration's trials once their scores are known: more sampling, other prompts, rejections.
+
+A follow-up is given all trials of the iteration so far and returns those to go on with, and what to sample in another
+round; it is asked again after every round, until nobody asks for anything or the stage's `max_rounds` are over. What
+it leaves in place stays as it is. Its `state` is a part of the checkpoint.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.special import stdtrit
+
+from learning.algorithm.token_masks.masks import Source
+from learning.collection.prompt_samplers import demonstrated
+from learning.data.rows import read_rows
+from learning.samples.judging import failed, judged, passed, spread
+from learning.samples.sample import Ask, Messages, Trial
+from learning.samples.sample import by_group as _by_group
+from learning.sampling.sampler import Sampler
+from schemas.errors import StepError
+from schemas.references import ChatRef
+from schemas.schedules import Number
+
+Row = dict[str, Any]
+Asked = tuple[list[Trial], list[Ask]]
+AtLeast1 = Annotated[int, Field(ge=1)]
+
+
+def refill(
+    trials: list[Trial],
+    rows: list[Row],
+    num_groups: int,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    component: str | None = None,
+    min: Annotated[float, Field(ge=0)] = 0.0,
+    budget: Annotated[float, Field(ge=1)] = 4.0,
+    size: AtLeast1 | None = None,
+    short: Literal["train", "stop"] = "train",
+) -> Asked:
+    """Sample other problems until `num_groups` groups have scores that differ (dynamic sampling of DAPO, eq. 11).
+
+    Goes with `filter: reward_variance` (same `component` and `min`), which keeps the others out of the loss; groups
+    above `num_groups` are dropped, last asked for first. A round asks for `size` groups (null: as many as are missing)
+    of problems not sampled in this iteration. At most `budget` · num_groups groups are sampled: with fewer that differ
+    the iteration trains on those, or (`short: stop`) StepError is raised.
+    """
+    groups = _by_group(trials)
+    varied = [group for group, members in groups.items() if spread(members, component) > min]
+    if len(varied) >= num_groups:
+        surplus = set(varied[num_groups:])
+        return [t for t in trials if t.group not in surplus], []
+    known = {trial.row["id"] for trial in trials}
+    fresh = [row for row in rows if row["id"] not in known]
+    wanted = (size or num_groups - len(varied), int(budget * num_groups) - len(groups), len(fresh))
+    count = sorted(wanted)[0]
+    if count < 1 and short == "stop":
+        raise StepError(
+            f"follow_up refill: {len(varied)} of {num_groups} groups have scores that differ, after {len(groups)} "
+            "groups; choose problems that are neither too easy nor too hard, raise `budget`, or set `short: train`"
+        )
+    chosen = rng.choice(len(fresh), size=count, replace=False) if count > 0 else []
+    return trials, [Ask(fresh[int(i)], n) for i in chosen]
+
+
+def allocate(
+    trials: list[Trial],
+    round: int,
+    *,
+    extra: AtLeast1,
+    rounds: AtLeast1 = 1,
+    bonus: Number = 0.0,
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95,
+    component: str | None = None,
+) -> Asked:
+    """In each of `rounds` rounds `extra` more completions go where they reduce uncertainty most (XRPO 2025).
+
+    What one more completion gives a group of n is h(n) − h(n + 1), h(n) = t·s/√n half the interval of its mean score,
+    plus bonus·√(ln(1 + N)/n) with N completions in all. They are given out one by one; groups that gain nothing get
+    none.
+    """
+    if round >= rounds:
+        return trials, []
+    first = {t.group: t.row for t in reversed(trials) if t.source == "policy"}
+    scores = {group: judged(members, component) for group, members in _by_group(trials).items() if group in first}
+    deviations = {group: _deviation(values) for group, values in scores.items() if len(values) > 1}
+    counts = {group: len(scores[group]) for group in deviations}
+    given: Counter[int] = Counter()
+    for _ in range(extra):
+        total = sum(counts.values()) + sum(given.values())
+        gains = {}
+        for group, s in deviations.items():
+            size = counts[group] + given[group]
+            gain = half_width(s, size, confidence) - half_width(s, size + 1, confidence)
+            gains[group] = gain + bonus * math.sqrt(math.log1p(total) / size)
+        best = max(gains, key=gains.__getitem__, default=None)
+        if best is None or gains[best] <= 0:
+            break
+        given[best] += 1
+    return trials, [Ask(first[group], count, group=group) for group, count in sorted(given.items())]
+
+
+def half_width(deviation: float, size: int, confidence: float = 0.95) -> float:
+    """Half of Student's interval for a mean of `size` values with a sample deviation."""
+    return float(stdtrit(size - 1, (1 + confidence) / 2)) * deviation / math.sqrt(size)
+
+
+def _deviation(values: list[float]) -> float:
+    """Sample deviation (n − 1)."""
+    return float(np.std(values, ddof=1)) if len(set(values)) > 1 else 0.0
+
+
+def retry_with_exemplars(
+    trials: list[Trial],
+    sampler: Sampler,
+    round: int,
+    state: dict[str, Any],
+    rng: np.random.Generator,
+    *,
+    extra: AtLeast1 = 2,
+    demos: AtLeast1 = 2,
+    keep: AtLeast1 = 64,
+    data: ChatRef | None = None,
+    component: str | None = None,
+    at_least: float = 1.0,
+) -> Asked:
+    """Groups that failed throughout get `extra` completions which see solved problems first, once (after XRPO).
+
+    They join the group, are trained under the plain prompt, and their source is `in_context`. The solved problems are
+    the last `keep` that the policy has solved, at first those of `data`; `demos` of the same family are drawn, fewer
+    where the model has no room for more.
+    """
+    if round == 0:
+        state["retried"] = []
+    if "bank" not in state:
+        state["bank"] = _chat(str(data))[-keep:] if data else []
+    for trial in trials if round == 0 else []:
+        if trial.source == "policy" and passed(trial, component, at_least):
+            state["bank"] = [*state["bank"], solved_row(trial)][-keep:]
+    asks = []
+    for group, members in _by_group(trials).items():
+        if group in state["retried"] or not failed(members, component, at_least):
+            continue
+        row = members[0].row
+        known = [one for one in state["bank"] if one["family"] == row["family"] and one["id"] != row["id"]]
+        chosen = [known[int(i)] for i in rng.permutation(len(known))[:demos]]
+        while chosen and not _fits(demonstrated(chosen, row), sampler):
+            chosen.pop()
+        if chosen:
+            state["retried"].append(group)
+            asks.append(Ask(row, extra, "in_context", context=demonstrated(chosen, row), group=group))
+    return trials, asks
+
+
+def solved_row(trial: Trial) -> Row:
+    """A trial as a row of chat, so far as demonstrations need it."""
+    kept = {name: trial.row[name] for name in ("id", "prompt", "family")}
+    return kept | {"completion": [{"role": "assistant", "content": trial.text}]}
+
+
+def _fits(messages: Messages, sampler: Sampler, more: int = 0) -> bool:
+    """Whether a prompt, `more` tokens and a completion have room in the model."""
+    return len(sampler.encode(messages)) + more + sampler.sampling.max_new_tokens <= sampler.policy.max_length
+
+
+def hint(
+    trials: list[Trial],
+    n: int,
+    sampler: Sampler,
+    round: int,
+    state: dict[str, Any],
+    step: int,
+    *,
+    data: ChatRef,
+    shares: Annotated[list[float], Field(min_length=1)] = [0.25, 0.5, 0.75],  # noqa: B006 — never written to
+    guided_steps: Annotated[int, Field(ge=0)] = 0,
+    guided_share: Annotated[float, Field(gt=0, le=1)] = 0.5,
+    lead: str = "\n",
+    place: Literal["prompt", "completion"] = "prompt",
+    component: str | None = None,
+    at_least: float = 1.0,
+) -> Asked:
+    """A group that failed throughout is sampled anew with the beginning of the solution (GHPO, Liu et al. 2025).
+
+    The first ⌈share · L⌉ of the L tokens of the problem's completion in `data` follow the prompt, after `lead`, or
+    (`place: completion`) begin the completion, without a loss. A group that still fails gets the next share. Its source
+    is `hinted`; what failed is dropped. Without a completion, or room for the hint, a group stays as it is. In the
+    first `guided_steps` iterations every group gets `guided_share` instead, failed or not, and nothing more.
+    """
+    if round == 0:
+        state["hints"] = {}
+    known, asks, dropped, guided = _solutions(str(data)), [], set(), step < guided_steps
+    shares = [guided_share] if guided else shares
+    for group, members in _by_group(trials).items():
+        used, row = state["hints"].get(str(group), 0), members[0].row
+        if used >= len(shares) or row["id"] not in known or not (guided or failed(members, component, at_least)):
+            continue
+        begin = _beginning(row, known[row["id"]], shares[used], sampler)
+        how = {"begin": begin} if place == "completion" else {"prompt": _hinted(row, lead + _text(begin, sampler))}
+        ask = Ask(row, n, "hinted", group=group, **how)
+        if _fits(ask.prompt or row["prompt"], sampler, len(ask.begin)):
+            state["hints"][str(group)] = used + 1
+            dropped.add(group)
+            asks.append(ask)
+    return [t for t in trials if t.group not in dropped], asks
+
+
+def _beginning(row: Row, solution: str, share: float, sampler: Sampler) -> tuple[int, ...]:
+    """The first ⌈share · L⌉ of the L tokens of a solution."""
+    ids = sampler.given(row, solution, source="expert", group=0).completion_ids[:-1]
+    return tuple(ids[: math.ceil(share * len(ids) - 1e-9)])
+
+
+def _hinted(row: Row, hint: str) -> Messages:
+    *before, last = row["prompt"]
+    return [*before, last | {"content": last["content"] + hint}]
+
+
+def _text(ids: Sequence[int], sampler: Sampler) -> str:
+    return sampler.policy.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def reject(
+    trials: list[Trial],
+    *,
+    sources: Annotated[list[Source], Field(min_length=1)] = ["in_context"],  # noqa: B006 — never written to
+    component: str | None = None,
+    at_least: float = 1.0,
+) -> Asked:
+    """Drop completions of the named sources that score below `at_least`, or that could not be scored (ICPO 2025).
+
+    They leave their group: its mean and deviation are as without them.
+    """
+    return [t for t in trials if t.source not in sources or passed(t, component, at_least)], []
+
+
+@lru_cache(maxsize=4)
+def _chat(folder: str) -> list[Row]:
+    """The rows of a chat artifact, so far as demonstrations need them; kept: it never changes."""
+    names = ("id", "prompt", "family", "completion")
+    return [{name: row[name] for name in names} for row in read_rows(Path(folder), "chat")]
+
+
+@lru_cache(maxsize=4)
+def _solutions(folder: str) -> dict[str, str]:
+    """The first completion of every problem of a chat artifact."""
+    found: dict[str, str] = {}
+    for row in _chat(folder):
+        found.setdefault(row["id"], row["completion"][-1]["content"])
+    return found

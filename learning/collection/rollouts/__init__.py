@@ -1,0 +1,1 @@
+"""Slot rollout: turns sample requests into completions."""

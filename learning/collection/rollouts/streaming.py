@@ -1,0 +1,112 @@
+"""Drives that ask ahead: generation goes on beside training, and how old samples may be is settled before they begin.
+
+An iteration's plan is asked `ahead` iterations before it is trained on. Groups submitted up to version v are those of
+the plans 0 … v + ahead, (v + ahead + 1) batches: the admission of AReaL (Fu et al. 2025, section 4.2). The groups of
+plan p are waited for in iteration p + max_staleness − ahead at the latest, so that nothing is ever too old, and
+nothing has to be dropped: what takes long is trained on as surely as what does not. What follow-ups ask for is sampled
+in the iteration itself.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from learning.samples.sample import Ask, Trial
+from learning.sampling.sampler import Sampler
+from learning.streaming.stream import Consume, Score, Stream
+from schemas.errors import StepError
+
+Plan = Callable[[int], list[Ask]]
+
+
+def streamed(
+    asks: list[Ask],
+    sampler: Sampler,
+    stream: Stream,
+    plan: Plan,
+    score: Score,
+    step: int,
+    round: int,
+    max_steps: int,
+    *,
+    max_staleness: Annotated[int, Field(ge=0)] = 1,
+    ahead: Annotated[int, Field(ge=0)] | None = None,
+    interrupt: bool = True,
+    steps_per_update: Annotated[int, Field(ge=0)] | None = None,
+    sync: Literal["all", "each"] = "all",
+) -> list[Trial]:
+    """Fully asynchronous: generation, scoring and training go on at the same time (AReaL, Fu et al. 2025).
+
+    No token is older than `max_staleness` iterations. `ahead` null asks so many ahead; fewer leave the trainer room to
+    take what is ready before what is slow. `interrupt`: what runs goes on under new weights, each token with
+    its own version; otherwise it ends under the old ones, and new weights wait. Real time decides which groups are
+    ready first, so runs differ; `steps_per_update` lets so many decode steps pass in the place of an update, and then
+    runs are equal to the bit.
+
+    `sync: each`: workers take new weights one after the other, and neither the others nor the trainer wait for them
+    (DART, Li et al. 2025). One is then at most one version behind, which counts as staleness: `ahead` may be one less.
+    Raises StepError for more ahead than may be stale, and for `sync: each` with `interrupt: false`.
+    """
+    if round:
+        return sampler.sample(asks)
+    if sync == "each" and not interrupt:
+        raise StepError("drive streamed: `sync: each` changes the weights under what runs; leave `interrupt` at true")
+    room = max_staleness - (sync == "each")
+    ahead = _within(room, ahead, max_staleness)
+    stream.rolling = sync == "each"
+    stream.open(sampler, score, interrupt=interrupt, steps_per_update=steps_per_update)
+    for asked in range(stream.planned, min(step + ahead + 1, max_steps)):
+        stream.ask(asked, plan(asked))
+    stream.launch()
+    return stream.take(step, step - room + ahead)
+
+
+def _within(room: int, ahead: int | None, max_staleness: int) -> int:
+    """Iterations that are asked ahead, null: as many as there is room for. Raises StepError for more."""
+    ahead = max(room, 0) if ahead is None else ahead
+    if ahead > room:
+        less = ", of which workers under `sync: each` may be one behind" if room < max_staleness else ""
+        raise StepError(f"drive streamed: {ahead} iterations ahead are more than max_staleness {max_staleness}{less}")
+    return ahead
+
+
+def one_step_off(
+    asks: list[Ask],
+    sampler: Sampler,
+    stream: Stream,
+    plan: Plan,
+    score: Score,
+    step: int,
+    round: int,
+    max_steps: int,
+) -> list[Trial]:
+    """The batch of the next iteration is generated while this one is trained on: all tokens are one iteration old.
+
+    Those of the first iteration are fresh. Runs are equal to the bit.
+    """
+    how = {"max_staleness": 1, "interrupt": False}
+    return streamed(asks, sampler, stream, plan, score, step, round, max_steps, **how)
+
+
+def periodic(
+    asks: list[Ask],
+    sampler: Sampler,
+    stream: Stream,
+    score: Score,
+    consume: Consume,
+    step: int,
+    *,
+    order: Literal["asked", "arrived"] = "asked",
+) -> list[Trial]:
+    """Generation and training overlap within an iteration, and samples are never stale (Periodic Asynchrony, 2025).
+
+    All completions of an iteration are sampled by its weights; the gradient of a group is added as soon as it has been
+    scored, while others still run; one optimiser step ends the iteration. The gradient is the synchronous one.
+    `order`: groups are trained on as they were asked for, which makes runs equal to the bit, or as they arrive, which
+    leaves the trainer nothing to wait for but rounds sums otherwise.
+    """
+    stream.open(sampler, score, interrupt=False, steps_per_update=None)
+    stream.ask(step, asks)
+    stream.launch()
+    return stream.each(step, consume, in_order=order == "asked")

@@ -1,0 +1,1 @@
+"""Curation of rows: filters, duplicates, decontamination, and the ledger of dropped rows."""

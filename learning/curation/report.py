@@ -1,0 +1,83 @@
+"""What was dropped and why: report.json, report.md and dropped.parquet."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from learning.curation.decontamination import Evaluation
+from learning.curation.ledger import Curation
+from learning.data.shards import ShardWriter
+
+REASONS = {
+    "malformed": "no stage could use the row",
+    "length": "too few or too many characters",
+    "exact_duplicate": "the text stood in an earlier row",
+    "near_duplicate": "almost the text of an earlier row",
+    "quality": "a quality filter said no",
+    "contaminated": "holds a problem of an evaluation",
+    "limit": "beyond the limit",
+}
+EXAMPLES = 5
+
+
+def summary(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
+    """Counts of rows given, kept and dropped by reason, and the evaluations searched for."""
+    counts = dict(rows.run("select reason, count(*) from dropped group by reason"))
+    hits = Counter(
+        dict(
+            rows.run(
+                """select split_part(detail, ': problem ', 1), count(*) from dropped
+                   where reason = 'contaminated' group by all"""
+            )
+        )
+    )
+    return {
+        "type": rows.artifact_type,
+        "rows": rows.num_rows,
+        "kept": rows.kept(),
+        "dropped": {reason: counts.get(reason, 0) for reason in REASONS},
+        "evaluations": [
+            {"name": e.name, "problems": len(e.problems), "rows_dropped": hits[e.name]} for e in evaluations
+        ],
+    }
+
+
+def write_report(rows: Curation, counts: dict[str, Any], folder: Path) -> None:
+    """Write the three files; every dropped row is in dropped.parquet with its id, reason and detail."""
+    ledger = rows.ledger()
+    with ShardWriter(folder, ledger.schema, "dropped", whole=True) as writer:
+        for batch in ledger:
+            writer.write(batch)
+    (folder / "report.json").write_text(json.dumps(counts, indent=1) + "\n")
+    (folder / "report.md").write_text(_markdown(rows, counts))
+
+
+def _markdown(rows: Curation, counts: dict[str, Any]) -> str:
+    lines = [
+        "# Curation",
+        "",
+        f"{counts['kept']} of {counts['rows']} rows of type {counts['type']} were kept.",
+        "",
+        "| reason | rows dropped | |",
+        "|---|---:|---|",
+        *(f"| {reason} | {number} | {REASONS[reason]} |" for reason, number in counts["dropped"].items()),
+        "",
+        "| evaluation searched for | problems | rows dropped |",
+        "|---|---:|---:|",
+        *(f"| {e['name']} | {e['problems']} | {e['rows_dropped']} |" for e in counts["evaluations"]),
+    ]
+    for reason, number in counts["dropped"].items():
+        if number and reason != "limit":
+            lines += ["", f"## {reason}", "", *_examples(rows, reason, number)]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(rows: Curation, reason: str, number: int) -> list[str]:
+    found = rows.run(
+        "select id, detail from dropped join texts using (row) where reason = $1 order by row limit $2",
+        reason,
+        EXAMPLES,
+    )
+    shown = [f"- `{name}`: {' '.join(detail.split())}" for name, detail in found]
+    return shown + ([f"- and {number - len(found)} more, in dropped.parquet"] if number > len(found) else [])

@@ -1,0 +1,117 @@
+"""Quality filters that need no language: True keeps the row.
+
+A filter is `fn(row, *, options) -> bool`; `row` is a row of the artifact as a dictionary (see learning/data/rows.py).
+"""
+
+import hashlib
+import math
+import re
+import zlib
+from collections import Counter
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.rewards.answers import exact
+from schemas.errors import StepError
+from schemas.references import PolicyRef
+
+Part = Literal["all", "prompt", "written"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Length = Annotated[int, Field(ge=1)]
+Bits = Annotated[float, Field(ge=0)]
+
+
+def text_of(row: dict[str, Any], part: str) -> str:
+    """The contents of the messages of a row: its prompt, what is written (completion, chosen, rejected), or all."""
+    columns = {"prompt": ["prompt"], "written": ["completion", "chosen", "rejected"]}
+    wanted = columns.get(part, columns["prompt"] + columns["written"])
+    return "\n".join(message["content"] or "" for name in wanted for message in row.get(name) or [])
+
+
+def repetition(row: dict[str, Any], *, max_share: Share = 0.5, ngram: Length = 3, part: Part = "written") -> bool:
+    """Keep rows in which at most `max_share` of the word n-grams repeat an earlier one (Gopher, Rae et al. 2021)."""
+    words = text_of(row, part).split()
+    grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
+    return not grams or 1 - len(set(grams)) / len(grams) <= max_share
+
+
+def compression(row: dict[str, Any], *, min_ratio: Share = 0.1, part: Part = "written") -> bool:
+    """Keep rows whose deflated size is at least `min_ratio` of their bytes; loops compress to almost nothing."""
+    raw = text_of(row, part).encode("utf-8", "replace")
+    return not raw or len(zlib.compress(raw, 6)) / len(raw) >= min_ratio
+
+
+def symbol_ratio(row: dict[str, Any], *, max_share: Share = 0.5, part: Part = "all") -> bool:
+    """Keep rows in which at most `max_share` of the visible characters are neither letters nor digits."""
+    visible = [c for c in text_of(row, part) if not c.isspace()]
+    return not visible or sum(not c.isalnum() for c in visible) / len(visible) <= max_share
+
+
+def entropy(row: dict[str, Any], *, min_bits: Bits = 1.0, max_bits: Bits | None = None, part: Part = "all") -> bool:
+    """Keep rows whose characters carry between `min_bits` and `max_bits` each (entropy of their frequencies)."""
+    text = text_of(row, part)
+    bits = -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
+    return bits >= min_bits and (max_bits is None or bits <= max_bits)
+
+
+def printable(row: dict[str, Any], *, min_share: Share = 1.0, part: Part = "all") -> bool:
+    """Keep rows of which at least `min_share` of the characters can be shown (no control or replacement characters)."""
+    text = text_of(row, part)
+    shown = sum((c.isprintable() or c.isspace()) and c != "\ufffd" for c in text)
+    return not text or shown / len(text) >= min_share
+
+
+def words(
+    row: dict[str, Any], *, min_words: Length = 1, max_words: Length | None = None, part: Part = "written"
+) -> bool:
+    """Keep rows with between `min_words` and `max_words` words, as white space parts them."""
+    count = len(text_of(row, part).split())
+    return count >= min_words and (max_words is None or count <= max_words)
+
+
+def matches(row: dict[str, Any], *, pattern: str, part: Part = "written") -> bool:
+    """Keep rows in which the regular expression `pattern` is found, within its time (`learning.data.patterns`).
+
+    Raises StepError for a bad pattern.
+    """
+    try:
+        return _pattern(pattern).search(text_of(row, part)) is not None
+    except MatchTimeout:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _pattern(text: str) -> Pattern:
+    try:
+        return Pattern(text)
+    except re.error as error:
+        raise StepError(f"quality filter matches: pattern {text!r}: {error}") from error
+
+
+def unanswered(
+    row: dict[str, Any],
+    *,
+    model: PolicyRef,
+    tries: Length = 4,
+    after: str = "",
+    marker: str | None = None,
+    max_completion_length: Length = 32,
+) -> bool:
+    """Keep rows whose answer a model does not give in `tries` samples: what it knows needs no looking up.
+
+    It is asked what follows the last `after` in the prompt, so that documents before it stay unseen. A row without an
+    answer is kept, and one that the model has no room for.
+    """
+    # The filters that need no model shall not wait for torch, whose import takes seconds.
+    from learning.samples.engine_protocol import Sampling
+    from learning.sampling.verdicts import guest, replies
+
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "big"))
+    text = row["prompt"][-1]["content"]
+    asked = [*row["prompt"][:-1], {"role": "user", "content": text.rpartition(after)[2] if after else text}]
+    said = replies(guest(model), [asked], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
+    return said is None or 1.0 not in exact([row] * len(said), said, marker=marker)

@@ -1,0 +1,1 @@
+"""Rows of text between stages: read, written, encoded; tokenizers and chat templates."""

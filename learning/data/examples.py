@@ -1,0 +1,119 @@
+"""Rows of conversations as token ids, with the border between what is given and what is learned.
+
+Rows that fit into memory stay there; of more, the ids are kept on disk and read when their turn comes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from learning.data.chat import encode_completion, encode_prompt
+from learning.data.rows import count_rows, fits, read_rows, scan_rows
+from learning.data.stored_rows import Stored, one_by_one, store
+from schemas.errors import StepError
+
+SCHEMA = pa.schema(
+    [
+        ("ids", pa.list_(pa.int32())),
+        ("num_given", pa.int32()),
+        ("length", pa.int32()),
+        ("unknown", pa.int32()),
+        ("row", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Ids of a prompt followed by those of its completion; the completion, with its end token, is what is learned."""
+
+    ids: list[int]
+    num_given: int
+    row: str = field(default="", compare=False)
+    """Id of the row."""
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens with a loss; the first token of a sequence has none, nothing predicts it."""
+        return len(self.ids) - max(self.num_given, 1)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is trained on, and what was seen on the way: rows too long, and tokens that the tokenizer does not know."""
+
+    kept: Sequence[Example]
+    dropped: int
+    unknown: int
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row that is kept."""
+        if isinstance(self.kept, Stored):
+            return self.kept.column("length").astype(np.int64)
+        return np.array([len(example.ids) for example in self.kept], np.int64)
+
+
+def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path) -> Examples:
+    """Chat rows of an artifact, encoded as `encode_rows` does; of too many for memory the ids are kept in `folder`.
+
+    A killed step finds there what it had encoded.
+    """
+    if fits(data):
+        return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
+    shortest = 0
+
+    def encode(row: dict[str, Any]) -> dict[str, Any] | None:
+        nonlocal shortest
+        example = encode_row(tokenizer, row)
+        length = len(example.ids)
+        shortest = min(shortest or length, length)
+        if length > max_length:
+            return None
+        unknown = _unknown(tokenizer, [example])
+        same = {"ids": example.ids, "num_given": example.num_given, "row": example.row}
+        return {**same, "length": length, "unknown": unknown}
+
+    def source(start: int) -> Any:
+        return one_by_one(scan_rows(data, "chat", columns=["id", "prompt", "completion"], start=start))
+
+    count = count_rows(data, "chat")
+    kept = store(folder, SCHEMA, count, source, encode, lambda row: Example(row["ids"], row["num_given"], row["row"]))
+    if not len(kept):
+        raise _none_left(count, shortest, max_length)
+    return Examples(kept, count - len(kept), int(kept.column("unknown").sum()))
+
+
+def encode_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any]) -> Example:
+    """One chat row as ids."""
+    given = encode_prompt(tokenizer, row["prompt"])
+    return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
+
+
+def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, Any]], max_length: int) -> Examples:
+    """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
+    found = [encode_row(tokenizer, row) for row in rows]
+    kept = [example for example in found if len(example.ids) <= max_length]
+    if not kept:
+        raise _none_left(len(found), min((len(example.ids) for example in found), default=0), max_length)
+    return Examples(kept, len(found) - len(kept), _unknown(tokenizer, kept))
+
+
+def _unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
+    """Tokens that the tokenizer does not know."""
+    token = tokenizer.unk_token_id
+    return 0 if token is None else sum(example.ids.count(token) for example in examples)
+
+
+def _none_left(count: int, shortest: int, max_length: int) -> StepError:
+    return StepError(
+        f"data: all {count} rows are longer than {max_length} tokens (the shortest has {shortest}); "
+        "raise max_length here and in the model's init stage"
+        if count
+        else "data: no rows to train on; look at what the stage before dropped"
+    )

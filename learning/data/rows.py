@@ -1,0 +1,82 @@
+"""Rows that pass between stages: Parquet with a fixed Arrow schema per artifact type (`learning.data.shards` cuts it).
+
+prompts           id, prompt, answer, family, metadata
+chat              … and completion
+preference_pairs  … and chosen, rejected, margin
+
+`prompt`, `completion`, `chosen` and `rejected` are lists of messages {role, content}, as in TRL's conversational
+formats; `metadata` is JSON text that belongs to whoever generated the problem.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from learning.data.shards import ShardWriter, bytes_of, check_shards, find_shards, scan
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+TEXT = pa.string()
+PROMPT = [("id", TEXT), ("prompt", MESSAGES), ("answer", TEXT), ("family", TEXT), ("metadata", TEXT)]
+SCHEMAS: dict[str, pa.Schema] = {
+    "prompts": pa.schema(PROMPT),
+    "chat": pa.schema([*PROMPT, ("completion", MESSAGES)]),
+    "preference_pairs": pa.schema([*PROMPT, ("chosen", MESSAGES), ("rejected", MESSAGES), ("margin", pa.float64())]),
+}
+IN_MEMORY = 64 << 20
+"""Bytes of a table, before compression, up to which a loop holds its rows in memory."""
+
+
+def write_rows(folder: Path, artifact_type: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows of an artifact type; equal rows give equal bytes."""
+    write_table(folder, artifact_type, pa.Table.from_pylist(rows, schema=SCHEMAS[artifact_type]))
+
+
+def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
+    """Write an Arrow table of an artifact type."""
+    with row_writer(folder, artifact_type) as writer:
+        writer.write(table)
+
+
+def row_writer(folder: Path, artifact_type: str) -> ShardWriter:
+    """What writes the rows of an artifact piece by piece."""
+    return ShardWriter(folder, SCHEMAS[artifact_type])
+
+
+def scan_rows(
+    folder: Path, artifact_type: str, *, columns: Sequence[str] | None = None, start: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """The rows of an artifact as record batches, in order, from row `start` on; never more than one batch in memory.
+
+    Raises StepError, before the first batch, when a column of any file is missing or of another type.
+    """
+    schema, paths = SCHEMAS[artifact_type], find_shards(folder)
+    check_shards(paths, schema, artifact_type)
+    wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+    yield from scan(paths, wanted, artifact_type, start=start)
+
+
+def count_rows(folder: Path, artifact_type: str) -> int:
+    """Rows of an artifact; raises StepError as `scan_rows` does."""
+    return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
+
+
+def without_value(folder: Path, artifact_type: str, column: str) -> int:
+    """Rows of an artifact that have nothing in a column."""
+    return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
+
+
+def fits(folder: Path) -> bool:
+    """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
+    return bytes_of(find_shards(folder)) <= IN_MEMORY
+
+
+def read_table(folder: Path, artifact_type: str) -> pa.Table:
+    """Read and check the rows of an artifact; raises StepError when a column is missing or of another type."""
+    return pa.Table.from_batches(scan_rows(folder, artifact_type), schema=SCHEMAS[artifact_type])
+
+
+def read_rows(folder: Path, artifact_type: str) -> list[dict[str, Any]]:
+    """Read the rows of an artifact as dictionaries; for tables that fit into memory."""
+    return [row for batch in scan_rows(folder, artifact_type) for row in batch.to_pylist()]

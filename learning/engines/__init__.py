@@ -1,1 +1,0 @@
-"""Slot engine: one file each, with one class Engine."""

@@ -1,1 +1,0 @@
-"""What an evaluation asks of models and concludes from their answers."""

@@ -1,0 +1,1 @@
+"""Evaluation of policies: sampled answers, metrics, statistics, gates."""

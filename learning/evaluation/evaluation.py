@@ -1,0 +1,107 @@
+"""From the scores of models on the same problems to a table and comparisons.
+
+Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample could not be scored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from learning.evaluation.statistics import estimate_mean, paired_difference
+from learning.lookup import bind
+from schemas.errors import StepError
+from schemas.evaluation_slots import MetricUse
+from schemas.stages.evaluate import Evaluate
+
+ALL = "all"
+"""Family name of the lines over all problems."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was measured: for each model in order its scores (P, N); the family of each problem.
+
+    `texts` are what was said, (P, N). `repeats` are further evaluations of some models with other sampling seeds, and
+    `repeated_texts` what was said in them.
+    """
+
+    models: Mapping[str, np.ndarray]
+    families: Sequence[str]
+    repeats: Sequence[Mapping[str, np.ndarray]] = ()
+    texts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    repeated_texts: Sequence[Mapping[str, np.ndarray]] = ()
+    first: str = ""
+    """The model that others are compared with by metrics; empty: the first there is."""
+
+    def again(self) -> "Iterator[Scores]":
+        """The repeats, each as an evaluation of its own."""
+        first = self.first or next(iter(self.models))
+        for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
+            yield Scores(models, self.families, texts=texts, first=first)
+
+    def known(self, model: str, threshold: float) -> dict[str, np.ndarray]:
+        """What a metric may ask for of a model."""
+        score_PN, first = self.models[model], self.first or next(iter(self.models))
+        # The slack forgives the rounding of a weighted sum.
+        correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
+        have = {"correct_PN": correct_PN, "score_PN": score_PN}
+        have |= {"first_PN": self.models[first]} if first in self.models else {}
+        return have | ({"text_PN": self.texts[model]} if model in self.texts else {})
+
+    def subsets(self) -> dict[str, np.ndarray]:
+        """Problems of each family, and all of them, as boolean (P,)."""
+        family_P = np.array(self.families)
+        names = dict.fromkeys(self.families)
+        return {ALL: np.ones(len(family_P), bool), **{name: family_P == name for name in names}}
+
+
+def metric_name(use: MetricUse) -> str:
+    """Name in tables and gates: that of the function and its options: `accuracy`, `pass_at_4`."""
+    name = use.use.replace(":", ".").rpartition(".")[2]
+    return "_".join([name, *(str(value) for value in use.options.values())])
+
+
+def values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
+    """Value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for i, use in enumerate(stage.metrics):
+        metric = bind(use, f"metrics.{i}")
+        found[metric_name(use)] = of_model = {}
+        for model in scores.models:
+            of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
+            if np.isnan(of_model[model]).all():
+                raise StepError(
+                    f"metric {metric_name(use)}: no value on any problem for {model}; raise num_generations, or see "
+                    "whether the rewards can score these problems"
+                )
+    return found
+
+
+def table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+    """One line per model, family and metric: value, low, high, n."""
+    how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
+    lines = []
+    for metric, of_model in values(stage, scores).items():
+        for model, value_P in of_model.items():
+            for family, chosen_P in scores.subsets().items():
+                if estimate := estimate_mean(value_P[chosen_P], **how):
+                    lines.append({"model": model, "family": family, "metric": metric, **asdict(estimate)})
+    return lines
+
+
+def comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+    """Paired differences of each model to the one before it and of those that gates compare."""
+    how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
+    names = list(stage.models) or ["model"]
+    asked = [(gate.model or names[-1], gate.against) for gate in stage.gate if gate.against in scores.models]
+    lines, measured = [], values(stage, scores)
+    for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
+        for metric, of_model in measured.items():
+            for family, chosen_P in scores.subsets().items():
+                found = paired_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
+                if found:
+                    lines.append({"model": new, "against": old, "family": family, "metric": metric, **asdict(found)})
+    return lines

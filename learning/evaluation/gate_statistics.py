@@ -1,0 +1,162 @@
+"""Gates of an evaluation: from the scores of models on the same problems to what holds and what does not.
+
+Every bound that a gate names must hold. With c its confidence and tail = (1 − c) / 2: `min_delta` holds wrongly with
+probability tail at most; of the k budgets of `max_regression` each is tested at tail / k, so that a gate fails wrongly
+with probability tail at most however many there are.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from learning.evaluation.evaluation import ALL, Scores, metric_name, values
+from learning.evaluation.paired_tests import bootstrap_bounds, mcnemar_p, minimum_detectable, noise_floor
+from schemas.errors import StepError
+from schemas.gates import Gate, split_metric
+from schemas.stages.evaluate import Evaluate
+
+Told = dict[str, Any]
+CHAMPION = "champion"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One test of a gate: of which metric and family, against which bound, wrong how often."""
+
+    kind: str
+    """`min_delta` or `max_regression`."""
+    name: str
+    """As the gate names it: `accuracy`, `accuracy.chain_sum`."""
+    bound: float
+    """The difference must reach it (`min_delta`), or must not be proven to lie below it (`max_regression`)."""
+    tail: float
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two models of a gate, by name."""
+
+    new: str
+    old: str
+
+
+def questions(gate: Gate, confidence: float) -> list[Question]:
+    """The tests of a gate; `confidence` is the stage's."""
+    tail = (1 - (gate.confidence or confidence)) / 2
+    asked = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
+    budgets = gate.regressions
+    return asked + [Question("max_regression", n, -allowed, tail / len(budgets)) for n, allowed in budgets.items()]
+
+
+def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str]) -> None:
+    """Refuse, before anything is sampled, gates over what is not there. Raises StepError."""
+    metrics = [metric_name(use) for use in stage.metrics]
+    if len(set(metrics)) < len(metrics):
+        raise StepError(f"metrics: two of the same name among {', '.join(metrics)}")
+    known_families = sorted(set(families))
+    for gate in stage.gate:
+        known("gate: model", gate.model or models[-1], models)
+        if gate.against is not None and gate.against != CHAMPION:
+            known("gate: against", gate.against, [*models, *stage.against])
+        for name in (gate.metric, *gate.regressions):
+            found = split_metric(name, metrics)
+            if found is None:
+                known("gate: metric", name, metrics)
+            elif found[1] is not None:
+                known(f"gate: family of {found[0]}", found[1], known_families)
+
+
+def known(what: str, name: str, names: Iterable[str]) -> None:
+    """Raise StepError with the nearest of `names` when `name` is none of them."""
+    names = list(names)
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names)}"
+        raise StepError(f"{what}: {name!r} is not in this stage; {advice}")
+
+
+def gate_outcomes(stage: Evaluate, scores: Scores, seed: int) -> list[Told]:
+    """What every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
+    last = (list(stage.models) or ["model"])[-1]
+    rounds = [values(stage, one) for one in (scores, *scores.again())]
+    return [_outcome(stage, gate, gate.model or last, scores, rounds, seed) for gate in stage.gate]
+
+
+def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Told:
+    texts, tests, passed = [], [], True
+    for bound, sign, holds in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
+        if bound is not None:
+            value = float(np.nanmean(_of(stage, scores, rounds[0], gate.metric, model)))
+            passed &= bool(holds(value, bound))
+            texts.append(f"{gate.metric} of {model} {value:.4f}, wanted {sign} {bound:g}")
+    if gate.against is not None and gate.against not in scores.models:
+        texts.append("there is no champion yet: nothing to compare with")
+    elif gate.against is not None:
+        pair = Pair(model, gate.against)
+        tests = [_tested(stage, gate, pair, q, scores, rounds, seed) for q in questions(gate, stage.confidence)]
+        passed &= all(test["passed"] for test in tests)
+        texts += [_text(pair, test) for test in tests]
+    told = {"metric": gate.metric, "model": model, "against": gate.against, "test": gate.test}
+    return told | {"passed": bool(passed), "text": "; ".join(texts), "tests": tests}
+
+
+def _of(stage: Evaluate, scores: Scores, measured: dict, name: str, model: str) -> np.ndarray:
+    """Values of a metric, or of one family of it, on the problems: (P,)."""
+    metric, family = split_metric(name, [metric_name(use) for use in stage.metrics]) or (name, None)
+    return np.asarray(measured[metric][model][scores.subsets()[family or ALL]])
+
+
+def _tested(
+    stage: Evaluate, gate: Gate, pair: Pair, asked: Question, scores: Scores, rounds: list[dict], seed: int
+) -> Told:
+    new_P, old_P = (_of(stage, scores, rounds[0], asked.name, model) for model in (pair.new, pair.old))
+    both_P = ~np.isnan(new_P) & ~np.isnan(old_P)
+    gain_P = new_P[both_P] - old_P[both_P]
+    if len(gain_P) == 0:
+        raise StepError(f"gate: no problem has a value of {asked.name} for both {pair.new} and {pair.old}")
+    value, spread = float(gain_P.mean()), float(np.sqrt((gain_P**2).mean()))
+    again = rounds[: gate.noise_repeats + 1]
+    new_R, old_R = ([np.nanmean(_of(stage, scores, r, asked.name, m)) for r in again] for m in (pair.new, pair.old))
+    floor = noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
+    told: Told = {"kind": asked.kind, "name": asked.name, "bound": asked.bound, "tail": asked.tail, "value": value,
+                  "n": len(gain_P), "spread": spread, "floor": floor}  # fmt: skip
+    told["detectable"] = minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
+    if gate.test == "mcnemar":
+        told |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
+        proven = told["p_value"] <= asked.tail
+    else:
+        low, high = bootstrap_bounds(gain_P, asked.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
+        proven = low >= asked.bound if asked.kind == "min_delta" else high < asked.bound
+        told |= {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
+    if asked.kind == "min_delta":
+        return told | {"passed": bool(proven and (asked.bound < 0 or value >= floor))}
+    return told | {"passed": not (proven and -value > floor)}
+
+
+def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Told:
+    if not np.isin(values_P, (0.0, 1.0)).all():
+        raise StepError(f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
+                        "write `test: paired_bootstrap`")  # fmt: skip
+    wins, losses = int((gain_P > 0).sum()), int((gain_P < 0).sum())
+    ordered = (wins, losses) if asked.kind == "min_delta" else (losses, wins)
+    return {"wins": wins, "losses": losses, "p_value": mcnemar_p(*ordered)}
+
+
+def _text(pair: Pair, test: Told) -> str:
+    said = f"{test['name']} of {pair.new} − {pair.old}: {test['value']:+.4f}"
+    if "p_value" in test:
+        what = "an improvement" if test["kind"] == "min_delta" else "a regression"
+        wanted = "<=" if test["kind"] == "min_delta" else ">"
+        said += f" ({test['wins']} won, {test['losses']} lost), p of {what} {test['p_value']:.3g}, "
+        said += f"wanted {wanted} {test['tail']:.3g}"
+    elif test["low"] is None:
+        said += ", a single problem proves nothing"
+    else:
+        end = "lower" if test["kind"] == "min_delta" else "upper"
+        said += f" [{test['low']:+.4f}, {test['high']:+.4f}], wanted the {end} bound >= {test['bound'] + 0.0:g}"
+    if test["floor"]:
+        said += f", noise floor {test['floor']:.4f}"
+    return said if test["detectable"] is None else f"{said}, detectable {test['detectable']:.4f}"

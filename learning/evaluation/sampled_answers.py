@@ -1,0 +1,147 @@
+"""A model's completions of prompts rows and what rewards say of them, for data and for evaluation."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+from learning.api.spending import Desk
+from learning.data.chat import decode, encode_prompt
+from learning.data.row_journal import RowJournal, row_key
+from learning.generation.services.row_streams import completions
+from learning.lookup import Bound
+from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
+from learning.samples.sample import Trial, last_turn, transcript
+from learning.sampling.scoring import scores_of
+from schemas.schedules import Number, value_at
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion; `finish` is `length` where the limit cut it."""
+
+    text: str
+    """Of an episode the last of the model's turns."""
+    finish: Literal["stop", "length"]
+    turns: tuple[Turn, ...] = ()
+    """Whole turns of an episode."""
+    whole: str = ""
+    """All of an episode to read, with what was observed."""
+
+
+def sample_rows(
+    engine: EngineProtocol,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    n: int,
+    seed: int,
+    sampling: Sampling,
+    on_progress: Callable[[int, int], None],
+    journal: RowJournal | None = None,
+) -> list[list[Sample]]:
+    """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
+
+    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
+    knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
+    """
+    names = [row_key(row) for row in rows]
+    known = {name: _read(journal[name]) for name in names if name in journal} if journal is not None else {}
+    missing = {name: row for name, row in zip(names, rows, strict=True) if name not in known}
+    if known:
+        on_progress(len(rows) - len(missing), 0)
+    total = len(known) + len(missing)
+    for done, tokens in _sampled(engine, tokenizer, missing, n=n, seed=seed, sampling=sampling):
+        if journal is not None:
+            journal.add({name: [_written(one) for one in group] for name, group in done.items()})
+        known |= done
+        on_progress(len(rows) - total + len(known), tokens)
+    return [known[name] for name in names]
+
+
+def _sampled(
+    engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
+) -> Iterator[tuple[dict[str, list[Sample]], int]]:
+    """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
+    names = list(rows)
+    asked = (
+        (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, row_seed(seed, rows[name]), row=rows[name]))
+        for i, name in enumerate(names)
+    )
+    open_: dict[int, dict[int, Generation]] = {}
+    for made in completions(engine, asked, sampling):
+        for ticket, one in made:
+            open_.setdefault(ticket, {})[one.sample] = one
+        whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
+        if whole:
+            done = {names[t]: [_sample(tokenizer, of[k]) for k in sorted(of)] for t, of in sorted(whole.items())}
+            yield done, sum(one.sampled for of in whole.values() for one in of.values())
+
+
+def _sample(tokenizer: Any, one: Generation) -> Sample:
+    text = decode(tokenizer, one.token_ids[last_turn(0, one.turns) :])
+    if not one.turns:
+        return Sample(text, one.finish)
+    whole = transcript(partial(decode, tokenizer), one.token_ids, one.turns)
+    return Sample(text, one.finish, tuple(one.turns), whole)
+
+
+def _written(one: Sample) -> list[Any]:
+    return [one.text, one.finish, *([[asdict(turn) for turn in one.turns], one.whole] if one.turns else [])]
+
+
+def _read(value: list[list[Any]]) -> list[Sample]:
+    return [
+        Sample(text, finish, *((tuple(Turn(**turn) for turn in more[0]), more[1]) if more else ()))
+        for text, finish, *more in value
+    ]
+
+
+def chunks(rows: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
+    """The rows, `size` at a time."""
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def row_seed(seed: int, row: dict[str, Any]) -> int:
+    """Random stream of a row, below 2^63."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
+
+
+def best_of(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
+    """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
+    left = iter(scores)
+    of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
+    return [[group[of.index(max(of))]] for group, of in zip(groups, of_groups, strict=True)]
+
+
+def weighted_scores(
+    rewards: Sequence[Bound],
+    weights: Sequence[Number],
+    rows: list[dict[str, Any]],
+    texts: list[str],
+    desk: Desk | None = None,
+    samples: Sequence[Sample] = (),
+    shown: set[str] | None = None,
+) -> list[float | None]:
+    """Weighted sum of the rewards of each completion, None where one of them could not score it.
+
+    `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
+    what happens when a reward raises are as in `scores_of`.
+    """
+    totals, shown = [0.0] * len(texts), set() if shown is None else shown
+    places = {row["id"]: i for i, row in enumerate({r["id"]: r for r in rows}.values())}
+    have = {"rows": rows, "completions": texts, "groups": [places[row["id"]] for row in rows]}
+    have |= {"sources": ["policy"] * len(rows), "step": 0, "seed": 0, "states": {}, "desk": desk}
+    if any(one.turns for one in samples):
+        have["trials"] = [
+            Trial(row, group, "policy", [], [], None, one.finish, one.text, turns=list(one.turns))
+            for row, group, one in zip(rows, have["groups"], samples, strict=True)
+        ]
+    for bound, weight in zip(rewards, weights, strict=True):
+        scores = scores_of(bound, 0, have, shown) if texts else []
+        factor = value_at(weight, 0)
+        totals = [t + factor * (math.nan if s is None else s) for t, s in zip(totals, scores, strict=True)]
+    return [None if math.isnan(total) else total for total in totals]

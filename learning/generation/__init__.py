@@ -1,0 +1,1 @@
+"""Sampling from models: engines, weight synchronisation, replicas, services."""

@@ -1,0 +1,1 @@
+"""Slot engine: one module per engine, each with a class `Engine`."""

@@ -1,0 +1,301 @@
+"""Decoding of the torch engine: continuous batching of samples over slots; `Running` is one call of it.
+
+A prompt is computed once per request; its keys and values are copied to the slots of its samples. A slot whose sample
+has ended is refilled with the next one, so the batch stays full until the queue is empty and shrinks then.
+A sample draws its numbers from Philox with the key (seed, number): nothing else in the batch matters to it.
+
+Shapes: B slots in use, S slots, N samples, K tokens of a completion at most, V vocabulary, X slots to fill,
+E tokens that end a completion.
+"""
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learning.generation.engines.slots import Prefix, Slots, prefill, slot_logits
+from learning.generation.engines.token_sampling import pick
+from learning.samples.engine_protocol import Generation, Request, Sampling
+
+PREFILL_TOKENS = 16384
+"""Tokens of right-padded prompts in one forward pass."""
+SLACK = 8
+"""One slot in so many may lie empty before slots are refilled or closed up."""
+ROWS = ("sample_B", "token_B", "position_B", "count_B")
+
+
+@dataclass
+class Prefilled:
+    """Where the keys and values of a request's prompt lie: a row of a batch, or nowhere for a prompt of one token."""
+
+    prefix: Prefix | None
+    row: int
+
+
+class Decoding:
+    """Slots, and what is written down of the samples in them.
+
+    Row b of the slots holds sample `sample_B[b]`, which has `count_B[b]` tokens; a row with sample `void` lies empty
+    and computes into the void. `requests` and `known` (prompt and begun tokens) are by a number of the request.
+    """
+
+    requests: MutableMapping[int, Request] | Sequence[Request]
+    known: MutableMapping[int, list[int]] | Sequence[list[int]]
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        sampling: Sampling,
+        ends: tuple[int, ...],
+        samples: int,
+        slots: tuple[int, int],
+        rows: int,
+    ):
+        """Take the tokens that end a completion, the slots to begin with and their columns, and the most slots."""
+        self.model, self.sampling, self.void = model, sampling, samples
+        self.device = next(model.parameters()).device
+        self.ends_E = self._tensor(list(ends))
+        self.prefilled: dict[int, Prefilled] = {}
+        self.num_slots, most = slots[0], sampling.max_new_tokens
+        self.slots = Slots(*slots, self.device)
+        self.tokens_NK = self._zeros(samples + 1, most)
+        self.logprobs_NK = self._zeros(samples + 1, most, dtype=torch.float32)
+        self.entropies_NK = self._zeros(samples + 1, most if sampling.entropy else 0, dtype=torch.float32)
+        self.uniform_SK = self._zeros(rows, most, dtype=torch.float64)
+        self.length_N, self.stopped_N = self._zeros(samples + 1), self._zeros(samples + 1, dtype=torch.bool)
+        self.limit_N = self._zeros(samples + 1) + most
+        self.heat_N = self._zeros(samples + 1, dtype=torch.float32) + 1.0
+        self.any_drawn = self.any_greedy = False
+        self.sample_B = self.token_B = self.position_B = self.count_B = self._zeros(0)
+        self.empty: list[int] = []
+
+    def _limit(self, request: Request) -> int:
+        """Tokens of a completion at which it is suspended, or as long as it may become."""
+        window, most = self.sampling.window, self.sampling.max_new_tokens
+        most = most if request.limit is None else min(most, request.limit)
+        return most if window is None else min(most, len(request.begun) + window)
+
+    def _temperature(self, request: Request) -> float:
+        return self.sampling.temperature if request.temperature is None else request.temperature
+
+    def _zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _tensor(self, values: list) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
+
+    def _waiting(self) -> int:
+        """Samples that are not in a slot yet."""
+        raise NotImplementedError
+
+    def _admit(self, number: int) -> None:
+        """Start the next samples that wait."""
+        raise NotImplementedError
+
+    def fill(self) -> bool:
+        """Give empty slots to waiting samples, or close up when none waits; False when all is done."""
+        waiting, used = self._waiting(), len(self.sample_B)
+        free = len(self.empty) + self.num_slots - used
+        if waiting and free * SLACK >= self.num_slots:
+            self._admit(min(waiting, free))
+        elif not waiting and len(self.empty) * SLACK >= used:
+            self._close_up()
+        return len(self.sample_B) > 0
+
+    def _start(self, chosen: list[tuple[int, int]], samples: list[int]) -> None:
+        """Start samples, each the i-th of a request, in empty slots, then in unused ones."""
+        number = len(chosen)
+        reused, self.empty = self.empty[:number], self.empty[number:]
+        slots = reused + list(range(len(self.sample_B), len(self.sample_B) + number - len(reused)))
+        self._prefill([r for r in dict.fromkeys(r for r, _ in chosen) if r not in self.prefilled])
+        grown = self._zeros(number - len(reused))
+        for name in ROWS:
+            setattr(self, name, torch.cat([getattr(self, name), grown]))
+        at_X, samples_X, known = self._tensor(slots), self._tensor(samples), [self.known[r] for r, _ in chosen]
+        begun = [self.requests[r].begun for r, _ in chosen]
+        self.sample_B[at_X] = samples_X
+        self.token_B[at_X] = self._tensor([ids[-1] for ids in known])
+        self.position_B[at_X] = self._tensor([len(ids) - 1 for ids in known])
+        self.count_B[at_X] = self._tensor([len(ids) for ids in begun])
+        for sample, ids in zip(samples, begun, strict=True):
+            if ids:
+                self.tokens_NK[sample, : len(ids)] = self._tensor(list(ids))
+        self._note(chosen, samples_X)
+        if self.any_drawn:
+            self.uniform_SK[at_X] = self._uniforms(chosen)
+        self._place(chosen, slots)
+        self.length_N[samples_X] = self.count_B[at_X]
+
+    def _note(self, chosen: list[tuple[int, int]], samples_X: Tensor) -> None:
+        """Where the samples end, and how hot they are."""
+        heats = [self._temperature(self.requests[r]) for r, _ in chosen]
+        self.limit_N[samples_X] = self._tensor([self._limit(self.requests[r]) for r, _ in chosen])
+        self.heat_N[samples_X] = torch.tensor(heats, dtype=torch.float32, device=self.device)
+        self.any_drawn, self.any_greedy = self.any_drawn or max(heats) > 0, self.any_greedy or min(heats) <= 0
+
+    def _uniforms(self, chosen: list[tuple[int, int]]) -> Tensor:
+        """Numbers in [0, 1) for every token of the samples (X, K); a sample's first ones do not depend on K."""
+        streams = [(self.requests[r].seed, self.requests[r].first + i) for r, i in chosen]
+        keys = [np.array(stream, dtype=np.uint64) for stream in streams]
+        drawn = [np.random.Generator(np.random.Philox(key=key)).random(self.sampling.max_new_tokens) for key in keys]
+        return torch.from_numpy(np.stack(drawn)).to(self.device)
+
+    def _prefill(self, wanted: list[int]) -> None:
+        """Compute what is known of requests but for the last token, which begins every sample."""
+        ordered = sorted(wanted, key=lambda r: len(self.known[r]))
+        while ordered:
+            width = len(self.known[ordered[0]]) - 1
+            take = 1
+            if width == 0:
+                self.prefilled[ordered.pop(0)] = Prefilled(None, 0)
+                continue
+            while take < len(ordered) and (take + 1) * len(self.known[ordered[take]]) <= PREFILL_TOKENS:
+                take += 1
+            group, ordered = ordered[:take], ordered[take:]
+            prompts = [self.known[r][:-1] for r in group]
+            width = len(prompts[-1])
+            ids = self._tensor([ids + [0] * (width - len(ids)) for ids in prompts])
+            prefix = prefill(self.model, ids)
+            self.prefilled.update({r: Prefilled(prefix, row) for row, r in enumerate(group)})
+
+    def _place(self, chosen: list[tuple[int, int]], slots: list[int]) -> None:
+        """Copy the prompts' keys and values to the slots, one prefix at a time."""
+        groups: dict[int, list[int]] = {}
+        for x, (r, _) in enumerate(chosen):
+            groups.setdefault(id(self.prefilled[r].prefix), []).append(x)
+        for members in groups.values():
+            found = [self.prefilled[chosen[x][0]] for x in members]
+            lengths = [len(self.known[chosen[x][0]]) - 1 for x in members]
+            at_X, source_X = self._tensor([slots[x] for x in members]), self._tensor([f.row for f in found])
+            self.slots.place(at_X, found[0].prefix, source_X, self._tensor(lengths))
+
+    def _close_up(self) -> None:
+        """Move the last rows into the empty ones."""
+        empty, used = set(self.empty), len(self.sample_B)
+        left = used - len(empty)
+        to_X = self._tensor([b for b in range(left) if b in empty])
+        from_X = self._tensor([b for b in range(left, used) if b not in empty])
+        if len(to_X):
+            self.slots.move(from_X, to_X)
+            self.uniform_SK[to_X] = self.uniform_SK[from_X]
+        for name in ROWS:
+            rows_B = getattr(self, name)
+            rows_B[to_X] = rows_B[from_X]
+            setattr(self, name, rows_B[:left])
+        self.empty = []
+
+    def advance(self) -> None:
+        """One token for every slot."""
+        self._take(self._next_logits())
+        live_B = self.sample_B < self.void
+        self.count_B = self.count_B + live_B
+        self.position_B = self.position_B + live_B
+        stopped_B = live_B & self._stops()
+        ended_B = stopped_B | (live_B & (self.count_B == self.limit_N[self.sample_B]))
+        if ended_B.any():
+            self._end(ended_B, stopped_B)
+
+    def _next_logits(self) -> Tensor:
+        """Return the logits (B, V) after the last token of every row."""
+        return slot_logits(self.model, self.slots, self.token_B, self.position_B)
+
+    def _take(self, logits_BV: Tensor) -> None:
+        """Sample the next tokens and write them down."""
+        sample_B, count_B, sampling = self.sample_B, self.count_B, self.sampling
+        uniform_B1 = self.uniform_SK[: len(logits_BV)].gather(1, count_B[:, None]) if self.any_drawn else None
+        picked = pick(
+            logits_BV,
+            self.heat_N[sample_B],
+            uniform_B1,
+            greedy=self.any_greedy,
+            place_B=count_B,
+            processor=sampling.processor,
+            entropy=sampling.entropy,
+        )
+        self.token_B = picked.token_B
+        self.tokens_NK[sample_B, count_B] = picked.token_B
+        self.logprobs_NK[sample_B, count_B] = picked.logprob_B
+        if picked.entropy_B is not None:
+            self.entropies_NK[sample_B, count_B] = picked.entropy_B
+
+    def _stops(self) -> Tensor:
+        """Rows whose last token ends them, or whose last tokens are a stop sequence (B,)."""
+        found_B = torch.isin(self.token_B, self.ends_E)
+        for sequence in self.sampling.stop:
+            match_B = self.count_B >= len(sequence)
+            for back, token in enumerate(reversed(sequence)):
+                at_B = (self.count_B - 1 - back).clamp(min=0)
+                match_B = match_B & (self.tokens_NK[self.sample_B, at_B] == token)
+            found_B = found_B | match_B
+        return found_B
+
+    def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
+        """Empty the rows of ended samples."""
+        samples = self.sample_B[ended_B]
+        self.stopped_N[samples] = stopped_B[ended_B]
+        self.length_N[samples] = self.count_B[ended_B]
+        self._vacate(ended_B)
+
+    def _vacate(self, left_B: Tensor) -> None:
+        """Rows that lie empty from now on."""
+        self.sample_B[left_B] = self.void
+        self.count_B[left_B] = 0
+        self.position_B[left_B] = 0
+        self.empty += left_B.nonzero()[:, 0].tolist()
+
+    def _finish(self, length: int, stopped: bool) -> Literal["stop", "length", "suspended"]:
+        full = length == self.sampling.max_new_tokens
+        return "stop" if stopped else "length" if full else "suspended"
+
+
+class Running(Decoding):
+    """The samples of one call, in the order of its requests."""
+
+    def __init__(
+        self, model: torch.nn.Module, requests: list[Request], sampling: Sampling, ends: tuple[int, ...], max_slots: int
+    ):
+        self.requests = requests
+        self.known = [[*request.prompt_ids, *request.begun] for request in requests]
+        self.queue = [(r, i) for r, request in enumerate(requests) for i in range(request.n)]
+        self.next, self.ended = 0, 0
+        total = len(self.queue)
+        columns = max(len(r.prompt_ids) for r in requests) + sampling.max_new_tokens
+        slots = min(max_slots, total)
+        super().__init__(model, sampling, ends, total, (slots, columns), slots)
+
+    def _waiting(self) -> int:
+        return len(self.queue) - self.next
+
+    def fill(self) -> bool:
+        """As long as no target is reached."""
+        if self.sampling.target is not None and self.ended >= self.sampling.target:
+            return False
+        return super().fill()
+
+    def _admit(self, number: int) -> None:
+        self._start(self.queue[self.next : self.next + number], list(range(self.next, self.next + number)))
+        self.next += number
+        unfinished = {r for r, _ in self.queue[self.next : self.next + 1]}
+        self.prefilled = {r: p for r, p in self.prefilled.items() if r in unfinished}
+
+    def _end(self, ended_B: Tensor, stopped_B: Tensor) -> None:
+        """Those at the end of their window have not ended for good."""
+        done_B = stopped_B[ended_B] | (self.count_B[ended_B] == self.sampling.max_new_tokens)
+        self.ended += int(done_B.sum())
+        super()._end(ended_B, stopped_B)
+
+    def results(self) -> list[list[Generation]]:
+        """The samples, by request; what is still in a slot or in the queue is suspended."""
+        live_B = self.sample_B < self.void
+        self.length_N[self.sample_B[live_B]] = self.count_B[live_B]
+        tokens, logprobs, entropies = self.tokens_NK.tolist(), self.logprobs_NK.tolist(), self.entropies_NK.tolist()
+        made: list[list[Generation]] = [[] for _ in self.requests]
+        ends = zip(self.length_N.tolist(), self.stopped_N.tolist(), strict=True)
+        for sample, ((r, _), (length, stopped)) in enumerate(zip(self.queue, ends, strict=False)):
+            new = slice(len(self.requests[r].begun), length)
+            finish = self._finish(length, stopped)
+            made[r].append(Generation(tokens[sample][new], logprobs[sample][new], finish, entropies[sample][new]))
+        return made

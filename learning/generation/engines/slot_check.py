@@ -1,0 +1,57 @@
+"""Whether attention over slots gives a model's own numbers: tried on its weights, once per model.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from learning.generation.engines.slots import Slots, prefill, slot_logits, slot_mode
+from learning.models.forwards import evaluating
+from learning.models.packed import UNFIT, close
+from learning.models.padded import limited_attention
+from schemas.errors import StepError
+
+PROMPTS = (12, 7)
+"""Tokens of the two prompts that are tried together, right-padded."""
+STEPS = 4
+"""Tokens that follow each of them."""
+
+_REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def why_not_slots(model: Any) -> str:
+    """Return why a model's completions cannot be decoded over slots; empty where they can."""
+    if model not in _REASONS:
+        reason = limited_attention(model.config) or _difference(model)
+        _REASONS[model] = reason and f"{model.config.model_type}: {reason}"
+    return _REASONS[model]
+
+
+@torch.inference_mode()
+def _difference(model: Any) -> str:
+    """Compare the logits after a few tokens over slots with those of the model's own forward."""
+    device, size = model.device, model.get_input_embeddings().weight.shape[0]
+    rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
+    try:
+        with slot_mode(model):
+            padded = [row[:n] + [0] * (max(PROMPTS) - n) for row, n in zip(rows, PROMPTS, strict=True)]
+            slots = Slots(len(rows), max(PROMPTS) + STEPS, device)
+            both, lengths = torch.arange(len(rows), device=device), torch.tensor(PROMPTS, device=device)
+            slots.place(both, prefill(model, torch.tensor(padded, device=device)), both, lengths)
+            found = []
+            for step in range(STEPS):
+                token_B = torch.tensor([row[n + step] for row, n in zip(rows, PROMPTS, strict=True)], device=device)
+                found.append(slot_logits(model, slots, token_B, lengths + step))
+    except StepError as error:
+        return str(error)
+    except UNFIT as error:
+        return f"its cache is not one of keys and values alone ({type(error).__name__})"
+    for row, (ids, length) in enumerate(zip(rows, PROMPTS, strict=True)):
+        with evaluating(model):
+            truth_LV = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, length:]
+        if not close(torch.stack(found)[:, row], truth_LV):
+            return "attention over slots gives other numbers than its own forward"
+    return ""

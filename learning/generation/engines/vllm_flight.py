@@ -1,0 +1,153 @@
+"""Completions in vLLM, decode step by decode step.
+
+Every sample is a request of its own to vLLM, with the tokens that it has begun as a part of the prompt; a prompt that
+several share is computed once, by vLLM's prefix cache. Flights of one engine may be in the air together: a step of one
+moves all of them, and what ended waits for the next step of its own flight.
+"""
+
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from learning.generation.engines.vllm_host import Host, quiet
+from learning.samples.engine_protocol import Generation, Request, Sampling
+
+Finish = Literal["stop", "length", "suspended"]
+
+
+@dataclass
+class Running:
+    """One completion in vLLM."""
+
+    ticket: int
+    sample: int
+    name: str
+    begun: tuple[int, ...]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, token: int, logprob: float, entropy: float, version: int) -> None:
+        """Add a token that the weights of a version have sampled."""
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1] = (version, self.versions[-1][1] + 1)
+        else:
+            self.versions.append((version, 1))
+
+    def ends_with(self, sequence: tuple[int, ...]) -> bool:
+        """Whether the completion, what was begun included, ends with a stop sequence."""
+        return (*self.begun, *self.ids)[-len(sequence) :] == sequence
+
+    def generation(self, finish: Finish, *, entropy: bool) -> Generation:
+        """What there is of it."""
+        entropies = self.entropies if entropy else []
+        return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample)
+
+
+Ended = tuple[Running, Generation]
+
+
+class VllmFlight:
+    """Flight over a host."""
+
+    def __init__(self, engine: Any, host: Host, sampling: Sampling) -> None:
+        self.engine, self.host, self.sampling = engine, host, sampling
+        self.open: dict[int, Running] = {}
+        self.ended: list[Ended] = []
+        self.lent = host.lend(self)
+        self.ends = frozenset(engine.policy.stop_ids)
+
+    @property
+    def running(self) -> int:
+        """Completions that have not ended, or have not been returned."""
+        return len(self.open) + len(self.ended)
+
+    def add(self, ticket: int, request: Request) -> None:
+        """Begin the `n` completions of a request."""
+        self.engine.check(request, self.sampling)
+        for i in range(request.n):
+            self.begin(ticket, request, request.first + i)
+
+    def begin(self, ticket: int, request: Request, sample: int, window: int | None = None) -> None:
+        """Begin one completion, of `window` new tokens at most."""
+        self.engine.ready()
+        number = next(self.host.numbers)
+        one = Running(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
+        most = self.sampling.max_new_tokens
+        left = (most if request.limit is None else min(most, request.limit)) - len(one.begun)
+        heat = self.sampling.temperature if request.temperature is None else request.temperature
+        told = {
+            "number": number,
+            "sampling": self.lent,
+            "temperature": float(heat),
+            "begun": len(one.begun),
+            "most": self.sampling.max_new_tokens,
+            "stream": [request.seed, sample],
+        }
+        ids = {"prompt_token_ids": [*request.prompt_ids, *one.begun]}
+        with quiet():
+            self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), told))
+        self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
+
+    def _params(self, limit: int, told: dict[str, Any]) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            max_tokens=limit,
+            ignore_eos=True,
+            stop_token_ids=sorted(self.ends),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=told,
+        )
+
+    def step(self) -> list[tuple[int, Generation]]:
+        """One decode step; what ended."""
+        return [(one.ticket, made) for one, made in self.advance()]
+
+    def advance(self) -> list[Ended]:
+        """One decode step; the completions that ended, with what became of them."""
+        if self.open:
+            self.engine.ready()
+            self.host.step()
+        ended, self.ended = self.ended, []
+        return ended
+
+    def place(self, number: int) -> int:
+        """Place of a completion's next token."""
+        return len(self.open[number].begun) + len(self.open[number].ids)
+
+    def took(self, number: int, token: int, logprob: float, entropy: float, over: bool) -> None:
+        """A completion's next token; `over`: vLLM has ended it."""
+        one = self.open[number]
+        one.take(token, logprob, entropy, self.engine.version)
+        if token in self.ends or any(map(one.ends_with, self.sampling.stop)):
+            self._close(number, "stop", over)
+        elif over:
+            whole = len(one.begun) + len(one.ids) >= self.sampling.max_new_tokens
+            self._close(number, "length" if whole else "suspended", over)
+
+    def _close(self, number: int, finish: Finish, over: bool) -> None:
+        one = self.open.pop(number)
+        if over:
+            self.host.open.pop(one.name)
+        else:
+            self.host.abort([one.name])
+        self.ended.append((one, one.generation(finish, entropy=self.sampling.entropy)))
+
+    def suspend(self, tickets: Collection[int] | None = None) -> list[tuple[int, Generation]]:
+        """Take completions out (None: all), in the order of their beginning; those that ended come along."""
+        return [(one.ticket, made) for one, made in self.take_out(tickets)]
+
+    def take_out(self, tickets: Collection[int] | None = None) -> list[Ended]:
+        """The same with the completions themselves."""
+        for number in [n for n, one in self.open.items() if tickets is None or one.ticket in tickets]:
+            self._close(number, "suspended", over=False)
+        ended, self.ended = self.ended, []
+        return ended

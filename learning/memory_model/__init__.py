@@ -1,0 +1,1 @@
+"""Estimates of the memory that a step needs."""

@@ -1,0 +1,159 @@
+"""How much memory the parts of a step hold at their worst moment: arithmetic only, no model is made.
+
+A place is one process (with its GPU, where it has one). It goes through phases; what it needs is what the largest of
+them holds. Sums are of tensors: what Python, the libraries and a CUDA context take themselves is not in them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from learning.memory_model.forward import FULL, Forward
+from learning.memory_model.shape import Shape
+
+PREFILL_TOKENS = 16384
+"""As in `learning.generation.engines.running`."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+MOMENTS = 2
+"""Numbers that AdamW keeps for each that it trains, in the precision of the weights."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is held at one moment, by part, in bytes."""
+
+    name: str
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process of a step: its role, how many there are of the kind, its phases."""
+
+    role: str
+    phases: tuple[Phase, ...]
+    workers: int = 1
+
+    @property
+    def peak(self) -> Phase:
+        """The worst moment."""
+        return max(self.phases, key=lambda phase: phase.total)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that is trained: its weights, which of them change, and on how many processes they are spread."""
+
+    shape: Shape
+    parameters: int
+    trained: int
+    size: int = FULL
+    shards: int = 1
+    """Processes that hold a share each (fsdp2); 1: everything is here."""
+    copies: bool = False
+    """Whether gradients are held a second time for their exchange (ddp)."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights that stay here; adapters are in float32."""
+        frozen = self.parameters - (self.trained if self.trained == self.parameters else 0)
+        trained = self.trained * (self.size if not frozen else FULL)
+        return -(-(frozen * self.size + trained) // self.shards)
+
+    @property
+    def gradients(self) -> int:
+        """Bytes."""
+        size = self.size if self.trained == self.parameters else FULL
+        return -(-self.trained * size // self.shards)
+
+    @property
+    def optimizer(self) -> int:
+        """Bytes of AdamW's moments."""
+        return MOMENTS * self.gradients
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of what is whole for a moment although it is spread: two layers and both ends, with gradients.
+
+        Replicas hold gradients a second time, in the buckets of their exchange.
+        """
+        if self.shards == 1:
+            return self.gradients if self.copies else 0
+        ends = self.shape.vocabulary * self.shape.width * (1 if self.shape.tied else 2)
+        return (3 * self.shape.layer_parameters + 2 * ends) * self.size
+
+
+def training(model: Trained, forward: Forward, passes: int, *, name: str = "update") -> tuple[Phase, ...]:
+    """The moments of an update: when the backward pass begins, when it ends, when the optimiser steps.
+
+    With several `passes` per step the gradient of the first is there while the others run.
+    """
+    held = {"weights": model.weights, "optimizer": model.optimizer, "exchange": model.gathered}
+    shape, size = model.shape, model.size
+    whole = model.trained == model.parameters
+    matrix = shape.vocabulary * shape.width * size if whole and forward.chunks else 0
+    before = model.gradients if passes > 1 else 0
+    head = max(forward.logits, matrix + forward.backward) if forward.chunks else forward.backward
+    more = matrix if forward.chunks > 1 else 0
+    tied = shape.vocabulary * shape.width * size if whole and shape.tied and forward.chunks else 0
+    last = forward.backward + forward.layer()
+    begins = {
+        "gradients": before,
+        "activations": forward.saved,
+        "logits" if forward.chunks else "backward": head + more,
+    }
+    ends = {"gradients": model.gradients + tied, "activations": last}
+    return Phase(f"{name}: backward begins", {**held, **begins}), Phase(f"{name}: backward ends", {**held, **ends})
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What the torch engine is asked for: samples at once, columns of their cache, all samples, and their prompts."""
+
+    slots: int
+    columns: int
+    completion: int
+    samples: int
+    prompts: int
+    entropy: bool = False
+    seats: int = 0
+    """Places for samples of a flight, whose results are taken out as they end; 0: a call, which keeps all of them."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.columns - self.completion
+
+
+def sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
+    """What the torch engine holds at the worst moment of a call: cache, tables of samples, and the work of a step.
+
+    The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
+    """
+    token = 2 * shape.layers * shape.keys * size
+    slab = call.slots * call.columns * (token + FULL)
+    kept, drawn = call.seats or call.samples, call.seats or call.slots
+    table = call.completion * (kept * (8 + FULL * (1 + call.entropy)) + drawn * 8)
+    ahead = min(call.prompts, call.slots) * call.prompt
+    width = 3 * shape.width + 3 * shape.inner * max(shape.active, 1)
+    prefill = min(ahead, PREFILL_TOKENS) * width * size
+    step = call.slots * shape.vocabulary * (size + 2 * FULL + 16)
+    moments = [(ahead * token, prefill), (slab + ahead * token, 0), (slab, step)]
+    if call.samples > call.slots:
+        moments.append((slab + ahead * token, prefill))
+    cache, work = max(moments, key=sum)
+    return {"cache": cache + table, "sampling": work}
+
+
+def paged(shape: Shape, size: int, tokens: int) -> int:
+    """Bytes of vLLM's cache for so many tokens, in whole blocks of 16."""
+    return -(-tokens // 16) * 16 * 2 * shape.layers * shape.keys * size
+
+
+def beside(phases: tuple[Phase, ...], part: str, more: int) -> tuple[Phase, ...]:
+    """The phases with something that is held throughout."""
+    return tuple(replace(p, parts={**p.parts, part: p.parts.get(part, 0) + more}) for p in phases) if more else phases

@@ -1,0 +1,186 @@
+"""What a forward pass of packed tokens keeps for its backward pass, as our code and transformers write it.
+
+Counted are the tensors that autograd saves, each once, and the largest that an operation needs beside them.
+Shapes: M packed tokens, C width, I inner width, H query heads, K key-value heads, D head size, V vocabulary, N families
+of G children of L tokens after a chain of P, B tokens that need logits, E attention scores.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from learning.memory_model.shape import Shape
+
+LOGITS_PER_CHUNK = 1 << 24
+"""As in `learning.models.packed`."""
+ROW, SPAN = (48, 512), 64
+"""Lengths and spans of `learning.models.row_attention`."""
+HALF = 2
+"""Bytes of a number in bfloat16."""
+FULL = 4
+"""Bytes of a number in float32, which norms, probabilities and log-probabilities have at least."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The tokens of one forward pass: `roots` as (how many, length), `families` as (N, G, L, P)."""
+
+    roots: tuple[tuple[int, int], ...]
+    families: tuple[tuple[int, int, int, int], ...] = ()
+    needed: int = 0
+    """B, tokens that need logits; 0: none does."""
+
+    @cached_property
+    def children(self) -> int:
+        """Tokens of all children."""
+        return sum(n * g * length for n, g, length, _ in self.families)
+
+    @cached_property
+    def tokens(self) -> int:
+        """M."""
+        return self.children + sum(n * length for n, length in self.roots)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bytes of a weight, where attention is computed, and what is trained."""
+
+    weight: int = FULL
+    on_cpu: bool = False
+    rank: int = 0
+    """Of LoRA's matrices; 0: all weights are trained."""
+    mixed: bool = False
+    """Whether matrices are multiplied in bfloat16 although weights are in float32."""
+
+    @property
+    def number(self) -> int:
+        """Bytes of a number between two matrices of a block."""
+        return HALF if self.mixed else self.weight
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Bytes that a pass holds."""
+
+    shape: Shape
+    tokens: Pass
+    how: Precision = field(default_factory=Precision)
+    checkpointing: bool = False
+
+    @cached_property
+    def _given(self) -> int:
+        """Bytes of a number that goes into a matrix; adapters take theirs in float32, once for every matrix."""
+        return 0 if self.how.rank and self.how.weight != FULL else self.how.number
+
+    @cached_property
+    def _norm(self) -> int:
+        """Bytes for a number that goes through RMSNorm: x in float32, x̂ for the weight's gradient, y."""
+        if self.shape.layer_norm:
+            return self.how.weight + self._given
+        return FULL + (0 if self.how.rank else self.how.weight) + self._given
+
+    @cached_property
+    def _norms(self) -> int:
+        """Bytes for a number of the width in a layer: two norms; mixed, a copy for each of five matrices."""
+        return 2 * self._norm + (3 * HALF if self.how.mixed else 0)
+
+    @cached_property
+    def _copies(self) -> int:
+        """In mixed precision the matrices of a layer are kept in bfloat16 for the backward pass."""
+        return HALF * sum(a * b for a, b in self.shape.linears) if self.how.mixed else 0
+
+    @cached_property
+    def _adapters(self) -> int:
+        """Bytes a token in a layer with LoRA: between the two matrices, and what goes into the first."""
+        if not self.how.rank:
+            return 0
+        sides = [a for a, _ in self.shape.linears[: 7 if self.shape.gated else 6]]
+        return FULL * (len(sides) * self.how.rank + (0 if self._given else sum(sides)))
+
+    def _block(self, tokens: int) -> int:
+        """The feed-forward block of a layer: gate, its activation, up and their product, or GELU's parts."""
+        shape, size = self.shape, self.how.number
+        inner = ((4 if shape.gated else 5) - (0 if self._given else 1)) * shape.inner
+        if shape.experts:  # each token's row once for every expert that it uses, with what they put out
+            return tokens * size * (shape.active * (inner + 2 * shape.width) + 2 * shape.experts)
+        return tokens * size * inner
+
+    def _roots(self) -> int:
+        """Attention of roots: on a CPU row by row with its probabilities kept, else by torch's kernel."""
+        shape, size, total = self.shape, self.how.number, 0
+        for number, length in self.tokens.roots:
+            kept = number * length * size
+            if not (self.how.on_cpu and ROW[0] <= length <= ROW[1]):
+                total += kept * (2 * shape.queries + 2 * shape.keys) + number * length * shape.heads * FULL
+                continue
+            repeated = shape.queries if shape.heads != shape.kv_heads else shape.keys
+            total += kept * (shape.queries + 2 * repeated)
+            if size == FULL:
+                spans = max(1, round(length / SPAN))
+                total += number * shape.heads * size * (length * length * (spans + 1) // (2 * spans))
+            else:  # queries and keys once more for their scale, and probabilities in float32
+                total += kept * (shape.queries + repeated) + number * shape.heads * FULL * length * length
+        return total
+
+    @cached_property
+    def scores(self) -> int:
+        """E: scores of children to their chains and to themselves."""
+        return sum(n * g * length * (p + length) * self.shape.heads for n, g, length, p in self.tokens.families)
+
+    def _families(self) -> int:
+        """Attention of children: queries, keys and values in blocks, probabilities, and these cut in two."""
+        shape, size = self.shape, self.how.number
+        chains = sum(n * p for n, _, _, p in self.tokens.families)
+        kept = self.tokens.children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
+        return kept * size + self.scores * (FULL + size)
+
+    @cached_property
+    def attention(self) -> int:
+        """Everything between a layer's norms and its feed-forward block."""
+        shape = self.shape
+        normed = shape.head_norms or shape.wide_norms
+        of_head = FULL + (0 if self.how.rank else self.how.number)
+        heads = of_head * (shape.queries + shape.keys) if normed else 0
+        out = self._given * shape.queries
+        return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families()
+
+    def layer(self, tokens: int | None = None) -> int:
+        """A layer whose feed-forward block works on some of the tokens."""
+        block = self._block(self.tokens.tokens if tokens is None else tokens)
+        return self.tokens.tokens * self.shape.width * self._norms + self.attention + block + self._copies
+
+    @cached_property
+    def saved(self) -> int:
+        """All layers and the last norm; with checkpointing only the input of every layer but the last."""
+        shape, tokens, size = self.shape, self.tokens, self.how.weight
+        ends = shape.width * (tokens.tokens * self._norm + min(tokens.needed, tokens.tokens) * size)
+        some = tokens.needed if 0 < tokens.needed <= 0.9 * tokens.tokens else tokens.tokens
+        kept = tokens.tokens * shape.width * size if self.checkpointing else self.layer()
+        return ends + (shape.layers - 1) * kept + self.layer(some)
+
+    @cached_property
+    def backward(self) -> int:
+        """Beside what was saved, while a layer's gradients are computed."""
+        shape, size, tokens = self.shape, self.how.number, self.tokens.tokens
+        inner = shape.inner * max(shape.active, 1)
+        block = 3 * tokens * inner * size
+        attention = max(0, 3 * self.scores * FULL - self._block(tokens))
+        return max(block, attention) + 2 * tokens * shape.width * size
+
+    @cached_property
+    def chunks(self) -> int:
+        """How many times logits are computed."""
+        return -(-self.tokens.needed // max(1, LOGITS_PER_CHUNK // self.shape.vocabulary))
+
+    @property
+    def logits(self) -> int:
+        """Log-probabilities of the largest chunk, with two more of the kind while their gradient is computed."""
+        rows = min(self.tokens.needed, max(1, LOGITS_PER_CHUNK // self.shape.vocabulary))
+        return 3 * rows * self.shape.vocabulary * FULL
+
+    @property
+    def glance(self) -> int:
+        """The most that a pass without a gradient holds at a time."""
+        shape, size, tokens = self.shape, self.how.weight, self.tokens.tokens
+        layer = tokens * (3 * shape.width + 3 * shape.inner * max(shape.active, 1)) * size
+        attention = self._families() + self.scores * FULL + tokens * (3 * shape.queries + 2 * shape.keys) * size
+        return max(layer, attention, self.logits)

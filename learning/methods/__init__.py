@@ -1,1 +1,0 @@
-"""Functions of single published methods that slots offer beside the common ones."""

@@ -1,0 +1,148 @@
+"""A model that a group trains: forward passes go through what keeps its ranks together, gradients are summed.
+
+With `ddp` every rank holds the whole model and accelerate wraps it in torch's DistributedDataParallel; with `fsdp2`
+each block is sharded over the ranks by `torch.distributed.fsdp.fully_shard` and put together while it computes
+(accelerate leaves its own plugin out unless there are accelerators, and the same code must run without). Both see a
+forward pass only through their own module, while the losses here go through the body of a model and its head apart;
+so what is wrapped is `Calls`, whose forward pass is a whole loss.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from learning.models.forwards import blocks_of
+from learning.parallel.group import ALONE, Group, whole
+from schemas.errors import StepError
+
+Part = TypeVar("Part")
+Found = TypeVar("Found")
+
+
+class Calls(nn.Module):
+    """A model whose forward pass is whatever function of it is given."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """What the function returns."""
+        return function()
+
+
+class Trained:
+    """A model in the hands of a group. `model` is the plain one: losses are functions of it.
+
+    With `fsdp2` its parameters are shards between forward passes, and no one else may compute with it.
+    """
+
+    def __init__(self, model: nn.Module, group: Group = ALONE):
+        self.model, self.group = model, group
+        experts = any(".experts." in name for name, _ in model.named_parameters())
+        self.rests = experts and group.size > 1 and not group.shards
+        self.calls: Any = None
+        if group.size > 1:
+            self.calls = _sharded(model, group) if group.shards else _replicated(model, group)
+
+    def __call__(self, function: Callable[[], Found]) -> Found:
+        """What a function that computes with the model returns; every rank must call as often."""
+        return function() if self.calls is None else self.calls(function)
+
+    def backward(self, parts: Sequence[Part], loss_of: Callable[[Part], tuple[Tensor, Found]]) -> list[Found]:
+        """Add up the gradient of Σ over `parts` of a loss; returns what was found beside this rank's own losses.
+
+        Each rank computes its share; afterwards all have the sum. Raises StepError when there is no part.
+        """
+        if not parts:
+            raise StepError("nothing to train on in this step")
+        found = []
+        rounds = self.group.rounds(parts)
+        for i, (part, real) in enumerate(rounds):
+            last = i + 1 == len(rounds)
+            with self._synced(last):
+                loss, beside = self(lambda part=part: loss_of(part))
+                loss = loss if real else loss * 0
+                (loss + self._nothing() if last and self.rests else loss).backward()
+            if real:
+                found.append(beside)
+        return found
+
+    def each(self, parts: Sequence[Part], function: Callable[[Part], Found]) -> list[Found]:
+        """What a function of the model finds for every part, without gradient, in order and on every rank."""
+        with torch.no_grad():
+            if not self.group.shards:
+                return self.group.each(parts, function)
+            found = self.group.each(parts, lambda part: self(lambda: function(part)))
+            self.calls.reshard()  # after a backward pass that would happen by itself
+            return found
+
+    @torch.no_grad()
+    def copy_to(self, other: nn.Module) -> None:
+        """Give a plain copy of the model the weights of this one; every rank takes part, one without a copy too."""
+        for new, old in zip(self.model.parameters(), other.parameters(), strict=True):
+            if new.requires_grad:
+                full = whole(new)
+                if old is not new:
+                    old.copy_(full)
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Make the model of rank 0 whole, on the CPU, to be written; nothing computes with it afterwards."""
+        if not self.group.shards:
+            return
+        done: dict[int, nn.Parameter] = {}
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in done:
+                    full = whole(parameter.detach())
+                    done[id(parameter)] = (
+                        nn.Parameter(full.cpu(), parameter.requires_grad) if self.group.main else parameter
+                    )
+                if parameter is not None:
+                    module._parameters[name] = done[id(parameter)]
+
+    def _nothing(self) -> Tensor:
+        """0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
+        return 0.0 * sum(p.flatten()[0] for p in self.model.parameters() if p.requires_grad)
+
+    @contextmanager
+    def _synced(self, last: bool) -> Iterator[None]:
+        """Replicas add up their gradients once, after the last round; shards do after each, and stay small."""
+        if last or self.calls is None or self.group.shards:
+            yield
+        else:
+            with self.calls.no_sync():
+                yield
+
+
+def _replicated(model: nn.Module, group: Group) -> nn.Module:
+    from accelerate import Accelerator  # only a group pays for importing it
+
+    wrapped = Accelerator(cpu=group.device == "cpu").prepare_model(Calls(model))
+    wrapped.register_comm_hook(None, _summed)
+    return wrapped
+
+
+def _summed(_: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """DistributedDataParallel's own way is the mean over the ranks."""
+    return distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+def _sharded(model: nn.Module, group: Group) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    mesh = init_device_mesh(group.device.partition(":")[0], (group.size,))
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh)
+    calls = fully_shard(Calls(model), mesh=mesh)
+    for module in calls.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_reduce_scatter_unused_params(True)
+    return calls

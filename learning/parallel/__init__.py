@@ -1,0 +1,1 @@
+"""Process groups, pools of workers, and random states of ranks."""

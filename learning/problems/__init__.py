@@ -1,0 +1,1 @@
+"""Slot problems: generators of prompts rows."""

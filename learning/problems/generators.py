@@ -1,0 +1,100 @@
+"""Generators of problems: each returns prompts rows (`learning.data.rows`).
+
+Train and test never share a problem, whatever the seeds: which side a problem is on is a property of its text.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from learning.reasoning_gym.families import BLOCK, dataset, families
+from schemas.errors import StepError
+
+PATIENCE = 2000
+"""Draws without a new problem after which a space counts as exhausted, at least."""
+
+
+def reasoning_gym(
+    *,
+    family: str,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    style: Literal["full", "short"] = "full",
+    config: dict[str, Any] = {},  # noqa: B006 (never changed; a recipe needs the default to be readable)
+) -> list[dict[str, Any]]:
+    """`size` distinct problems of a family of reasoning-gym, from one side of a split by problem.
+
+    A problem is held out when the hash of family and question falls below `test_share`. `style: short` shows only what
+    follows the last colon of the question (`12 + 7 - 3 =`, `sun`). `config` is the family's own. Raises StepError for
+    an unknown family or key, and when the space holds too few problems.
+    """
+    if family not in families():
+        near = difflib.get_close_matches(family, families(), 1)
+        raise StepError(f"reasoning_gym: no family {family!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    rows: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
+    stale = drawn = 0
+    for entry, origin in draws(family, seed, config):
+        drawn, stale = drawn + 1, stale + 1
+        question = " ".join(entry["question"].split())
+        if question not in seen:
+            stale = 0
+            seen.add(question)
+            if held_out(family, question, test_share) == (split == "test"):
+                add(rows, row_of(family, entry, origin, style))
+        if len(rows) == size:
+            return list(rows.values())
+        if stale > max(PATIENCE, 4 * len(seen)) or drawn > PATIENCE + 100 * size / min(test_share, 1 - test_share):
+            break
+    raise StepError(
+        f"reasoning_gym {family}: {drawn} draws gave {len(seen)} distinct problems, {len(rows)} of them {split}, but "
+        f"size is {size}; lower `size`, widen the space by `config`, or change `test_share` ({test_share})"
+    )
+
+
+def draws(family: str, seed: int, config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Endless problems with their origin; reasoning-gym numbers problems seed + index, so seeds are spread first."""
+    block = 0
+    while True:
+        digest = hashlib.sha256(f"{family}\n{seed}\n{block}".encode()).digest()
+        origin = {"family": family, "config": config, "seed": int.from_bytes(digest[:4], "big") >> 1}
+        source = dataset(family, json.dumps(config, sort_keys=True), origin["seed"])
+        for index in range(BLOCK):
+            yield source[index], origin | {"index": index}
+        block += 1
+
+
+def held_out(family: str, question: str, test_share: float) -> bool:
+    """Whether a problem is on the test side; it depends on nothing but its text."""
+    digest = hashlib.sha256(f"held out\n{family}\n{question}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < test_share * 2**64
+
+
+def row_of(family: str, entry: dict[str, Any], origin: dict[str, Any], style: str) -> dict[str, Any]:
+    """A prompts row; its metadata is what `learning.reasoning_gym.families.entry_of` needs to make the entry again."""
+    text = entry["question"].strip()
+    if style == "short":
+        text = text.rpartition(": ")[2].strip()
+    return {
+        "id": hashlib.sha256(f"{family}\n{text}".encode()).hexdigest()[:16],
+        "prompt": [{"role": "user", "content": text}],
+        "answer": None if entry["answer"] is None else str(entry["answer"]),
+        "family": family,
+        "metadata": json.dumps(origin, sort_keys=True),
+    }
+
+
+def add(rows: dict[str, dict[str, Any]], row: dict[str, Any]) -> None:
+    """Add a row under its id; raises StepError when another question already looks the same."""
+    if row["id"] in rows:
+        shown = row["prompt"][0]["content"]
+        raise StepError(
+            f"reasoning_gym {row['family']}: `style: short` makes two problems look alike ({shown!r}); use `full`"
+        )
+    rows[row["id"]] = row

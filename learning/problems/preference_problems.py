@@ -1,0 +1,13 @@
+"""From preference pairs to the problems that they are about."""
+
+from typing import Any
+
+from learning.data.rows import SCHEMAS, read_rows, write_rows
+
+
+def problems_of_pairs(context: Any) -> dict[str, float]:
+    """Input `pairs`, output `prompts`: every problem that has a pair, once."""
+    rows = {row["id"]: row for row in read_rows(context.input("pairs"), "preference_pairs")}
+    names = SCHEMAS["prompts"].names
+    write_rows(context.output("prompts"), "prompts", [{name: row[name] for name in names} for row in rows.values()])
+    return {"problems": len(rows)}

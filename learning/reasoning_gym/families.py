@@ -1,0 +1,69 @@
+"""The door to reasoning-gym: imported only when a problem is made or scored, because that takes a second."""
+
+import json
+import math
+from functools import lru_cache
+from typing import Any
+
+from learning.reasoning_gym.grammar import means_no_number
+from schemas.errors import StepError
+
+BLOCK = 500
+"""Problems per seed."""
+
+
+def families() -> list[str]:
+    """Names of all families."""
+    import reasoning_gym  # noqa: F401 (fills the table)
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(DATASETS)
+
+
+@lru_cache(maxsize=64)
+def dataset(family: str, config: str, seed: int) -> Any:
+    """A block of problems; `config` is JSON. Raises StepError for what the family does not take."""
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(family, seed=seed, size=BLOCK, **json.loads(config))
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+        raise StepError(f"reasoning_gym {family}: config {config}: {error}") from error
+
+
+def entry_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The block and the entry that a prompts row was made of; raises StepError when it was made otherwise."""
+    try:
+        origin = origin_of(row)
+        source = dataset(origin["family"], json.dumps(origin["config"], sort_keys=True), origin["seed"])
+        entry = source[origin["index"]]
+    except (LookupError, TypeError, ValueError) as error:
+        raise StepError(f"row {row['id']}: metadata does not say how reasoning-gym made the problem") from error
+    if row["answer"] is not None and str(entry["answer"]) != row["answer"]:
+        raise StepError(
+            f"row {row['id']}: the installed reasoning-gym makes another problem; generate the data again (outside of "
+            "a run with PYTHONHASHSEED=0, because some families go by the order of a set)"
+        )
+    return source, entry
+
+
+def origin_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Family, config, seed and index of a row's problem, of reasoning-gym or not."""
+    origin = json.loads(row["metadata"] or "")
+    if not isinstance(origin, dict):
+        raise TypeError("no origin")
+    return origin
+
+
+def score_of(source: Any, entry: dict[str, Any], text: str) -> float:
+    """What the family's verifier gives an answer; raises ValueError where that is no number from 0 to 1.
+
+    Verifiers raise whatever they like. This is for the process that may read the text: see
+    `learning.reasoning_gym.verifiers`.
+    """
+    if means_no_number(entry["metadata"].get("source_dataset"), text):
+        return 0.0
+    score = source.score_answer(text, entry)
+    if isinstance(score, str | bytes) or not math.isfinite(number := float(score)) or not 0 <= number <= 1:
+        raise ValueError("no score")
+    return number

@@ -1,0 +1,176 @@
+"""One iteration's trials: plan, drive, score, follow up until nothing more is asked for, add other sources, gate."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learning.batch.batch import Batch
+from learning.batch.batch_layout import forest
+from learning.batch.loss_columns import Columns
+from learning.lookup import Bound, bind
+from learning.samples.engine_protocol import Processor
+from learning.samples.history import History
+from learning.samples.sample import Ask, Trial
+from learning.sampling.sampler import Sampler, names, score
+from schemas.schedules import Controlled, Number, settled
+from schemas.stages.rl import Rl
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """The slots of an rl stage from problems to the trials that are trained on, bound."""
+
+    plan: Bound
+    drive: Bound
+    process: tuple[Bound, ...]
+    rewards: tuple[Bound, ...]
+    weights: tuple[Number, ...]
+    follow_ups: tuple[Bound, ...]
+    sources: tuple[Bound, ...]
+    filter: Bound | None
+    max_rounds: int
+    read: frozenset[str] = frozenset()
+    """Rewards whose raw scores other parts read."""
+    shown: set[str] = field(default_factory=set, compare=False)
+    """Rewards of which a failure stands in the step's log."""
+
+    def needs(self, name: str) -> bool:
+        """Whether a part asks for it."""
+        parts = (self.plan, self.drive, *self.rewards, *self.follow_ups, *self.sources)
+        return any(name in part.asks for part in (*parts, *((self.filter,) if self.filter else ())))
+
+
+def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
+    """Bind every slot; raises StepError for an unknown name or option."""
+    rewards = tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards))
+    return Collecting(
+        bind(stage.plan, "plan", inputs),
+        bind(stage.drive, "drive", inputs),
+        tuple(bind(use, f"process.{i}", inputs) for i, use in enumerate(stage.process)),
+        rewards,
+        tuple(use.weight for use in stage.rewards),
+        tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
+        tuple(bind(use, f"source.{i}", inputs) for i, use in enumerate(stage.source)),
+        bind(stage.filter, "filter", inputs) if stage.filter else None,
+        stage.max_rounds,
+        frozenset(_read(stage, rewards)),
+    )
+
+
+def _read(stage: Rl, rewards: Sequence[Bound]) -> Iterator[str]:
+    """Names of rewards that stand in other parts, and the first one's, which parts mean that name none."""
+    said = set(_texts(stage.model_dump(mode="json", exclude={"rewards"})))
+    yield from (name for i, name in enumerate(names(rewards)) if i == 0 or name in said)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain values, keys of maps included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from (str(key), *_texts(item))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def processor_of(
+    parts: Collecting, step: int, controls: Mapping[str, float], metrics: Mapping[str, float]
+) -> Processor | None:
+    """What the engine is given, None where there is nothing to change.
+
+    Controllers that look at batches have not seen this one: their last word counts, as it stands in the points of the
+    last iteration. A processor that hangs on one which has not spoken yet changes nothing.
+    """
+    known = {key.removeprefix("control/"): value for key, value in metrics.items() if key.startswith("control/")}
+    settled_parts = [part.settled({**known, **controls}) for part in parts.process]
+    ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
+    calls = [(part.at(step), part.asks) for part in ready]
+
+    def process(logits_BV: torch.Tensor, place_B: torch.Tensor) -> torch.Tensor:
+        for call, asks in calls:
+            have = {"logits_BV": logits_BV, "place_B": place_B}
+            logits_BV = call(*(have[name] for name in asks))
+        return logits_BV
+
+    return process if calls else None
+
+
+def collect(
+    parts: Collecting, sampler: Sampler, history: History, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> list[Trial]:
+    """Everything that an iteration sampled, scored, with what sources add.
+
+    `have` is what plans, rewards and the rest may ask for: rows, num_groups, n, seed, step, states, metrics.
+    """
+    step = have["step"]
+    have = {**have, **services(sampler, history)}
+    trials: list[Trial] = []
+    seen: list[Trial] = []
+    plan, rate = partial(_planned, parts, controls, have), partial(_rated, parts, controls, have)
+    # A drive that asks for the plan itself asks it ahead.
+    asks: list[Ask] = [] if "plan" in parts.drive.asks else plan(step)
+    for number in range(parts.max_rounds):
+        now = {**have, "round": number}
+        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks, "plan": plan, "score": rate})
+        score_all(parts, [t for t in new if not t.scores], controls, now)
+        trials += new
+        seen += new
+        asks = []
+        for part in parts.follow_ups:
+            trials, more = part.settled(controls).ask(step, {**now, "trials": trials})
+            asks += more
+        if not asks:
+            break
+    history.add(seen)
+    for part in parts.sources:
+        trials = part.settled(controls).ask(step, {**have, "trials": trials})
+    score_all(parts, [t for t in trials if not t.scores], controls, have)
+    return trials
+
+
+def _planned(parts: Collecting, controls: Mapping[str, float], have: Mapping[str, Any], step: int) -> list[Ask]:
+    """What the plan samples in an iteration, asked for now."""
+    return parts.plan.settled(controls).ask(step, {**have, "step": step})
+
+
+def _rated(
+    parts: Collecting,
+    controls: Mapping[str, float],
+    have: Mapping[str, Any],
+    trials: list[Trial],
+    step: int,
+    place: int,
+) -> None:
+    """Score a group by itself; what its rewards draw is its own, whenever it comes."""
+    score_all(parts, trials, controls, {**have, "step": step, "round": place})
+
+
+def services(sampler: Sampler, history: History) -> dict[str, Any]:
+    """What parts may ask for beside numbers and rows."""
+    engine = sampler.engine
+    return {"sampler": sampler, "history": history, "policy": sampler.policy, "engine": engine, "stream": engine}
+
+
+def score_all(parts: Collecting, trials: list[Trial], controls: Mapping[str, float], have: Mapping[str, Any]) -> None:
+    """Score trials by the stage's rewards, with the numbers that controllers give."""
+    if trials:
+        rewards = [part.settled(controls) for part in parts.rewards]
+        score(rewards, [settled(w, controls) for w in parts.weights], trials, have, parts.read, parts.shown)
+
+
+def gate(
+    part: Bound | None, trials: list[Trial], step: int, controls: Mapping[str, float], have: Mapping[str, Any]
+) -> Batch:
+    """The batch that is trained on: the (scored) trials of groups that the filter keeps; paths are numbered as they."""
+    batch = forest(trials)
+    if part is None or not trials:
+        return batch
+    columns = Columns(batch, **{**have, "rows": [t.row for t in trials]})
+    keep_P = part.settled(controls).ask(step, columns)
+    return batch.take(torch.as_tensor(keep_P).nonzero()[:, 0].tolist())

@@ -1,0 +1,1 @@
+"""Requests, completions and scored samples: the records that sampling passes on."""

@@ -1,0 +1,37 @@
+"""What a stage has seen of every problem so far; part of its checkpoints."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from learning.samples.sample import Trial, by_group
+
+
+class History:
+    """`rates`: for every problem, by id, the mean of the first reward at each visit (an iteration that sampled it).
+
+    `turns`: the most turns of a completion that this reward gave at least 1; of a problem without one nothing.
+    """
+
+    def __init__(self) -> None:
+        self.rates: dict[str, list[float]] = {}
+        self.turns: dict[str, int] = {}
+
+    def add(self, trials: Iterable[Trial]) -> None:
+        """Add the policy's own trials of an iteration; those not ended, or that could not be scored, say nothing."""
+        own = [t for t in trials if t.source == "policy" and t.finish != "suspended"]
+        for group in by_group(own).values():
+            key = group[0].row["id"]
+            scored = [(s, t) for t in group if (s := next(iter(t.scores.values()), None)) is not None]
+            if scored:
+                self.rates.setdefault(key, []).append(sum(s for s, _ in scored) / len(scored))
+            if solved := [t.num_turns for s, t in scored if s >= 1]:
+                self.turns[key] = max(self.turns.get(key, 0), *solved)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"rates": self.rates, "turns": self.turns}
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Put back what `to_json` gave."""
+        self.rates = {key: list(rates) for key, rates in values["rates"].items()}
+        self.turns = dict(values["turns"])

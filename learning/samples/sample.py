@@ -1,0 +1,124 @@
+"""What an iteration samples: asks go in, trials come out.
+
+Plans, drives, follow-ups and sources work on lists of these; `learning.batch.batch_layout` lays out as a batch the
+trials that
+are trained on.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from learning.samples.engine_protocol import Turn
+
+Messages = list[dict[str, Any]]
+SOURCES = (
+    "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
+    "peer",
+)  # fmt: skip
+"""Where a trial comes from; its place here is the code in the column `source`."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a plan or a follow-up wants sampled: `n` completions of one problem."""
+
+    row: dict[str, Any]
+    """A prompts row; a problem made up on the way is a made-up row."""
+    n: int = 1
+    source: str = "policy"
+    temperature: float | None = None
+    """None: the stage's; 0: greedy."""
+    prompt: Messages | None = None
+    """Sampled and trained under, instead of the row's prompt: one with a hint."""
+    context: Messages | None = None
+    """Sampled under, while training is under `prompt`: one with demonstrations."""
+    begin: tuple[int, ...] = ()
+    """Tokens that the completion starts with; they are context, without a loss."""
+    group: int | None = None
+    """The group to join; None: a new one."""
+
+
+@dataclass
+class Trial:
+    """One completion, with what is known of it."""
+
+    row: dict[str, Any]
+    group: int
+    source: str
+    prompt_ids: list[int]
+    """Trained under."""
+    completion_ids: list[int]
+    """All tokens after the prompt; the first `given` were not sampled."""
+    logprobs: list[float] | None
+    """Of every completion token in the sampling context, 0 for given ones; None: no policy of ours sampled it."""
+    finish: Literal["stop", "length", "suspended"]
+    text: str
+    """The completion decoded, given tokens too, without special tokens; of an episode the last of the model's turns."""
+    given: int = 0
+    entropies: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    """Iteration whose weights sampled each completion token."""
+    context_ids: list[int] | None = None
+    """Prompt sampled under, where it is another than `prompt_ids`."""
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """Raw, by name of the reward."""
+    reward: float | None = None
+    """Weighted sum of the scores; None: could not be scored."""
+    weight: float = 1.0
+    """Factor on the weight of its tokens in the loss."""
+    turns: list[Turn] = field(default_factory=list)
+    """Whole turns of an episode, from the first token that was not given; empty: nothing answered the completion."""
+
+    @property
+    def own(self) -> list[bool]:
+        """Of every token after those given, whether it was sampled (or is an expert's), not observed."""
+        size = len(self.completion_ids) - self.given
+        if not any(turn.observed for turn in self.turns):
+            return [True] * size
+        of = [part for turn in self.turns for part in ([True] * turn.sampled, [False] * turn.observed)]
+        found = [one for part in of for one in part]
+        return found + [True] * (size - len(found))
+
+    @property
+    def num_turns(self) -> int:
+        """Of the model, with one that has not ended; 1 where nothing answers."""
+        whole = sum(turn.sampled + turn.observed for turn in self.turns)
+        return len(self.turns) + (not self.turns or whole < len(self.completion_ids) - self.given)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Trial":
+        """What `to_json` gave, as a trial again."""
+        return cls(**{**values, "turns": [Turn(**turn) for turn in values.get("turns", ())]})
+
+
+def last_turn(given: int, turns: Sequence[Turn]) -> int:
+    """Where the last of the model's turns begins in a completion whose first turn follows `given` tokens, with them."""
+    places = [0]
+    for turn in turns:
+        if turn.observed:
+            places.append((places[-1] or given) + turn.sampled + turn.observed)
+    return places[-1]
+
+
+def by_group(trials: list[Trial]) -> dict[int, list[Trial]]:
+    """The trials of each group, groups in the order of their first trial."""
+    groups: dict[int, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.group, []).append(trial)
+    return groups
+
+
+def transcript(decode: Callable[[list[int]], str], ids: list[int], turns: Sequence[Turn]) -> str:
+    """An episode to read: a line for every turn of the model, and after an arrow what the environment said to it."""
+    lines, at = [], 0
+    for turn in turns:
+        said = at + turn.sampled
+        lines.append(decode(ids[at:said]))
+        at = said + turn.observed
+        lines += [f"→ {decode(ids[said:at])}"] if turn.observed else []
+    return "\n".join([*lines, decode(ids[at:])] if at < len(ids) else lines)

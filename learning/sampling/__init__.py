@@ -1,0 +1,1 @@
+"""From sample requests to scored samples."""

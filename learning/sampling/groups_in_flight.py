@@ -1,0 +1,47 @@
+"""A group of completions between being asked for and being trained on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from learning.samples.sample import Trial
+from learning.sampling.pending_samples import Pending
+
+
+@dataclass(eq=False)
+class Group:
+    """The completions of one problem, returned when all of them have ended and are scored."""
+
+    plan: int
+    """Iteration whose plan asked for it."""
+    place: int
+    """Among the groups of that plan."""
+    members: list[Pending]
+    sent: bool = False
+    """Whether what has not ended is in flight."""
+    trials: list[Trial] = field(default_factory=list)
+    """Of its completions, once all have ended."""
+    judged: int | None = None
+    """How many groups had been scored before it; None: it has not been."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all completions have."""
+        return all(one.finish != "suspended" for one in self.members)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """That of being asked for."""
+        return self.plan, self.place
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; scores that are being waited for are asked for again."""
+        trials = [trial.to_json() for trial in self.trials] if self.judged is not None else []
+        place = {"plan": self.plan, "place": self.place, "judged": self.judged}
+        return {**place, "members": [one.to_json() for one in self.members], "trials": trials}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Group":
+        """What `to_json` gave; nothing of it is in flight."""
+        members = [Pending.from_json(one) for one in values["members"]]
+        trials = [Trial.from_json(one) for one in values["trials"]]
+        return cls(values["plan"], values["place"], members, trials=trials, judged=values["judged"])

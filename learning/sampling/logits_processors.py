@@ -1,0 +1,27 @@
+"""Changes to the distribution that tokens are sampled from; the log-probabilities that are kept are of the changed one.
+
+Every row of a batch is changed for itself alone, or what runs beside a completion would matter to it. A processor may
+ask for the place of the token in its completion as `place_B`.
+Shapes: B sequences being sampled, V vocabulary.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from learning.algorithm.heterogeneous import entropy_score
+from learning.generation.engines.token_sampling import entropy_of
+from schemas.schedules import Number
+
+
+def adaptive_temperature(
+    logits_BV: Tensor, *, low: Number, pivot: Number, high: Number, tau: Annotated[float, Field(gt=-1, lt=1)] = 0.05
+) -> Tensor:
+    """Temperature times 1 + τ·h, h the score of the distribution's entropy (HAPO, Liu et al. 2025).
+
+    Uncertain tokens are explored further, certain ones less. `low`, `pivot` and `high` are the log-entropies at which h
+    is −1, 0 and 1, as in the surrogate `heterogeneous`.
+    """
+    h_B = entropy_score(entropy_of(logits_BV.log_softmax(-1)), low, pivot, high)
+    return logits_BV / (1 + tau * h_B)[:, None]

@@ -1,0 +1,194 @@
+"""What an RL stage sampled, as Parquet: one row per completion, trained on or not.
+
+Rows wait in memory and are put aside with every checkpoint: a continued run writes the same file, byte for byte.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from learning.batch.batch import Batch
+from learning.data.rows_used import Used, summed
+from learning.data.shards import ShardWriter, scan
+from learning.samples.sample import Trial
+from schemas.errors import StepError
+from schemas.sealed import NotSealed, file_digest, read_sealed, write_sealed
+
+Parts = list[tuple[int, str]]
+"""Steps at which rows were written beside a checkpoint, each with the digest of the file."""
+FILE = "trajectories.parquet"
+"""The name of a small table; a large one is several files."""
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("group", pa.int32()),
+        ("sample", pa.int32()),
+        ("prompt_id", pa.string()),
+        ("family", pa.string()),
+        ("source", pa.string()),
+        ("version", pa.int32()),
+        ("completion", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("scores", pa.map_(pa.string(), pa.float64())),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),
+        ("status", pa.string()),
+        ("trained", pa.bool_()),
+    ]
+)
+"""`version` is the oldest iteration whose weights sampled a token; tokens are those sampled, not given ones."""
+TURN = pa.struct(
+    [
+        ("sampled", pa.int32()),
+        ("observed", pa.int32()),
+        ("text", pa.string()),
+        ("observation", pa.string()),
+        ("reward", pa.float64()),
+        ("seconds", pa.float64()),
+        ("ok", pa.bool_()),
+    ]
+)
+"""A turn of the model that an environment answered, in the order of the tokens; `seconds` null: those of a real clock,
+on which no two runs agree."""
+EPISODES = pa.schema([*SCHEMA, ("turns", pa.list_(TURN))])
+"""Of a stage with an environment; `completion` is then the whole episode, and `token_ids` hold what was observed."""
+
+
+class Trajectories:
+    """The rows of a stage so far; `share` is the part of the groups that is kept.
+
+    `decode` gives the text of tokens, for a stage whose completions are episodes; None: they are single turns.
+    """
+
+    def __init__(self, folder: Path, share: float, seed: int, decode: Callable[[list[int]], str] | None = None):
+        self.folder, self.share, self.seed, self.decode = folder, share, seed, decode
+        self.schema = SCHEMA if decode is None else EPISODES
+        self.waiting: list[dict[str, Any]] = []
+        self.tally: dict[str, tuple[int, int]] = {}
+        """Of each prompt since the last checkpoint: completions sampled, and those with an advantage."""
+
+    def add(self, step: int, trials: Sequence[Trial], advantages: Sequence[float | None]) -> None:
+        """Add the trials of a step; the advantage of each, None where it was not trained on."""
+        kept = {g for g in {t.group for t in trials} if self._keeps(step, g)}
+        seen: dict[int, int] = {}
+        for trial, advantage in zip(trials, advantages, strict=True):
+            sample = seen[trial.group] = seen.get(trial.group, -1) + 1
+            sampled, trained = self.tally.get(trial.row["id"], (0, 0))
+            self.tally[trial.row["id"]] = (sampled + 1, trained + bool(advantage))
+            if trial.group in kept:
+                place = {"step": step, "group": trial.group, "sample": sample}
+                self.waiting.append({**place, **self._row(trial, advantage)})
+
+    def put_aside(self, step: int) -> str:
+        """Write the waiting rows beside the checkpoint of `step`, before it is written; returns their digest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(self.waiting, schema=self.schema), self._part(step), compression="zstd")
+        write_sealed(self._tally(step), self._label(step), self.tally)
+        self.waiting, self.tally = [], {}
+        return file_digest(self._part(step))
+
+    def used(self, parts: Parts) -> Iterator[Used]:
+        """Return how often each prompt was sampled and trained on, whatever share of the trajectories is kept.
+
+        Raises StepError when the counts beside a checkpoint are not as they were written.
+        """
+        try:
+            counts = [self._counts(step) for step, _ in parts]
+        except (NotSealed, OSError) as error:
+            raise StepError(f"{error}; run again: the step goes on from an earlier checkpoint") from error
+        return summed([*counts, self.tally])
+
+    def damaged(self, parts: Parts) -> str | None:
+        """What is wrong with the rows beside the checkpoints, in words; None when they are as they were written."""
+        for step, written in parts:
+            part = self._part(step)
+            if part.is_symlink() or not part.is_file() or file_digest(part) != written:
+                return f"{part.name} of the trajectories is not as it was written"
+            try:
+                self._counts(step)
+            except (NotSealed, OSError) as error:
+                return str(error)
+        return None
+
+    def _counts(self, step: int) -> dict[str, tuple[int, int]]:
+        """Return the counts beside a checkpoint. Raises NotSealed, and OSError where there are none."""
+        return read_sealed(self._tally(step), self._label(step))
+
+    @staticmethod
+    def _label(step: int) -> str:
+        return f"rows used until {step}"
+
+    def publish(self, output: Path, parts: Parts) -> None:
+        """Write the rows beside the checkpoints and the waiting ones as one table; equal rows give equal bytes.
+
+        Raises StepError when the former are not as they were written.
+        """
+        if (problem := self.damaged(parts)) is not None:
+            raise StepError(f"{problem}; run again: the step goes on from an earlier checkpoint")
+        with ShardWriter(output, self.schema, "trajectories") as writer:
+            for batch in scan([self._part(step) for step, _ in parts], self.schema, "trajectories"):
+                writer.write(batch)
+            writer.write(pa.Table.from_pylist(self.waiting, schema=self.schema))
+
+    def _row(self, trial: Trial, advantage: float | None) -> dict[str, Any]:
+        row = _row(trial, advantage)
+        if self.decode is None:
+            return row
+        turns, at = [], trial.given
+        for turn in trial.turns:
+            said, seen = at + turn.sampled, at + turn.sampled + turn.observed
+            texts = {"text": (at, said), "observation": (said, seen)}
+            own = {name: self.decode(trial.completion_ids[a:b]) for name, (a, b) in texts.items()}
+            turns.append({**asdict(turn), **own, "seconds": None if turn.measured else turn.seconds})
+            at = seen
+        return {**row, "completion": self.decode(trial.completion_ids), "turns": turns}
+
+    def _part(self, step: int) -> Path:
+        return self.folder / f"rows-{step:08d}.parquet"
+
+    def _tally(self, step: int) -> Path:
+        return self.folder / f"used-{step:08d}.json"
+
+    def _keeps(self, step: int, group: int) -> bool:
+        return self.share >= 1 or np.random.default_rng([self.seed, step, group]).random() < self.share
+
+
+def path_advantages(trained: Batch) -> dict[int, float]:
+    """Mean advantage over the tokens of each path, by the path's id."""
+    if not trained.num_paths:
+        return {}
+    path_T, values_T = trained.path_T, trained.sampled("advantage")
+    counts = path_T.bincount(minlength=trained.num_paths).clamp(min=1)
+    means = values_T.new_zeros(trained.num_paths).index_add(0, path_T, values_T) / counts
+    return dict(zip(trained.paths["path"].tolist(), means.tolist(), strict=True))
+
+
+def status(trial: Trial) -> str:
+    """`done`, `truncated` (hit the length limit), `suspended` or `unscorable` (a reward could not judge it)."""
+    if trial.reward is None:
+        return "unscorable"
+    return {"stop": "done", "length": "truncated", "suspended": "suspended"}[trial.finish]
+
+
+def _row(trial: Trial, advantage: float | None) -> dict[str, Any]:
+    cut = trial.given
+    return {
+        "prompt_id": trial.row["id"],
+        "family": trial.row["family"],
+        "source": trial.source,
+        "version": min(trial.versions, default=None),
+        "completion": trial.text,
+        "token_ids": trial.completion_ids[cut:],
+        "logprobs": None if trial.logprobs is None else trial.logprobs[cut:],
+        "scores": list(trial.scores.items()),
+        "reward": trial.reward,
+        "advantage": advantage,
+        "status": status(trial),
+        "trained": advantage is not None,
+    }

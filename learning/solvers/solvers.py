@@ -1,0 +1,126 @@
+"""Slot program: what an evaluation does with a model beside asking it once.
+
+A program is given the problems (prompts rows) and `ask`, which answers any number of rows at once, one text each, with
+the model that is evaluated; it returns one text per problem. A row that it makes up needs an id of its own, on which
+the random stream of its answer hangs. Nothing is trained.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from learning.data.patterns import MatchTimeout, Pattern
+from learning.data.rows import read_rows
+from learning.solvers.combinators import concat, cross, filtered, mapped, reduced
+from learning.solvers.recursion import leaves, plan, put_together, taken_apart
+from learning.tools.retrieval import Shelf
+from schemas.errors import StepError
+from schemas.references import ChatRef
+
+Row = dict[str, Any]
+Ask = Callable[[list[Row]], list[str]]
+WHOLE = re.compile(r"[+-]?\d{1,1000}")
+"""A number with more digits takes Python too long to read."""
+MOST_ITEMS = 1_000
+"""Items that are crossed with each other."""
+
+
+def lambda_rlm(
+    rows: list[Row],
+    ask: Ask,
+    *,
+    window: Annotated[int, Field(ge=1)],
+    cost_input: Annotated[float, Field(gt=0)] = 1.0,
+    cost_compose: Annotated[float, Field(gt=0)] = 100.0,
+    border: Annotated[str, Field(min_length=1)] = "|",
+    separator: str = ",",
+    combine: Literal["total", "joined"] = "total",
+    keep: str = ".*",
+    pairs: bool = False,
+) -> list[str]:
+    """Recursion over a long prompt: split by a plan, one call per piece, the answers put together (λ-RLM, 2026).
+
+    The question ends at the first `border` of the prompt; what follows is taken apart into pieces of at most `window`
+    characters, cut after a `separator`, and the question is asked of each. Answers that `keep` does not match as a
+    whole are left out; the others are added up (`total`) or joined by the separator (`joined`); `pairs` then crosses
+    the items of the whole with each other. Raises StepError for a prompt without a border.
+    """
+    trees, asked = [], []
+    for row in rows:
+        question, bar, body = row["prompt"][-1]["content"].partition(border)
+        if not bar:
+            raise StepError(f"program lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
+        trees.append(taken_apart(body, plan(len(body), window, cost_input, cost_compose), separator))
+        for i, piece in enumerate(leaves(trees[-1])):
+            prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
+            asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
+    answers = iter(ask(asked))
+    pattern, operation = _pattern(keep), globals()[combine]
+    found = []
+    for tree in trees:
+        own = [
+            filtered(partial(_kept, pattern), [text.strip()]) for text in islice(answers, sum(1 for _ in leaves(tree)))
+        ]
+        kept = put_together(tree, iter(own), lambda parts: [operation(concat(parts), separator)])
+        whole = operation(kept, separator)
+        found.append(crossed(whole, separator) if pairs else whole)
+    return found
+
+
+def _pattern(keep: str) -> Pattern:
+    try:
+        return Pattern(keep, re.DOTALL)
+    except re.error as error:
+        raise StepError(f"program lambda_rlm: keep {keep!r}: {error}") from error
+
+
+def _kept(pattern: Pattern, text: str) -> bool:
+    try:
+        return pattern.fullmatch(text) is not None
+    except MatchTimeout:
+        return False
+
+
+def total(texts: list[str], separator: str) -> str:
+    """The sum of whole numbers; empty, which is no number, when one of them is none, or has over 1000 digits."""
+    if filtered(lambda text: not WHOLE.fullmatch(text), texts):
+        return ""
+    return str(reduced(int.__add__, mapped(int, texts), 0))
+
+
+def joined(texts: list[str], separator: str) -> str:
+    """The texts that are not empty, one after the other."""
+    return separator.join(filtered(bool, texts))
+
+
+def crossed(text: str, separator: str) -> str:
+    """Every pair of two different items, as `a:b`; empty where there are more than `MOST_ITEMS`."""
+    items = filtered(bool, text.split(separator))
+    if len(items) > MOST_ITEMS:
+        return ""
+    return separator.join(f"{a}:{b}" for a, b in cross(items, items) if a != b)
+
+
+def retrieve(
+    rows: list[Row],
+    ask: Ask,
+    *,
+    data: ChatRef,
+    k: Annotated[int, Field(ge=1)] = 2,
+    grams: Annotated[int, Field(ge=1)] = 3,
+) -> list[str]:
+    """Put the k most similar solved examples of `data` before the prompt, as earlier turns; the nearest comes last.
+
+    Similarity is the cosine of counts of `grams` characters. An example whose prompt is the problem itself is left out.
+    """
+    shelf = Shelf(read_rows(data, "chat"), grams)
+    asked = []
+    for row in rows:
+        examples = reversed(shelf.nearest(row["prompt"][-1]["content"], k))
+        turns = concat([*example["prompt"], *example["completion"]] for example in examples)
+        asked.append(row | {"prompt": [*turns, *row["prompt"]]})
+    return ask(asked)

@@ -1,0 +1,1 @@
+"""A stream of samples that are generated while the trainer updates."""

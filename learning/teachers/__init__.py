@@ -1,0 +1,1 @@
+"""Slot teacher: writes a completion for a problem."""

@@ -1,1 +1,0 @@
-"""Rows of text between stages: read, written, encoded, curated."""

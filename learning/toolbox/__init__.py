@@ -1,1 +1,0 @@
-"""What tools do their work with: arithmetic by a parser of its own words, tables that cannot be written to."""

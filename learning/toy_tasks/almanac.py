@@ -1,0 +1,117 @@
+"""Questions that take a tool: products too large to know, and weights that stand in an almanac of fifty lines.
+
+An almanac says `bora weighs 417`, and so on for other names, made up anew for each world; those of problems that
+are held out are others. `bora*236=` takes a search for the weight, then a calculator; what is asked of the whole
+almanac stands in a table, for sql. What is to be done is noted with a problem as a script: the turns of an episode.
+"""
+
+import hashlib
+import json
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from learning.data.wrong_answers import mistaken
+from schemas.errors import StepError
+
+Row = dict[str, Any]
+Kind = Literal["product", "weight", "table", "digits"]
+SPACE = 20
+"""Draws for each question wanted after which the space counts as exhausted."""
+
+
+@lru_cache(maxsize=512)
+def weights(number: int, held_out: bool, lines: int) -> dict[str, int]:
+    """Names and weights (100 to 999) of a world."""
+    rng = np.random.default_rng([number, held_out, lines])
+    syllables = [a + b for a in "bdfgklmnprstvz" for b in "aeiou"]
+    names = [a + b for a in syllables for b in syllables]
+    chosen = [names[int(i)] for i in rng.choice(len(names), size=lines, replace=False)]
+    return {name: int(rng.integers(100, 1000)) for name in chosen}
+
+
+def almanac(
+    *,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    kinds: list[Kind] = ["product", "weight", "table"],  # noqa: B006 (never changed)
+    lines: Annotated[int, Field(ge=2, le=1000)] = 50,
+    worlds: Annotated[int, Field(ge=1)] = 20,
+) -> list[Row]:
+    """`size` questions in equal shares: a `product`, one with a `weight`, one about the `table`, the sum of `digits`.
+
+    They are about `worlds` almanacs of `lines` lines, other ones for each split; a question is held out when the hash
+    of its text falls below `test_share`. Raises StepError when the space holds too few.
+    """
+    rng, held_out = np.random.default_rng([seed, split == "test"]), split == "test"
+    made: dict[str, Row] = {}
+    for _ in range(SPACE * size):
+        kind, number = kinds[len(made) % len(kinds)], int(rng.integers(worlds))
+        text, script, notes = ASKED[kind](weights(number, held_out, lines), rng)
+        digest = hashlib.sha256(f"almanac\n{text}".encode()).digest()
+        if (int.from_bytes(digest[:8], "big") < test_share * 2**64) == held_out:
+            name = hashlib.sha256(f"almanac\n{split} {number} {lines}\n{text}".encode()).hexdigest()[:16]
+            made.setdefault(name, _row(name, kind, text, script, notes))
+        if len(made) == size:
+            return list(made.values())
+    raise StepError(f"almanac: found {len(made)} {split} questions of {size}; raise `worlds` or `lines`")
+
+
+def product(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+    """`417*236=`, by one call of a calculator."""
+    left, right = (int(n) for n in rng.integers(100, 1000, size=2))
+    return f"{left}*{right}=", [f"calculator: {left}*{right}", str(left * right)], {}
+
+
+def weight(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+    """`bora*236=`, by a search for the weight and a call of a calculator."""
+    name, right = list(world)[int(rng.integers(len(world)))], int(rng.integers(100, 1000))
+    script = [f"search: {name}", f"calculator: {world[name]}*{right}", str(world[name] * right)]
+    return f"{name}*{right}=", script, {"documents": [f"{name} weighs {kg}" for name, kg in world.items()]}
+
+
+def table(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+    """`sum above 417=`, by one query."""
+    how, least = ("sum", "count", "min")[int(rng.integers(3))], int(rng.integers(100, 800))
+    found = [kg for kg in world.values() if kg > least]
+    answer = {"sum": sum(found), "count": len(found), "min": min(found, default=None)}[how]
+    query = f"sql: select {how}(kg) from things where kg>{least}"
+    rows = [{"name": name, "kg": kg} for name, kg in world.items()]
+    return f"{how} above {least}=", [query, "null" if answer is None else str(answer)], {"tables": {"things": rows}}
+
+
+def digits(world: dict[str, int], rng: np.random.Generator) -> tuple[str, list[str], Row]:
+    """`digits of 417*236=`, by a snippet of Python."""
+    left, right = (int(n) for n in rng.integers(100, 1000, size=2))
+    snippet = f"python: print(sum(map(int,str({left}*{right}))))"
+    return f"digits of {left}*{right}=", [snippet, str(sum(map(int, str(left * right))))], {}
+
+
+ASKED = {"product": product, "weight": weight, "table": table, "digits": digits}
+
+
+def scripted(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
+    """The turn of the problem's script that is due after the conversation so far; at `error_rate` it is mistaken.
+
+    Raises StepError for a problem without a script, or one that has come to its end.
+    """
+    script = json.loads(row["metadata"] or "{}").get("script")
+    due = sum(message["role"] == "assistant" for message in row["prompt"])
+    if script is None or due >= len(script):
+        raise StepError(f"teacher scripted: row {row['id']} has no script of more than {due} turns")
+    tool, colon, said = script[due].rpartition(": ")
+    return tool + colon + (mistaken(said, rng) if rng.random() < error_rate else said)
+
+
+def _row(name: str, kind: str, text: str, script: list[str], notes: Row) -> Row:
+    return {
+        "id": name,
+        "prompt": [{"role": "user", "content": text}],
+        "answer": script[-1],
+        "family": f"almanac_{kind}",
+        "metadata": json.dumps({"script": script, **notes}),
+    }

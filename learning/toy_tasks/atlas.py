@@ -1,0 +1,272 @@
+"""Towns and what is written of them: a corpus of short documents, and questions that take one of them or many.
+
+A document is `bam river zed`. A question is a nest of look-ups, written `ruler of twin of bam?`: each takes what the
+one inside it found. `town with river zed` goes the other way, from what is written to the town. Whoever may search the
+documents asks for one after the other: `search: bam twin`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from learning.tools.calls import search
+from schemas.errors import StepError
+
+Row = dict[str, Any]
+Document = tuple[str, str, str]
+"""Town, relation, what is written."""
+Query = str | tuple[Any, ...]
+"""A town; (relation, query): what is written of the town; ("with", relation, text): the town of which it is. Of a text
+that ends with * the beginning alone is known."""
+RELATIONS = ("twin", "river", "ruler", "trade")
+SPACE = 50
+"""Draws for each question wanted after which the space counts as exhausted."""
+
+
+@lru_cache(maxsize=8)
+def atlas(towns: int, seed: int) -> tuple[Document, ...]:
+    """Documents of `towns` towns, one for each of four relations; a twin is a town, other words may come up twice."""
+    rng = np.random.default_rng([seed, towns])
+    words = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz"]
+    drawn = [words[int(i)] for i in rng.permutation(len(words))[: 3 * towns]]
+    names, texts = drawn[:towns], drawn[towns:]
+    ring = [names[int(i)] for i in rng.permutation(towns)]
+    twins = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
+    made: list[Document] = []
+    for name in names:
+        made.append((name, "twin", twins[name]))
+        made += [(name, relation, texts[int(rng.integers(len(texts)))]) for relation in RELATIONS[1:]]
+    return tuple(made)
+
+
+def found(query: Query, documents: Sequence[Document]) -> set[str]:
+    """Everything that answers a query by the documents: one who reads them all."""
+    if isinstance(query, str):
+        return {query}
+    if query[0] == "with":
+        _, relation, text = query
+        return {town for town, kind, said in documents if kind == relation and matches(text, said)}
+    inside = found(query[1], documents)
+    return {said for town, kind, said in documents if kind == query[0] and town in inside}
+
+
+def matches(text: str, said: str) -> bool:
+    """Whether what is written is the text, or begins with it where the text ends with *."""
+    return said.startswith(text[:-1]) if text.endswith("*") else said == text
+
+
+def told(query: Query) -> str:
+    """The query in words."""
+    if isinstance(query, str):
+        return query
+    return f"town with {query[1]} {query[2]}" if query[0] == "with" else f"{query[0]} of {told(query[1])}"
+
+
+def hops(query: Query) -> int:
+    """Documents that must be read for an answer."""
+    return 0 if isinstance(query, str) else 1 if query[0] == "with" else 1 + hops(query[1])
+
+
+def trail(query: Query, documents: Sequence[Document]) -> list[str]:
+    """What each look-up finds, from the inside out."""
+    inner = [] if isinstance(query, str) or query[0] == "with" else trail(query[1], documents)
+    return inner if isinstance(query, str) else [*inner, *sorted(found(query, documents))]
+
+
+def searched(query: Query, documents: tuple[Document, ...]) -> list[str] | None:
+    """Calls of tool `search` that lead to the answer, from the inside out, then the answer; None where one misleads.
+
+    A search shows the document that looks most like what is asked; of several that a fuzzed word fits, any will do.
+    """
+    if isinstance(query, str):
+        return [query]
+    if query[0] == "with":
+        before, asked = [], f"{query[1]} {query[2].removesuffix('*')}"
+    else:
+        inner = searched(query[1], documents)
+        if inner is None:
+            return None
+        before, asked = inner[:-1], f"{inner[-1]} {query[0]}"
+    town, relation, said = shown_for(asked, documents)
+    if query[0] == "with":
+        right, now = relation == query[1] and matches(query[2], said), town
+    else:
+        right, now = f"{town} {relation}" == asked, said
+    return [*before, f"search: {asked}", now] if right else None
+
+
+@lru_cache(maxsize=4096)
+def shown_for(asked: str, documents: tuple[Document, ...]) -> Document:
+    """The document that tool `search` shows for a query."""
+    town, relation, said = search(asked, {}, documents=texts_of(documents)).split()
+    return town, relation, said
+
+
+def texts_of(documents: Sequence[Document]) -> list[str]:
+    """Documents as they stand."""
+    return [" ".join(document) for document in documents]
+
+
+def injected(query: Query, documents: Sequence[Document]) -> Iterator[Query]:
+    """The query with its innermost town told by a document instead of by name: one more look-up, the same answer."""
+    if isinstance(query, str):
+        for town, relation, said in documents:
+            if relation == "twin" and said == query:
+                yield ("twin", town)
+            elif town == query and relation != "twin":
+                yield ("with", relation, said)
+    elif query[0] != "with":
+        yield from ((query[0], inner) for inner in injected(query[1], documents))
+
+
+def fuzzed(query: Query) -> Iterator[Query]:
+    """The query with less of a written word given: `zed`, then `ze*`, then `z*`."""
+    if isinstance(query, str):
+        return
+    if query[0] == "with":
+        rest = query[2].removesuffix("*")[:-1]
+        if rest:
+            yield ("with", query[1], rest + "*")
+    else:
+        yield from ((query[0], inner) for inner in fuzzed(query[1]))
+
+
+def given_away(query: Query, answer: str) -> bool:
+    """Whether the question says its own answer, so that nobody has to look."""
+    if isinstance(query, str):
+        return query == answer
+    return matches(query[2], answer) if query[0] == "with" else given_away(query[1], answer)
+
+
+def needed(query: Query, documents: Sequence[Document]) -> set[Document]:
+    """The documents that lead to the answer of a query."""
+    if isinstance(query, str):
+        return set()
+    if query[0] == "with":
+        return {(town, kind, said) for town, kind, said in documents if kind == query[1] and matches(query[2], said)}
+    inside = found(query[1], documents)
+    here = {(town, kind, said) for town, kind, said in documents if kind == query[0] and town in inside}
+    return here | needed(query[1], documents)
+
+
+def hardened(
+    query: Query, documents: Sequence[Document], rounds: int, rng: np.random.Generator
+) -> list[tuple[str, Query]]:
+    """Up to `rounds` times a fact is injected or a word fuzzed, and the result checked by reading the whole corpus.
+
+    (ASearcher, Gao et al. 2025.) A step after which anything else would answer too, or the question would say its own
+    answer, is not taken. Returns the steps with what came of each, the first being the question itself.
+    """
+    answer, steps = found(query, documents), [("seed", query)]
+
+    def sound(asked: Query) -> bool:
+        return found(asked, documents) == answer and not any(given_away(asked, one) for one in answer)
+
+    for _ in range(rounds):
+        now = steps[-1][1]
+        tried = {"inject": injected(now, documents), "fuzz": fuzzed(now)}
+        kept = {kind: [asked for asked in several if sound(asked)] for kind, several in tried.items()}
+        kinds = [kind for kind, several in kept.items() if several]
+        if not kinds:
+            break
+        kind = kinds[int(rng.integers(len(kinds)))]
+        steps.append((kind, kept[kind][int(rng.integers(len(kept[kind])))]))
+    return steps
+
+
+def atlas_facts(
+    *,
+    towns: Annotated[int, Field(ge=4, le=300)] = 15,
+    world: int = 0,
+    form: Literal["question", "document"] = "question",
+) -> list[Row]:
+    """Every document of a world, asked for (`river of bam?`), or as it stands (`bam river`), to make a corpus of."""
+    return [
+        _row(f"{relation} of {town}?" if form == "question" else f"{town} {relation}", said, {"trail": [said]})
+        for town, relation, said in atlas(towns, world)
+    ]
+
+
+def atlas_questions(
+    *,
+    towns: Annotated[int, Field(ge=4, le=300)] = 15,
+    world: int = 0,
+    size: Annotated[int, Field(ge=1)],
+    seed: int = 0,
+    split: Literal["train", "test"],
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    rounds: Annotated[int, Field(ge=0)] = 2,
+    shown: Annotated[int, Field(ge=0)] = 0,
+) -> list[Row]:
+    """`size` questions, each hardened in up to `rounds` rounds, which the corpus as a whole answers in one way.
+
+    With `shown` the prompt begins with so many documents, those that lead to the answer among others; a question that
+    takes more of them is left out. Without, a row notes all documents and a script of turns, for tool `search` and
+    teacher `scripted`; a question that searches do not answer is left out. Raises StepError when the space holds too
+    few questions.
+    """
+    rng, documents = np.random.default_rng([seed, split == "test", rounds]), atlas(towns, world)
+    made: dict[str, Row] = {}
+    for _ in range(SPACE * size):
+        town, relation, _ = documents[int(rng.integers(len(documents)))]
+        steps = hardened((relation, town), documents, int(rng.integers(rounds + 1)), rng)
+        query = steps[-1][1]
+        (answer,) = found(query, documents)
+        row = _row(f"{told(query)}?", answer, {})
+        if (int(row["id"], 16) < test_share * 2**64) != (split == "test"):
+            continue
+        notes = {"hops": hops(query), "trail": trail(query, documents), "steps": [[k, told(q)] for k, q in steps]}
+        read, script = sorted(needed(query, documents)), None if shown else searched(query, documents)
+        if len(read) <= shown:
+            row["prompt"] = [{"role": "user", "content": f"{listed(read, documents, shown, rng)}. {told(query)}?"}]
+        elif script is not None:
+            notes |= {"script": script, "documents": texts_of(documents)}
+        else:
+            continue
+        made.setdefault(row["id"], row | {"metadata": json.dumps(notes)})
+        if len(made) == size:
+            return list(made.values())
+    raise StepError(f"atlas_questions: found {len(made)} {split} questions of {size}; raise `towns` or `rounds`")
+
+
+def listed(read: Sequence[Document], documents: Sequence[Document], shown: int, rng: np.random.Generator) -> str:
+    """`shown` documents in random order: those to be read, and others."""
+    others = [document for document in documents if document not in read]
+    more = rng.choice(len(others), size=min(shown - len(read), len(others)), replace=False)
+    several = [*read, *(others[int(i)] for i in more)]
+    return "; ".join(" ".join(several[int(i)]) for i in rng.permutation(len(several)))
+
+
+def reader(row: Row, rng: np.random.Generator, *, marker: str = "####") -> str:
+    """What is found at each look-up, then the answer: `bam, tok #### lun`. Raises StepError for another world's row."""
+    trail = json.loads(row["metadata"] or "{}").get("trail")
+    if trail is None:
+        raise StepError(f"teacher reader: row {row['id']} is no question about an atlas")
+    return f"{', '.join(trail)} {marker} {trail[-1]}"
+
+
+def look_up(row: Row, rng: np.random.Generator, *, error_rate: Annotated[float, Field(ge=0, le=1)] = 0.0) -> str:
+    """What to look up for a question of one look-up: `river of bam?` becomes `bam river`.
+
+    At `error_rate` it is another relation. Raises StepError for a question of more.
+    """
+    relation, of, town = row["prompt"][-1]["content"].removesuffix("?").partition(" of ")
+    if not of or relation not in RELATIONS or " " in town:
+        raise StepError(f"teacher look_up: row {row['id']} is no question of one look-up in an atlas")
+    others = [other for other in RELATIONS if other != relation]
+    return f"{town} {others[int(rng.integers(len(others)))] if rng.random() < error_rate else relation}"
+
+
+def _row(text: str, answer: str, notes: dict[str, Any]) -> Row:
+    return {
+        "id": hashlib.sha256(f"atlas\n{text}".encode()).hexdigest()[:16],
+        "prompt": [{"role": "user", "content": text}],
+        "answer": answer,
+        "family": "atlas",
+        "metadata": json.dumps(notes),
+    }

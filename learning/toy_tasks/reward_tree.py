@@ -1,0 +1,135 @@
+"""Trace-back based rescoring (VeriRL 2025, arXiv:2508.18462): attempts are judged by what became of them.
+
+A model tries a problem; an attempt that fails most tests is shown to it again, and what it writes then are its
+children. An attempt with children is worth what they are in the mean, so that a wrong start that leads somewhere is
+not scored as one that does not. Pairs of rescored attempts train a reward model.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from learning.data.rows import read_rows, write_rows
+from learning.generation.engines.torch import Engine
+from learning.models.policy import load_policy, set_determinism
+from learning.samples.engine_protocol import Sampling
+from learning.samples.sample import Ask
+from learning.sampling.sampler import Sampler
+from learning.toy_tasks.circuits import pass_rate, problem
+from schemas.errors import StepError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass
+class Attempt:
+    """A text with the share of tests it passes, and the attempts that followed from it."""
+
+    text: str
+    passed: float
+    children: list["Attempt"] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """Traced back: the mean score of the children, its own without any."""
+        return sum(child.score for child in self.children) / len(self.children) if self.children else self.passed
+
+    def all(self) -> Iterator["Attempt"]:
+        """This one and all that followed."""
+        yield self
+        for child in self.children:
+            yield from child.all()
+
+
+Try = Callable[[Sequence[tuple[dict[str, Any], str | None]]], list[list[Attempt]]]
+"""From problems, each with a failed attempt or None, to attempts at each."""
+
+
+def grow(rows: Sequence[dict[str, Any]], attempt: Try, *, reflect_below: float, rounds: int) -> list[list[Attempt]]:
+    """Attempts at every problem, and for `rounds` rounds new ones after those that pass less than `reflect_below`."""
+    roots = attempt([(row, None) for row in rows])
+    open_ = [(row, node) for row, nodes in zip(rows, roots, strict=True) for node in nodes]
+    for _ in range(rounds):
+        open_ = [(row, node) for row, node in open_ if node.passed < reflect_below]
+        found = attempt([(row, node.text) for row, node in open_])
+        for (_, node), children in zip(open_, found, strict=True):
+            node.children = children
+        open_ = [(row, child) for row, node in open_ for child in node.children]
+    return roots
+
+
+def pairs(attempts: Sequence[Attempt], *, margin: float, good: float, bad: float) -> list[tuple[Attempt, Attempt]]:
+    """Better and worse of attempts at one problem: i before j iff r_i > r_j + margin, r_i > good and r_j > bad."""
+    return [
+        (better, worse)
+        for better in attempts
+        for worse in attempts
+        if better.score > worse.score + margin and better.score > good and worse.score > bad
+    ]
+
+
+def rescored_pairs(
+    context: Any,
+    *,
+    num_generations: Annotated[int, Field(ge=1)] = 4,
+    temperature: Annotated[float, Field(gt=0)] = 1.0,
+    max_completion_length: Annotated[int, Field(ge=1)] = 24,
+    reflect_below: Share = 0.2,
+    rounds: Annotated[int, Field(ge=0)] = 2,
+    margin: Share = 0.4,
+    good: Share = 0.8,
+    bad: Share = 0.0,
+) -> dict[str, float]:
+    """For a `python` stage: `inputs` model and prompts (circuits), `produces` pairs of type preference_pairs.
+
+    Raises StepError when no pair is kept.
+    """
+    rows = read_rows(context.input("prompts"), "prompts")
+    attempt = _sampling(context, num_generations, temperature, max_completion_length)
+    trees = grow(rows, attempt, reflect_below=reflect_below, rounds=rounds)
+    kept: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row, roots in zip(rows, trees, strict=True):
+        seen = [node for root in roots for node in root.all()]
+        for better, worse in pairs(seen, margin=margin, good=good, bad=bad):
+            if better.text != worse.text:
+                kept.setdefault((row["id"], better.text, worse.text), _pair(row, better, worse))
+    if not kept:
+        raise StepError("rescored_pairs: no pair is far enough apart; lower `margin` or `good`, or sample more")
+    write_rows(context.output("pairs"), "preference_pairs", list(kept.values()))
+    attempts = [node for roots in trees for root in roots for node in root.all()]
+    return {
+        "pairs": len(kept),
+        "attempts": len(attempts),
+        "reflected": sum(bool(node.children) for node in attempts),
+        "rescored": sum(node.score != node.passed for node in attempts),
+        "pass_rate": sum(node.passed for node in attempts) / len(attempts),
+    }
+
+
+def _sampling(context: Any, n: int, temperature: float, longest: int) -> Try:
+    """Attempts sampled from the stage's model, scored by the testbench."""
+    set_determinism(context.seed, context.num_threads)
+    policy = load_policy(context.input("model"), device=context.device)
+    sampler = Sampler(Engine(policy), policy, Sampling(temperature, longest), context.seed, 0)
+
+    def attempt(tasks: Sequence[tuple[dict[str, Any], str | None]]) -> list[list[Attempt]]:
+        asks = [Ask(row, n, prompt=None if shown is None else _again(row, shown)) for row, shown in tasks]
+        trials = iter(sampler.sample(asks))
+        made = [[next(trials) for _ in range(n)] for _ in tasks]
+        return [[Attempt(t.text, pass_rate(t.row, t.text)) for t in of] for of in made]
+
+    return attempt
+
+
+def _again(row: dict[str, Any], shown: str) -> list[dict[str, Any]]:
+    """The problem with the attempt that failed; a very long one is cut."""
+    kept = json.loads(row["metadata"])
+    return problem(kept["table"], kept["inputs"], shown[:24] or "?")["prompt"]
+
+
+def _pair(row: dict[str, Any], better: Attempt, worse: Attempt) -> dict[str, Any]:
+    chosen, rejected = ([{"role": "assistant", "content": node.text}] for node in (better, worse))
+    return row | {"chosen": chosen, "rejected": rejected, "margin": better.score - worse.score}

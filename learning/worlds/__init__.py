@@ -1,1 +1,0 @@
-"""Small worlds: problems that small models can learn on, with teachers and interpreters, named in other packages."""
