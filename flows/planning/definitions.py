@@ -326,7 +326,7 @@ class _Reader:
             for inner in _executed(node):
                 if isinstance(inner, ast.Import | ast.ImportFrom) and _is_outside_functions(inner, node):
                     self._import(inner)
-            self._add(node, tuple(sorted(_bound([node]).names)), always=True)
+            self._add(node, tuple(sorted(_bound([node]).names)), always=not _is_script(node))
         elif isinstance(node, Function | ast.ClassDef):
             self._add(node, (node.name,), always=not self._defines_only(node))
         else:
@@ -553,6 +553,11 @@ def _is_type_checking(test: ast.expr) -> bool:
     return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
         isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
     )
+
+
+def _is_script(node: ast.stmt) -> bool:
+    """Return whether a statement is for `python -m module` alone; as a program all of a module counts."""
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
 def _is_docstring(node: ast.stmt) -> bool:
