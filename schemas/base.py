@@ -6,4 +6,4 @@ from pydantic import BaseModel, ConfigDict
 class Schema(BaseModel):
     """A frozen value that refuses unknown keys; the docstring under a field is its documentation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

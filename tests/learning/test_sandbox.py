@@ -19,7 +19,7 @@ from flows.running.leftovers import sweep
 from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
 from learning.sandbox.run import available, run
 from learning.sandbox.storage import FILE_BYTES
-from learning.sandbox.watching import MOST_OUTPUT
+from learning.sandbox.watchdog import MOST_OUTPUT
 from lineage.layout import Layout
 from schemas.errors import StepError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from learning.sandbox.watching import MOST_OUTPUT
+from learning.sandbox.watchdog import MOST_OUTPUT
 
 from learning.sandbox import process
 from learning.sandbox.filters import machine
