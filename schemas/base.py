@@ -4,6 +4,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Schema(BaseModel):
-    """A frozen value that refuses unknown keys; the docstring under a field is its documentation."""
+    """A frozen value that refuses unknown keys; the docstring under a field documents it (`schemas.field_docs`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

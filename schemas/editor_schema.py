@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from schemas.expand import preset_names
+from schemas.field_docs import document
 from schemas.merges import methods
 from schemas.recipe import Head
 from schemas.signatures import Signature, options_model, signatures
@@ -32,6 +33,7 @@ def editor_schema() -> Json:
     slots = _subclasses(Use)
     found = {slot: list(signatures(slot)) for slot in slots}
     models = [*KINDS.values(), Head, *slots, *(options_model(s) for pairs in found.values() for _, s in pairs)]
+    document(models)
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
     defs: Json = {name: _open(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from schemas.budget import Budget, Prices
 from schemas.endpoint import Endpoint, Price
 from schemas.expand import preset_names
+from schemas.field_docs import document
 from schemas.merges import methods
 from schemas.promotion import Promote
 from schemas.recipe import Head
@@ -89,6 +90,9 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 
 def reference_page() -> str:
     """The page as Markdown."""
+    slots = [slot for slot in sorted(Use.__subclasses__(), key=lambda slot: slot.__name__) if slot.home]
+    document([Head, Schedule, Promote, Budget, Prices, Endpoint, Price, BaseStage, Resources, TrainRole, Training])
+    document([*KINDS.values(), *slots])
     parts = [INTRODUCTION, "## The recipe\n", _table(Head, set()), "**Schedule**\n", _table(Schedule, set())]
     parts += ["**Promote**\n", _table(Promote, set())]
     parts += ["**Budget**\n", _table(Budget, set()), "**Prices**\n", _table(Prices, set())]
@@ -99,7 +103,7 @@ def reference_page() -> str:
     for kind, model in KINDS.items():
         parts += [f"## kind: {kind}\n", _kind(model)]
     parts.append("## What the slots can name\n")
-    parts += [_slot(slot) for slot in sorted(Use.__subclasses__(), key=lambda s: s.__name__) if slot.home]
+    parts += map(_slot, slots)
     return "\n".join(parts).rstrip() + "\n"
 
 
