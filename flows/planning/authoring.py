@@ -8,6 +8,7 @@ from rich.text import Text
 from flows.planning.difference import differences
 from flows.planning.estimate import Estimate, Outlook, cost_lines, excess
 from flows.planning.explain import explain_plan
+from flows.planning.facts_cache import FactsCache
 from flows.running.runlog import read_plan
 from flows.runs import chosen_run
 from lineage.history import latest
@@ -126,7 +127,8 @@ def why_text(plan: Plan, name: str, layout: Layout) -> str:
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
     before = latest(layout, plan.recipe, [name]).get(name)
-    lines = [f"  {line}" for line in differences(before.identity, step.identity)] if before else []
+    known = FactsCache(layout)
+    lines = [f"  {line}" for line in differences(before.identity, step.identity, known)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])
 
 

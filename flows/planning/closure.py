@@ -213,7 +213,9 @@ class Closure:
         if (module, indexes) not in self._digests:
             statements = self._facts[module].statements
             text = "\n".join(statements[index].digest for index in indexes)
-            self._digests[module, indexes] = hashlib.sha256(text.encode()).hexdigest()
+            digest = self._digests[module, indexes] = hashlib.sha256(text.encode()).hexdigest()
+            parts = {name: statements[index].digest for index in indexes for name in statements[index].names or ("…",)}
+            self.known.remember(digest, parts)
         return self._digests[module, indexes]
 
     def _where(self) -> str:

@@ -1,18 +1,26 @@
 """Why two keys differ: the first field that does, in words."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 ABSENT = "nothing"
 
 
-def first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """The first thing in which two identities differ: settings, then seed, inputs and code."""
-    return next(differences(old, new), "nothing differs")
+class Definitions(Protocol):
+    """What is known of the definitions behind digests of modules."""
+
+    def changed(self, before: str, now: str) -> list[str]:
+        """Return the names of the definitions in which two digests differ."""
+        ...
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
+def first_difference(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> str:
+    """Return the first thing in which two identities differ: settings, then seed, inputs and code."""
+    return next(differences(old, new, known), "nothing differs")
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> Iterator[str]:
+    """Yield everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
     for path, before, after in changes(old.get("settings", {}), new.get("settings", {})):
         yield f"{path}: {said(before)} → {said(after)}"
     for field in ("kind", "seed", "format"):
@@ -22,16 +30,17 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     yield from (f"input {port}: is something else" for port in now if port in before and before[port] != now[port])
     yield from (f"input {port}: is new" for port in now if port not in before)
     yield from (f"input {port}: is gone" for port in before if port not in now)
-    yield from code_changes(old.get("code", {}), new.get("code", {}))
+    yield from code_changes(old.get("code", {}), new.get("code", {}), known)
 
 
-def code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[str]:
-    """Modules that changed, are used now, or no more, as `code: learning/losses.py changed`."""
+def code_changes(before: dict[str, str], now: dict[str, str], known: Definitions | None = None) -> Iterator[str]:
+    """Yield the modules that changed, are used now, or no more, as `code: learning/losses.py changed (clipped)`."""
     for module in now:
         if module not in before:
             yield f"code: {_file(module)} is used now"
         elif before[module] != now[module]:
-            yield f"code: {_file(module)} changed"
+            names = known.changed(before[module], now[module]) if known is not None else []
+            yield f"code: {_file(module)} changed" + (f" ({', '.join(names)})" if names else "")
     yield from (f"code: {_file(module)} is used no more" for module in before if module not in now)
 
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from flows.planning.difference import first_difference
+from flows.planning.facts_cache import FactsCache
 from lineage.history import latest
 from lineage.layout import Layout
 from lineage.store import Store
@@ -14,15 +15,17 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     """Step name to (HIT, which run made it) or (MISS, why)."""
-    store = Store(layout)
+    store, known = Store(layout), FactsCache(layout)
     before = latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
-        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts)
+        verdicts[step.name] = _explain(step, plan, store, before.get(step.name), verdicts, known)
     return verdicts
 
 
-def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
+def _explain(
+    step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict], known: FactsCache
+) -> Verdict:
     found = store.examine(step.kind, step.key)
     if found.manifest is not None and found.is_whole:
         return "HIT", f"made by run {found.manifest.run}"
@@ -33,7 +36,7 @@ def _explain(step: Step, plan: Plan, store: Store, last: Manifest | None, verdic
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
-    said = first_difference(last.identity, step.identity)
+    said = first_difference(last.identity, step.identity, known)
     if said.startswith("input "):
         said = _input_difference(step, plan, last, verdicts) or said
     return "MISS", said

@@ -10,6 +10,8 @@ import hashlib
 import hmac
 import json
 import platform
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from flows.planning.definitions import READER, Facts, read_facts
@@ -19,53 +21,75 @@ from schemas.errors import PlanError
 from schemas.whole_files import whole_file
 
 PURPOSE = f"definitions {READER} of Python {platform.python_version()}"
+SHORT = 16
+"""Digits of digests of definitions: they are for messages."""
 MOST = 4096
 """Sources that are remembered; above it, only those that were looked at."""
 
 
 class FactsCache:
-    """Facts by the sha256 of the source."""
+    """Facts by the sha256 of the source, and the definitions behind a digest of a module in a key."""
 
     def __init__(self, layout: Layout | None = None):
         self.file = None if layout is None else layout.state / "cache" / "definitions"
-        self._key = None if layout is None else _key(layout)
-        self._known: dict[str, Any] = self._read() if self._key else {}
+        self._layout = layout
         self._used: dict[str, Any] = {}
         self._is_new = False
+
+    @cached_property
+    def _key(self) -> bytes | None:
+        try:
+            return None if self._layout is None else derived_key(self._layout, PURPOSE)
+        except (PlanError, OSError):
+            return None
+
+    @cached_property
+    def _record(self) -> dict[str, dict[str, Any]]:
+        return self._read() if self._key else {"facts": {}, "parts": {}}
 
     def facts(self, source: bytes, name: str) -> Facts:
         """Return the facts of a source text; `name` is that of messages. Raise PlanError for what is no Python."""
         digest = hashlib.sha256(source).hexdigest()
-        plain = self._known.get(digest)
+        plain = self._record["facts"].get(digest)
         if plain is None:
             facts = read_facts(source, name)
-            self._known[digest] = plain = facts.plain()
+            self._record["facts"][digest] = plain = facts.plain()
             self._is_new = True
         self._used[digest] = plain
         return Facts.of_plain(plain)
+
+    def remember(self, digest: str, parts: Mapping[str, str]) -> None:
+        """Note the digests of the definitions by name that the digest of a module in a key is over."""
+        if digest not in self._record["parts"]:
+            self._record["parts"][digest] = {name: part[:SHORT] for name, part in parts.items()}
+            self._is_new = True
+
+    def changed(self, before: str, now: str) -> list[str]:
+        """Return the definitions in which two digests of a module differ; none where one of them is not known."""
+        old, new = self._record["parts"].get(before), self._record["parts"].get(now)
+        if old is None or new is None:
+            return []
+        return [name for name in {**old, **new} if old.get(name) != new.get(name)]
 
     def save(self) -> None:
         """Write what was learnt; a cache that cannot be written costs time, nothing else."""
         if not self._is_new or not self._key or self.file is None:
             return
-        body = json.dumps(self._known if len(self._known) <= MOST else self._used, separators=(",", ":")).encode()
+        facts = self._record["facts"] if len(self._record["facts"]) <= MOST else self._used
+        parts = dict(list(self._record["parts"].items())[-MOST:])
+        body = json.dumps({"facts": facts, "parts": parts}, separators=(",", ":")).encode()
         with contextlib.suppress(OSError), whole_file(self.file, flush=False) as fresh:
             fresh.write_bytes(_seal(self._key, body) + b"\n" + body)
         self._is_new = False
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, dict[str, Any]]:
         try:
             seal, _, body = self.file.read_bytes().partition(b"\n") if self.file else (b"", b"", b"")
-            return json.loads(body) if hmac.compare_digest(seal, _seal(self._key or b"", body)) else {}
+            if hmac.compare_digest(seal, _seal(self._key or b"", body)):
+                return json.loads(body)
         except (OSError, ValueError):
-            return {}
-
-
-def _key(layout: Layout) -> bytes | None:
-    try:
-        return derived_key(layout, PURPOSE)
-    except (PlanError, OSError):
-        return None
+            pass
+        return {"facts": {}, "parts": {}}
 
 
 def _seal(key: bytes, body: bytes) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from flows.compile import compile_recipe
 from flows.planning.closure import Closure
 from flows.planning.definitions import read_facts
+from flows.planning.difference import first_difference
 from flows.planning.facts_cache import FactsCache
 from lineage.keys import signer
 from lineage.layout import Layout
@@ -291,6 +292,23 @@ def test_facts_are_remembered_and_the_keys_are_the_same(tmp_path):
     written = file.read_bytes()
     assert [step.key for step in compile_recipe(recipe, layout).steps] == first
     assert file.read_bytes() == written
+
+
+def test_what_differs_is_said_by_definition(lab):
+    signer(Layout(lab))
+
+    def identity():
+        known = FactsCache(Layout(lab))
+        code = Closure([lab], known).of([ROOT])
+        known.save()
+        return {"code": code}
+
+    before = identity()
+    edit(lab, "lab/rewards.py", "* SCALE", "+ SCALE")
+    edit(lab, "lab/rewards.py", "SCALE = 2", "SCALE = 3")
+    after = identity()
+    assert first_difference(before, after, FactsCache(Layout(lab))) == "code: lab/rewards.py changed (SCALE, Judge)"
+    assert first_difference(before, after) == "code: lab/rewards.py changed"
 
 
 @pytest.mark.parametrize("damage", ["cut", "edited", "forged", "garbage", "folder"])

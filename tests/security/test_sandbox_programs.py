@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from learning.sandbox.watchdog import MOST_OUTPUT
 
 from learning.sandbox import process
 from learning.sandbox.filters import machine
 from learning.sandbox.run import available, run
 from learning.sandbox.storage import FILE_BYTES, INDEX, MOST_BYTES, Storage
+from learning.sandbox.watchdog import MOST_OUTPUT
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
