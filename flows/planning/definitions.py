@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from schemas.errors import PlanError
 
-READER = 1
-"""Version of this reader: facts that another version wrote are read again."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", re.ASCII)

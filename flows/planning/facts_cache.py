@@ -12,15 +12,16 @@ import json
 import platform
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from flows.planning.definitions import READER, Facts, read_facts
+from flows.planning import definitions
+from flows.planning.definitions import Facts, read_facts
 from lineage.keys import derived_key
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.whole_files import whole_file
 
-PURPOSE = f"definitions {READER} of Python {platform.python_version()}"
 SHORT = 16
 """Digits of digests of definitions: they are for messages."""
 MOST = 4096
@@ -39,7 +40,7 @@ class FactsCache:
     @cached_property
     def _key(self) -> bytes | None:
         try:
-            return None if self._layout is None else derived_key(self._layout, PURPOSE)
+            return None if self._layout is None else derived_key(self._layout, _reader())
         except (PlanError, OSError):
             return None
 
@@ -94,3 +95,9 @@ class FactsCache:
 
 def _seal(key: bytes, body: bytes) -> bytes:
     return hmac.new(key, body, hashlib.sha256).hexdigest().encode()
+
+
+def _reader() -> str:
+    """Return what tells this version of the reader from another: its text, and that of Python."""
+    texts = [Path(name).read_bytes() for name in (str(definitions.__file__), __file__)]
+    return f"definitions {platform.python_version()} {hashlib.sha256(b''.join(texts)).hexdigest()}"
