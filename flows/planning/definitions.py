@@ -485,8 +485,10 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        hidden = isinstance(node, ast.If) and _is_type_checking(node.test)
-        waiting += node.orelse if hidden else ast.iter_child_nodes(node)
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
 
 
 def _is_outside_functions(wanted: ast.AST, tree: ast.AST) -> bool:
