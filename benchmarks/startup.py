@@ -1,4 +1,4 @@
-"""Start-up of the command line beside DVC's: `posttrain --help`, `posttrain validate RECIPE`, `dvc --version`.
+"""Start-up of the command line beside DVC's: `posttrain --help`, `validate RECIPE`, `plan RECIPE`, `dvc --version`.
 
 python benchmarks/startup.py [--rounds 7] [--recipe recipes/quickstart.yaml]
 """
@@ -18,6 +18,7 @@ def main() -> None:
     commands = {
         "help": [*ours, "--help"],
         "validate": [*ours, "validate", options.recipe],
+        "plan": [*ours, "plan", options.recipe],
         "dvc_version": [sys.executable, "-m", "dvc", "--version"],
     }
     report("startup", alternate(commands, options.rounds), recipe=options.recipe)

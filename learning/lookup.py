@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import ConfigDict, ValidationError, create_model
 
+from schemas.addresses import AddressError, address
 from schemas.errors import StepError
 from schemas.number_schedules import SCHEDULES, Controlled, Number, settle, value_at
 from schemas.package import import_path
@@ -121,16 +122,13 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def find(use: Use) -> Callable[..., Any]:
-    """The function that `use` names; raises StepError when there is none."""
-    if ":" in use.use:
-        module, _, name = use.use.partition(":")
-    else:
-        family, _, name = use.use.rpartition(".")
-        module = f"{use.home}.{family}" if family else str(use.home)
+    """Return the function or class that `use` names. Raise StepError when there is none."""
     try:
+        module, name = address(type(use), use.use)
         found = getattr(importlib.import_module(import_path(module)), name, None)
-    except ModuleNotFoundError as error:
-        raise StepError(f"use: {use.use}: no module {error.name!r}") from error
+    except (AddressError, ModuleNotFoundError) as error:
+        missing = f"no module {error.name!r}" if isinstance(error, ModuleNotFoundError) else str(error)
+        raise StepError(f"use: {use.use}: {missing}") from error
     if not callable(found):
         raise StepError(f"use: {use.use}: {module} has no function {name!r}")
     return found

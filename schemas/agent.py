@@ -23,14 +23,14 @@ class AgentEnvUse(EnvUse):
 class AuthorUse(Use):
     """Writes tools and settings of an agent for a task."""
 
-    home = "learning.agents.authors"
+    home = ("learning.agents.authors",)
     asks = frozenset({"task", "toolkit", "refused", "attempt", "rng", "desk"})
 
 
 class ExtractorUse(Use):
     """Says what there is to know after a group of rollouts whose scores differ: the list of experiences, anew."""
 
-    home = "learning.agents.extractors"
+    home = ("learning.agents.extractors",)
     asks = frozenset({"row", "rollouts", "experiences", "rng", "step", "state", "desk", "sampler"})
 
 

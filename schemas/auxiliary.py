@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from schemas.base import Schema
 from schemas.number_schedules import Number
 from schemas.references import NetworkRef
-from schemas.use import FIXED, PATHS, TokenMaskUse, Use
+from schemas.supplied import FIXED, PATHS
+from schemas.use import TokenMaskUse, Use
 
 NEXT = ("next_T", "next_mean_T")
 """What a slow copy says of the state after each token; for actions the best of them, and their mean."""
@@ -18,21 +19,21 @@ FROZEN = ("learning_rate", "warmup_steps", "loss", "token_mask", "target_network
 class CriticLossUse(Use):
     """Loss of each value, per token (per completion for the heads `path` and `likelihood`)."""
 
-    home = "learning.algorithm.critic_losses"
+    home = ("learning.algorithm.critic_losses",)
     asks = frozenset({"value_T", "value_old_T", "return_T"})
 
 
 class CombineUse(Use):
     """Makes one value of those of several heads."""
 
-    home = "learning.algorithm.critic_heads"
+    home = ("learning.algorithm.critic_heads",)
     takes = ("value_TH",)
 
 
 class TargetUse(Use):
     """What an auxiliary is to predict at every sampled token; NaN: this token says nothing."""
 
-    home = "learning.algorithm.auxiliary_targets"
+    home = ("learning.algorithm.auxiliary_targets",)
     asks = FIXED | PATHS | {"reward_P", "scores_P", "rows", "state", "advantage_T", "return_T", "batch", *NEXT}
 
 

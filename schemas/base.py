@@ -9,6 +9,6 @@ JsonObject = dict[str, Any]
 
 
 class Schema(BaseModel):
-    """A frozen value that refuses unknown keys; the docstring under a field is its documentation."""
+    """A frozen value that refuses unknown keys; the docstring under a field documents it (`schemas.field_docs`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -1,6 +1,7 @@
 """Python modules as text: what they define and import, read without running them."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ MAX_BYTES = 2_000_000
 """Of one module of ours."""
 MAX_FOREIGN_BYTES = 500_000
 """Of one other module, and of all other modules that one recipe names."""
+DEFINITION = re.compile(r"^(?:async +)?(?:def|class) +(\w+)", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -61,6 +63,8 @@ class _Reading:
 
     modules: dict[tuple[str, tuple[Path, ...]], Module] = field(default_factory=dict)
     foreign: dict[Path, int] = field(default_factory=dict)
+    indexes: dict[str, list[tuple[str, frozenset[str]]]] = field(default_factory=dict)
+    """What the modules of a home define."""
 
 
 _READING: ContextVar[_Reading | None] = ContextVar("what the recipe that is loaded has read", default=None)
@@ -129,12 +133,26 @@ def _parse(name: str, file: Path, text: str) -> Module:
     return Module(name, file, functions, classes, values, imports)
 
 
-def is_package(name: str) -> bool:
-    """Whether a module of the house is a folder."""
-    return ROOT.joinpath(*name.split(".")).is_dir()
+def modules_of(home: str) -> tuple[str, ...]:
+    """Return the public modules of a home in the house: itself, or those of a package and of the packages in it."""
+    base = ROOT.joinpath(*home.split("."))
+    if not base.is_dir():
+        return (home,) if base.with_suffix(".py").is_file() else ()
+    places = sorted(file.relative_to(base).with_suffix("").parts for file in base.rglob("*.py"))
+    return tuple(".".join((home, *parts)) for parts in places if not any(part.startswith("_") for part in parts))
 
 
-def members(package: str) -> list[str]:
-    """Public modules of a package of the house, sorted."""
-    folder = ROOT.joinpath(*package.split("."))
-    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+def defining(home: str, name: str) -> list[str]:
+    """Return the modules of a home that define a function or class of a name at their top level."""
+    reading = _READING.get()
+    indexes = reading.indexes if reading is not None else {}
+    if home not in indexes:
+        files = [(module, locate(module)) for module in modules_of(home)]
+        indexes[home] = [(m, _defined(file, file.stat().st_mtime_ns)) for m, file in files if file is not None]
+    return [module for module, names in indexes[home] if name in names]
+
+
+@lru_cache(maxsize=1024)
+def _defined(file: Path, changed: int) -> frozenset[str]:
+    """Return the names of the functions and classes at the top level of a file as it was at that time."""
+    return frozenset(DEFINITION.findall(file.read_text(encoding="utf-8")))

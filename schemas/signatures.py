@@ -14,15 +14,15 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, ConfigDict, create_model
 
+from schemas.addresses import AddressError, address, fits, split_supplied, supplies
 from schemas.annotations import Unknown, literal, type_of
-from schemas.modules import Function, Module, ModuleError, is_package, load, locate, members
+from schemas.modules import Function, Module, ModuleError, load, modules_of
 from schemas.renamed import now_called, renamed_function
 from schemas.suggestions import LONGEST, nearest, suggest
 from schemas.use import Use
 
 MAX_HOPS = 8
-REFERENCE = re.compile(r"lp_[a-z][a-z0-9_]*_T")
-"""Log-probabilities under a named reference policy."""
+OWN = "code of your own is package.module:function"
 NAMED = re.compile(r"[a-z][a-z0-9_]*_[TP]")
 """What may be a column of an auxiliary, whose names only the stage knows."""
 
@@ -61,31 +61,18 @@ class Signature:
         return self.doc.partition("\n")[0].strip()
 
 
-def address(slot: type[Use], name: str) -> tuple[str, str]:
-    """Module, and name inside it, that a word in a slot stands for. Raises SignatureError."""
-    if ":" in name:
-        module, _, function = name.partition(":")
-        if not module or not function:
-            raise SignatureError(f"`{name}` is no import path", "as package.module:function")
-        if module.startswith("posttrain."):
-            advice = f"write `{name.removeprefix('posttrain.')}`"
-            raise SignatureError(f"`{name}`: recipes name modules of ours without `posttrain.`", advice)
-        return module, function
-    if slot.home is None:
-        raise SignatureError(f"`{name}` is no import path", "a function of your own is package.module:function")
-    if slot.member:
-        return f"{slot.home}.{name}", slot.member
-    family, _, function = name.rpartition(".")
-    return (f"{slot.home}.{family}" if family else slot.home), function
-
-
 def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Signature:
-    """The signature of what `name` means in a slot. Raises SignatureError with the nearest name."""
-    module, function = address(slot, name)
+    """Return the signature of what `name` means in a slot. Raise SignatureError with the nearest name."""
+    try:
+        module, function = address(slot, name)
+    except AddressError as error:
+        if slot.home and (new := renamed_function(name, names(slot))) is not None:
+            raise SignatureError(now_called(name, new), f"write `{new}` in its place") from None
+        raise SignatureError(str(error), _near(slot, name) if slot.home else OWN) from None
     house = ":" not in name
     try:
         found = _find(module, function, folders, 0, is_class=bool(slot.member))
-        placed, named = _split(slot, found.supplied)
+        placed, named = split_supplied(slot, found.supplied)
         if slot.takes is not None and (placed != slot.takes if house else len(placed) != len(slot.takes)):
             given = ", ".join(slot.takes) or "nothing"
             said = f"`{name}` takes ({', '.join(found.supplied)}) before the `*`, but is given {given}"
@@ -94,24 +81,12 @@ def signature(slot: type[Use], name: str, folders: tuple[Path, ...] = ()) -> Sig
             said = f"`{name}` asks for {', '.join(strange)}, which this slot does not supply"
             raise SignatureError(said, _near(slot, name) if house else suggest(strange[0], sorted(slot.asks), "names"))
         return _without(found, slot.withheld) if slot.withheld else found
-    except (ModuleError, KeyError) as error:
-        if house and (new := renamed_function(name, names(slot))) is not None:
-            raise SignatureError(now_called(name, new), f"write `{new}` in its place") from None
-        raise _unknown(slot, name, module, function, folders, error) from None
-
-
-def _unknown(
-    slot: type[Use], name: str, module: str, function: str, folders: tuple[Path, ...], error: ModuleError | KeyError
-) -> SignatureError:
-    """Return the error for a name that leads to no function, with the nearest name as advice."""
-    house = ":" not in name
-    if isinstance(error, ModuleError):
+    except ModuleError as error:
         advice = _near(slot, name) if house else f"the folders searched: {_searched(folders)}"
-        said = f"no {_noun(slot)} `{name}`" if house and locate(module) is None else str(error)
-        return SignatureError(said, advice)
-    advice = _near(slot, name) if house else suggest(function, public_functions(module, folders), "functions there")
-    said = f"no {_noun(slot)} `{name}`" if house else f"module `{module}` has no function `{function}`"
-    return SignatureError(said, advice)
+        raise SignatureError(str(error), advice) from None
+    except KeyError:
+        advice = suggest(function, public_functions(module, folders), "functions there")
+        raise SignatureError(f"module `{module}` has no function `{function}`", advice) from None
 
 
 @lru_cache(maxsize=1024)
@@ -120,16 +95,20 @@ def _without(found: Signature, withheld: frozenset[str]) -> Signature:
 
 
 def names(slot: type[Use]) -> list[str]:
-    """Every name of our own that a slot knows, sorted."""
-    if slot.home is None or locate(slot.home) is None:
-        return []
-    if slot.member:
-        return [m for m in members(slot.home) if slot.member in load(f"{slot.home}.{m}").classes]
-    inside = members(slot.home) if is_package(slot.home) else []
-    known = public_functions(slot.home, ()) + [
-        f"{m}.{f}" for m in inside for f in public_functions(f"{slot.home}.{m}", ())
-    ]
-    return sorted(n for n in known if _fits(slot, n))
+    """Return every name of our own that a slot knows, sorted."""
+    return sorted({name for name, _ in definitions(slot)})
+
+
+def definitions(slot: type[Use]) -> Iterator[tuple[str, str]]:
+    """Yield every name of our own that a slot knows, with the module that defines it."""
+    for module in dict.fromkeys(module for home in slot.home for module in modules_of(home)):
+        family = module.rpartition(".")[2]
+        read = load(module)
+        if slot.member:
+            yield from ((family, module) for _ in range(slot.member in read.classes))
+        else:
+            own = [name for name in read.functions if not name.startswith("_") and fits(slot, read.functions[name])]
+            yield from ((f"{family}.{name}" if slot.qualified else name, module) for name in own)
 
 
 def signatures(slot: type[Use]) -> Iterator[tuple[str, Signature]]:
@@ -213,30 +192,6 @@ def _is_function(read: Module, name: str) -> bool:
         return False
 
 
-def _fits(slot: type[Use], name: str) -> bool:
-    """Whether a function is meant for the slot: helpers in the same module take something else."""
-    try:
-        found = _find(*address(slot, name), (), 0, is_class=False)
-        placed, named = _split(slot, found.supplied)
-        if not all(supplies(slot, n) for n in named):
-            return False
-        return bool(named) if slot.takes is None else placed == slot.takes and bool(slot.takes or found.options)
-    except (SignatureError, ModuleError, KeyError):
-        return False
-
-
-def _split(slot: type[Use], supplied: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a function is given by place, and what it asks for by name."""
-    count = len(slot.takes or ()) if slot.takes is None or slot.asks else len(supplied)
-    return supplied[:count], supplied[count:]
-
-
-def supplies(slot: type[Use], name: str) -> bool:
-    """Whether the loop can give a slot's function what it asks for by a name."""
-    named = "lp_ref_T" in slot.asks and REFERENCE.fullmatch(name) is not None
-    return not slot.asks or name in slot.asks or named
-
-
 def may_be_named(slot: type[Use], name: str) -> bool:
     """Whether an auxiliary of the stage could give a slot's function what it asks for by a name."""
     return "auxiliary_T" in slot.asks and NAMED.fullmatch(name) is not None
@@ -251,12 +206,7 @@ def _near(slot: type[Use], name: str) -> str:
     if plain and "did you mean" not in advice:
         full = next(k for k in known if k == plain or k.endswith(f".{plain}"))
         advice = f"did you mean `{full}`? {advice}"
-    return f"{advice}; code of your own is package.module:function"
-
-
-def _noun(slot: type[Use]) -> str:
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", slot.__name__.removesuffix("Use")).lower()
-    return words.rstrip("s")
+    return f"{advice}; {OWN}"
 
 
 def _searched(folders: tuple[Path, ...]) -> str:

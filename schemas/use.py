@@ -22,8 +22,10 @@ class Use(Schema):
 
     model_config = ConfigDict(extra="allow")
 
-    home: ClassVar[str | None] = None
-    """Module (names are functions) or package (names are `module.function`); None: import paths only."""
+    home: ClassVar[tuple[str, ...]] = ()
+    """Modules and packages that define what can be named; without one: import paths only."""
+    qualified: ClassVar[bool] = False
+    """Whether a name is `module.function`; else it is that of a function, whichever module of the home defines it."""
     member: ClassVar[str | None] = None
     """Where set, names are modules of the home, and this is the class in each whose constructor takes the options."""
     takes: ClassVar[tuple[str, ...] | None] = None
@@ -52,28 +54,29 @@ class Use(Schema):
 class TokenizerUse(Use):
     """Builds a tokenizer."""
 
-    home = "learning.data.tokenizers"
+    home = ("learning.data.tokenizers",)
     takes = ()
 
 
 class ProblemsUse(Use):
     """Generates problems."""
 
-    home = "learning.problems.generators"
+    home = ("learning.problems", "learning.toy_tasks")
     takes = ()
 
 
 class TeacherUse(Use):
     """Writes a worked completion for a problem."""
 
-    home = "learning.teachers.basic"
+    home = ("learning.teachers", "learning.toy_tasks")
     takes = ("row", "rng")
 
 
 class RewardUse(Use):
     """Scores completions; the weighted sum over the list is the reward."""
 
-    home = "learning.rewards"
+    home = ("learning.rewards",)
+    qualified = True
     asks = SCORING
     weight: Number = 1.0
     """Factor in the sum; a number schedule is allowed."""
@@ -82,21 +85,21 @@ class RewardUse(Use):
 class RowFilterUse(Use):
     """Says for each row whether to keep it."""
 
-    home = "learning.curation.row_filters"
+    home = ("learning.curation.row_filters",)
     takes = ("row",)
 
 
 class PromptSamplerUse(Use):
     """Chooses what an iteration samples: which problems, how many completions of each, with which settings."""
 
-    home = "learning.collection.prompt_samplers"
+    home = ("learning.collection.prompt_samplers", "learning.toy_tasks.cooperation")
     asks = frozenset({"rows", "num_groups", "n", "seed", "step", "rng", "state", "history", "metrics"})
 
 
 class RolloutUse(Use):
     """Turns sample requests into completions."""
 
-    home = "learning.collection.rollouts.rollouts"
+    home = ("learning.collection.rollouts",)
     asks = frozenset(
         {"asks", "sampler", "rng", "state", "step", "round", "max_steps", "stream", "plan", "score", "consume"}
     )
@@ -105,42 +108,42 @@ class RolloutUse(Use):
 class LogitsProcessorUse(Use):
     """Changes the distribution that tokens are sampled from, before their log-probabilities are recorded."""
 
-    home = "learning.sampling.logits_processors"
+    home = ("learning.sampling.logits_processors",)
     asks = frozenset({"logits_BV", "place_B"})
 
 
 class ResampleUse(Use):
     """Drops some of the scored completions, and requests further ones."""
 
-    home = "learning.collection.resampling"
+    home = ("learning.collection.resampling", "learning.toy_tasks.tracing")
     asks = TRIALS | {"num_groups", "round", "seed"}
 
 
 class ExtraSamplesUse(Use):
     """Adds completions that were not sampled in this iteration: stored ones, an expert's, those of past policies."""
 
-    home = "learning.collection.extra_samples.extra_samples"
+    home = ("learning.collection.extra_samples",)
     asks = TRIALS
 
 
 class FilterGroupsUse(Use):
     """Selects the sampled groups that are trained on, by their raw scores."""
 
-    home = "learning.collection.group_filters"
+    home = ("learning.collection.group_filters",)
     asks = PATHS | {"scores_P", "group_P", "truncated_P", "source_P", "rows", "history", "state", "step", "rng"}
 
 
 class RewardShapingUse(Use):
     """Changes the rewards before they become advantages."""
 
-    home = "learning.algorithm.reward_shaping"
+    home = ("learning.algorithm.reward_shaping",)
     asks = PATHS | {"reward_P", "scores_P", "rows", "state", "step"} | FIXED
 
 
 class AdvantageUse(Use):
     """One operation of the advantage pipeline; the list is applied in order."""
 
-    home = "learning.algorithm.advantages.normalisation"
+    home = ("learning.algorithm.advantages", "learning.batch.columns")
     takes = ("column", "batch")
     asks = FIXED | {"rows", "state", "scores_P"}
 
@@ -148,49 +151,49 @@ class AdvantageUse(Use):
 class AdvantageShapingUse(Use):
     """Changes the advantages of tokens."""
 
-    home = "learning.algorithm.advantage_shaping"
+    home = ("learning.algorithm.advantage_shaping",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class TokenMaskUse(Use):
     """Selects the tokens that a term of the loss covers."""
 
-    home = "learning.algorithm.token_masks.masks"
+    home = ("learning.algorithm.token_masks.masks",)
     asks = FIXED | {"advantage_T", "batch"}
 
 
 class RatioUse(Use):
     """Log-ratio of the trained policy to the sampling policy, at token or sequence level."""
 
-    home = "learning.algorithm.ratios.ratios"
+    home = ("learning.algorithm.ratios",)
     asks = MOVING
 
 
 class ImportanceCorrectionUse(Use):
     """A factor ≥ 0 on every token's policy loss, for samples of another policy; it does not touch denominators."""
 
-    home = "learning.algorithm.importance_correction"
+    home = ("learning.algorithm.importance_correction",)
     asks = FIXED | {"advantage_T", "batch", "rng"}
 
 
 class PolicyLossUse(Use):
     """Per-token policy-gradient loss from log-ratio and advantage."""
 
-    home = "learning.algorithm.policy_losses.policy_gradient"
+    home = ("learning.algorithm.policy_losses", "learning.algorithm.heterogeneous")
     asks = MOVING | {"log_ratio_T"}
 
 
 class LossAggregationUse(Use):
     """Weight of every token in the loss, once per optimiser step over the global batch."""
 
-    home = "learning.algorithm.loss_aggregation.aggregation"
+    home = ("learning.algorithm.loss_aggregation",)
     asks = frozenset({"batch", "max_completion_length"})
 
 
 class LossTermUse(Use):
     """A further term of the loss with its own mask and denominator."""
 
-    home = "learning.algorithm.loss_terms"
+    home = ("learning.algorithm.loss_terms",)
     asks = MOVING | {"log_ratio_T"}
     coef: Number
     """Factor of the term; a number schedule is allowed."""
@@ -203,14 +206,14 @@ class LossTermUse(Use):
 class ControllerUse(Use):
     """Computes a number from the last iteration's metrics, or from the batch that is about to be trained on."""
 
-    home = "learning.algorithm.controllers"
+    home = ("learning.algorithm.controllers",)
     asks = MOVING | {"metrics", "state"}
 
 
 class EngineUse(Use):
     """Turns prompts into tokens."""
 
-    home = "learning.generation.engines"
+    home = ("learning.generation.engines",)
     takes = ("policy",)
     asks = frozenset({"desk"})
     member = "Engine"
@@ -219,7 +222,7 @@ class EngineUse(Use):
 class EnvUse(Use):
     """Answers the model's turns, so that a completion is an episode of several."""
 
-    home = "learning.environments"
+    home = ("learning.environments",)
     takes = ()
     member = "Environment"
     max_turns: int = Field(default=8, ge=1)
@@ -239,7 +242,7 @@ class EnvUse(Use):
 class ToolUse(Use):
     """What a model may call in an environment."""
 
-    home = "learning.tools.calls"
+    home = ("learning.tools.calls",)
     takes = ("query",)
     asks = frozenset({"row", "rng"})
 
@@ -247,13 +250,13 @@ class ToolUse(Use):
 class MergeMethodUse(Use):
     """Makes one tensor of the same tensor of several models."""
 
-    home = "learning.merge.methods"
+    home = ("learning.merge.methods",)
 
 
 class PairLossUse(Use):
     """Loss of preference pairs; the weighted sum over the list is trained on."""
 
-    home = "learning.preference.pair_losses"
+    home = ("learning.preference.pair_losses", "learning.preference.likelihoods", "learning.preference.games")
     asks = frozenset({"kl", "state", "step"}) | {
         f"{name}_{shape}"
         for name in ("margin", *(f"{side}{of}" for side in ("chosen", "rejected") for of in PAIR_COLUMNS))
@@ -266,14 +269,14 @@ class PairLossUse(Use):
 class SearchUse(Use):
     """How a model's samples of a problem come about."""
 
-    home = "learning.evaluation.searches"
+    home = ("learning.evaluation.searches",)
     takes = ("problems", "ask", "score")
 
 
 class DuelUse(Use):
     """How likely the first of two completions is preferred to the second: a number from 0 to 1."""
 
-    home = "learning.preference.duels"
+    home = ("learning.preference.duels",)
     takes = ("row", "first", "second")
 
 

@@ -18,9 +18,11 @@ from learning.batch.batch_layout import single_turn
 from learning.data.rows import write_rows
 from learning.rl.policy_loss import with_advantages, with_dropped, with_weights
 from learning.samples.engine_protocol import Generation
+from schemas.modules import modules_of
 from schemas.recipe.load import load_recipe
 from schemas.stages.rl import Rl
-from schemas.use import FIXED, Use
+from schemas.supplied import FIXED
+from schemas.use import Use
 from tasks.context import Context
 from tasks.rl import run as run_rl
 
@@ -168,7 +170,8 @@ def test_the_table_of_slots_is_what_the_slots_ask_for():
     shown = {key for key, _, _ in table}
     assert shown == set(slots) - {"logits_processors", "engine"}
     for key, home, asked in table:
-        assert slots[key].home == f"learning.{home}".replace("/", ".")
+        place = f"learning.{home}".replace("/", ".")
+        assert place in {*slots[key].home, *(module for home in slots[key].home for module in modules_of(home))}
         known = slots[key].asks | set(slots[key].takes or ())
         assert set(re.findall(r"`(\w+)`", asked)) <= known, key
     fixed = re.findall(r"`(\w+_T)`", PAGE.partition("Fixed columns")[2].partition("\n\n")[0])

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from flows.planning.champion_inputs import add_champions
-from flows.planning.closure import Closure, uses
+from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
+from flows.planning.facts_cache import FactsCache
 from lineage.digests import digest_of
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
@@ -28,10 +29,12 @@ FRESH = "fresh"
 
 def compile_recipe(recipe: Recipe, layout: Layout) -> Plan:
     """Return the plan of a recipe. Raise PlanError if a source is missing or the models of a step do not fit."""
-    closure = Closure(recipe.folders)
+    known = FactsCache(layout)
+    closure = Closure(recipe.folders, known)
     steps: dict[str, Step] = {}
     for name in recipe.steps:
         steps[name] = _make_step(recipe, name, steps, closure, layout)
+    known.save()
     plan = Plan(
         recipe=recipe.name,
         file=recipe.file,
@@ -72,8 +75,7 @@ def _make_step(recipe: Recipe, name: str, steps: dict[str, Step], closure: Closu
     inputs = tuple(_make_input(recipe, port, layout) for port in ports)
     if settings.get("gate"):
         settings, inputs = add_champions(recipe, settings, inputs, layout)
-    slots = [module for use in uses(stage) for module in closure.modules_of(use)]
-    code = closure.of_modules([f"tasks.{kind}", *slots, *(module for module, _ in recipe.code(name))])
+    code = closure.of([(f"tasks.{kind}", "run"), *recipe.code(name)])
     identity = _make_identity(kind, settings, recipe.seed(name), inputs, code, steps)
     return Step(
         name=name,

@@ -1,18 +1,26 @@
 """Differences between two step identities, as text."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 ABSENT = "nothing"
 
 
-def find_first_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Return the first difference of two identities: settings, then seed, inputs and code."""
-    return next(list_differences(old, new), "nothing differs")
+class Definitions(Protocol):
+    """What is known of the definitions behind digests of modules."""
+
+    def changed(self, before: str, now: str) -> list[str]:
+        """Return the names of the definitions in which two digests differ."""
+        ...
 
 
-def list_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Yield all differences of two identities, as `learning_rate: 0.001 → 0.002`."""
+def find_first_difference(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> str:
+    """Return the first thing in which two identities differ: settings, then seed, inputs and code."""
+    return next(list_differences(old, new, known), "nothing differs")
+
+
+def list_differences(old: dict[str, Any], new: dict[str, Any], known: Definitions | None = None) -> Iterator[str]:
+    """Yield everything in which two identities differ, as `learning_rate: 0.001 → 0.002`."""
     for path, before, after in list_changes(old.get("settings", {}), new.get("settings", {})):
         yield f"{path}: {format_value(before)} → {format_value(after)}"
     for field in ("kind", "seed", "format"):
@@ -22,16 +30,17 @@ def list_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     yield from (f"input {port}: is something else" for port in now if port in before and before[port] != now[port])
     yield from (f"input {port}: is new" for port in now if port not in before)
     yield from (f"input {port}: is gone" for port in before if port not in now)
-    yield from list_code_changes(old.get("code", {}), new.get("code", {}))
+    yield from list_code_changes(old.get("code", {}), new.get("code", {}), known)
 
 
-def list_code_changes(before: dict[str, str], now: dict[str, str]) -> Iterator[str]:
-    """Yield modules that changed, are new or are no longer used, as `code: learning/losses.py changed`."""
+def list_code_changes(before: dict[str, str], now: dict[str, str], known: Definitions | None = None) -> Iterator[str]:
+    """Yield the modules that changed, are used now, or no more, as `code: learning/losses.py changed (clipped)`."""
     for module in now:
         if module not in before:
             yield f"code: {_module_path(module)} is used now"
         elif before[module] != now[module]:
-            yield f"code: {_module_path(module)} changed"
+            names = known.changed(before[module], now[module]) if known is not None else []
+            yield f"code: {_module_path(module)} changed" + (f" ({', '.join(names)})" if names else "")
     yield from (f"code: {_module_path(module)} is used no more" for module in before if module not in now)
 
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from flows.planning.difference import find_first_difference
+from flows.planning.facts_cache import FactsCache
 from lineage.artifacts.store import Store
 from lineage.layout import Layout
 from lineage.tracing.history import find_latest
@@ -14,15 +15,17 @@ Verdict = tuple[Literal["HIT", "MISS"], str]
 
 def explain_plan(plan: Plan, layout: Layout) -> dict[str, Verdict]:
     """Return, by step, (HIT, the run that made it) or (MISS, the reason)."""
-    store = Store(layout)
+    store, known = Store(layout), FactsCache(layout)
     before = find_latest(layout, plan.recipe, [step.name for step in plan.steps])
     verdicts: dict[str, Verdict] = {}
     for step in plan.steps:
-        verdicts[step.name] = _explain_step(step, plan, store, before.get(step.name), verdicts)
+        verdicts[step.name] = _explain_step(step, plan, store, before.get(step.name), verdicts, known)
     return verdicts
 
 
-def _explain_step(step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict]) -> Verdict:
+def _explain_step(
+    step: Step, plan: Plan, store: Store, last: Manifest | None, verdicts: dict[str, Verdict], known: FactsCache
+) -> Verdict:
     condition = store.examine(step.kind, step.key)
     if condition.manifest is not None and condition.is_whole:
         return "HIT", f"made by run {condition.manifest.run}"
@@ -33,7 +36,7 @@ def _explain_step(step: Step, plan: Plan, store: Store, last: Manifest | None, v
         return "MISS", "to be done again although it is there (fresh)"
     if last is None:
         return "MISS", "never ran" if not (store.layout.work(step.key)).exists() else "never finished"
-    reason = find_first_difference(last.identity, step.identity)
+    reason = find_first_difference(last.identity, step.identity, known)
     if reason.startswith("input "):
         reason = _explain_input(step, plan, last, verdicts) or reason
     return "MISS", reason

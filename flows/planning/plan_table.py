@@ -6,6 +6,7 @@ from rich.text import Text
 from flows.planning.difference import list_differences
 from flows.planning.estimate import Estimate, Forecast, describe_costs, describe_excess
 from flows.planning.explain import explain_plan
+from flows.planning.facts_cache import FactsCache
 from lineage.layout import Layout
 from lineage.reports.report import format_duration
 from lineage.tracing.history import find_latest
@@ -66,5 +67,6 @@ def explain_step(plan: Plan, name: str, layout: Layout) -> str:
     if verdict == "HIT":
         return f"{name}: HIT, {why} (key {step.key[:16]})"
     before = find_latest(layout, plan.recipe, [name]).get(name)
-    lines = [f"  {line}" for line in list_differences(before.identity, step.identity)] if before else []
+    known = FactsCache(layout)
+    lines = [f"  {line}" for line in list_differences(before.identity, step.identity, known)] if before else []
     return "\n".join([f"{name}: MISS, {why} (key {step.key[:16]})", *lines])

@@ -14,19 +14,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.heterogeneous import log_entropy_quantile
+from learning.algorithm.heterogeneous import FLOOR
 from schemas.errors import StepError
 from schemas.number_schedules import Number
-
-__all__ = [
-    "adaptive_kl",
-    "bapo",
-    "entropy_gated",
-    "entropy_target",
-    "log_entropy_quantile",
-    "pid",
-    "recap",
-]
 
 Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]
@@ -232,3 +222,10 @@ def positive_share(ratio_T: Tensor, advantage_T: Tensor, low: float, high: float
     positive = float((ratio_T.clamp(max=high) * advantage_T)[up_T].sum())
     negative = float((ratio_T.clamp(min=low) * -advantage_T)[~up_T].sum())
     return positive / (positive + negative) if positive + negative > 0 else 1.0
+
+
+def log_entropy_quantile(entropy_behav_T: Tensor, *, q: Annotated[float, Field(ge=0, le=1)]) -> float:
+    """A quantile of the logarithms of the tokens' entropies (nearest value, none made up); a controller of HAPO."""
+    if not len(entropy_behav_T):
+        return 0.0
+    return float(entropy_behav_T.double().clamp(min=FLOOR).log().quantile(q, interpolation="nearest"))

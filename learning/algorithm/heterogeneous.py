@@ -19,13 +19,6 @@ FLOOR = 1e-8
 """Nats below which an entropy counts as this, before its logarithm is taken."""
 
 
-def log_entropy_quantile(entropy_behav_T: Tensor, *, q: Annotated[float, Field(ge=0, le=1)]) -> float:
-    """A quantile of the logarithms of the tokens' entropies (nearest value, none made up); a controller of HAPO."""
-    if not len(entropy_behav_T):
-        return 0.0
-    return float(entropy_behav_T.double().clamp(min=FLOOR).log().quantile(q, interpolation="nearest"))
-
-
 def entropy_score(entropy_X: Tensor, low: float, pivot: float, high: float) -> Tensor:
     """h of each entropy (nats): −1 at log-entropy `low`, 0 at `pivot`, 1 at `high`, held within these bounds."""
     gap_X = entropy_X.clamp(min=FLOOR).log() - pivot

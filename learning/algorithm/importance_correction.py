@@ -8,26 +8,17 @@ away; the token still counts in the denominator. What an expert wrote, and what 
 Shapes: T sampled tokens; `path_T` is the path of each. Nothing here carries a gradient.
 """
 
+import math
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.covariance import covariance_drop
+from learning.algorithm.token_masks.covariance import Share, covariance
 from learning.batch.columns import any_of_path, mean_of_path, sum_of_path
 from schemas.number_schedules import Number
-
-__all__ = [
-    "covariance_drop",
-    "off_policy",
-    "probability_gap",
-    "second_moment",
-    "sequence",
-    "token",
-    "variation",
-    "veto",
-]
 
 LIMIT = 20.0
 
@@ -135,6 +126,24 @@ def veto(
     """Drop a completion for one token whose c is below `low` or above `high`: something went wrong in sampling it."""
     ratio_T = _gap(lp_prox_T, lp_behav_T, external_T, broken_T).exp()
     return (~any_of_path((ratio_T < low) | (ratio_T > high), path_T)).double()
+
+
+def covariance_drop(
+    lp_prox_T: Tensor,
+    advantage_T: Tensor,
+    rng: np.random.Generator,
+    *,
+    share: Share = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> Tensor:
+    """Drop max(1, ⌊share·T⌋) tokens drawn from those of a covariance between the bounds (Clip-Cov, eq. 11-12)."""
+    covariance_T = covariance(lp_prox_T, advantage_T)
+    near = ((covariance_T > low) & (covariance_T < high)).nonzero()[:, 0]
+    factor_T = torch.ones_like(covariance_T)
+    count = min(len(near), max(1, math.floor(share * len(covariance_T) + 1e-9)))
+    factor_T[near[torch.from_numpy(rng.permutation(len(near))[:count])]] = 0.0
+    return factor_T
 
 
 def _gap(lp_prox_T: Tensor, lp_behav_T: Tensor, external_T: Tensor, broken_T: Tensor) -> Tensor:

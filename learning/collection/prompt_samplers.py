@@ -16,24 +16,9 @@ from pydantic import Field
 from learning.data.rows import Row, read_rows
 from learning.samples.history import History
 from learning.samples.sample import Ask
-from learning.toy_tasks.cooperation import observed
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.references import ChatRef
-
-__all__ = [
-    "adaptive_size",
-    "by_difficulty",
-    "demonstrated",
-    "hard_focus",
-    "hot_cold",
-    "in_context",
-    "observed",
-    "pools",
-    "prompts_of_step",
-    "uniform",
-    "with_greedy",
-]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -23,12 +23,9 @@ from learning.samples.judging import failed, judged, passed, spread
 from learning.samples.sample import Ask, Messages, Trial
 from learning.samples.sample import by_group as _by_group
 from learning.sampling.sampler import Sampler
-from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.number_schedules import Number
 from schemas.references import ChatRef
-
-__all__ = ["allocate", "dynamic_sampling", "hint", "reject", "retry_with_exemplars", "trace_tasks"]
 
 Asked = tuple[list[Trial], list[Ask]]
 AtLeast1 = Annotated[int, Field(ge=1)]

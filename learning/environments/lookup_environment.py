@@ -1,13 +1,10 @@
 """From the name of an environment in a recipe to the environment; what plays in it is another matter, and heavier."""
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from learning.environments.protocol import EnvironmentProtocol
-from learning.lookup import bound_options
-from schemas.errors import StepError
-from schemas.package import import_path
+from learning.lookup import bound_options, find
 from schemas.use import EnvUse
 
 
@@ -17,14 +14,5 @@ def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -
     The keys beside `use` are the options of its constructor; functions that they name are bound, and references are
     folders: `inputs` has them by path below `port`.
     """
-    made = environment_class(use)
+    made = find(use)
     return made(**bound_options(made.__init__, use, port, inputs))
-
-
-def environment_class(use: EnvUse) -> type:
-    """The class that a recipe names as an environment. Raises StepError."""
-    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", str(use.member))
-    try:
-        return getattr(importlib.import_module(import_path(module)), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise StepError(f"env: use: {use.use}: {error}") from error

@@ -26,7 +26,8 @@ from learning.environments.desk import (
     predictions,
 )
 from learning.environments.protocol import Outcome
-from learning.sandbox.run import Ran, available, run
+from learning.sandbox.run import available, run
+from learning.sandbox.watchdog import Ran
 from learning.toy_tasks.fits import GIVEN, Points, Row, expanded, points, score, shown
 from schemas.errors import StepError
 

@@ -18,14 +18,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from learning.preference.games import inpo, nash_md, rebel, sppo, sppo_hard
-from learning.preference.likelihoods import cpo, nll, orpo, simpo
 from schemas.number_schedules import Number
-
-__all__ = [
-    "aot", "aot_unpaired", "apo_down", "apo_zero", "bco", "cpo", "discopop", "dpo", "dpo_norm", "dpop", "exo", "hinge",
-    "inpo", "ipo", "kto", "nash_md", "nca", "nll", "odpo", "orpo", "rebel", "robust", "simpo", "sppo", "sppo_hard",
-]  # fmt: skip
 
 Flipped = Annotated[float, Field(ge=0, lt=0.5)]
 """Share of the pairs whose label is taken to be wrong."""

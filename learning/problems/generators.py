@@ -11,72 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from learning.problems.comparisons import comparisons
-from learning.problems.partitions import part
-from learning.problems.second_opinions import second_opinions
-from learning.problems.teacher_turns import turns
-from learning.problems.unlabelled import unlabelled
 from learning.reasoning_gym.families import BLOCK, dataset, families
-from learning.toy_tasks.almanac import almanac
-from learning.toy_tasks.atlas import atlas_facts, atlas_questions
-from learning.toy_tasks.circuits import circuits
-from learning.toy_tasks.coding import list_functions, program_states, straight_programs
-from learning.toy_tasks.countdown import countdown
-from learning.toy_tasks.customs import custom_lessons, customs
-from learning.toy_tasks.dialogues import donations
-from learning.toy_tasks.documents import documents
-from learning.toy_tasks.errands import errands
-from learning.toy_tasks.fits import fit_turns, fits
-from learning.toy_tasks.forms import forms
-from learning.toy_tasks.guesses import guesses
-from learning.toy_tasks.hardware import modules
-from learning.toy_tasks.hidden_operations import operations
-from learning.toy_tasks.mazes import mazes
-from learning.toy_tasks.needles import needles
-from learning.toy_tasks.opinions import opinions
-from learning.toy_tasks.posts import posts
-from learning.toy_tasks.rankings import ratings, rising
-from learning.toy_tasks.records import records
-from learning.toy_tasks.stories import openings
-from learning.toy_tasks.sums import step_chains
 from schemas.errors import StepError
-
-__all__ = [
-    "almanac",
-    "atlas_facts",
-    "atlas_questions",
-    "circuits",
-    "comparisons",
-    "countdown",
-    "custom_lessons",
-    "customs",
-    "documents",
-    "donations",
-    "errands",
-    "fit_turns",
-    "fits",
-    "forms",
-    "guesses",
-    "list_functions",
-    "mazes",
-    "modules",
-    "needles",
-    "openings",
-    "operations",
-    "opinions",
-    "part",
-    "posts",
-    "program_states",
-    "ratings",
-    "reasoning_gym",
-    "records",
-    "rising",
-    "second_opinions",
-    "step_chains",
-    "straight_programs",
-    "turns",
-    "unlabelled",
-]
 
 PATIENCE = 2000
 """Draws without a new problem after which a space counts as exhausted, at least."""

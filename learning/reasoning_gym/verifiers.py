@@ -212,6 +212,8 @@ def launched() -> Connection:
 
     The C library's own allocator, on large pages, makes its children cost half.
     """
+    atexit.unregister(stop)  # here and not at import: who scores nothing does not depend on this module
+    atexit.register(stop)
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     paths = [os.path.abspath(path) for path in sys.path if os.path.isdir(path or ".")]  # noqa: PTH100, PTH112
@@ -228,6 +230,3 @@ def launched() -> Connection:
         )
     ours.setblocking(False)
     return Connection(process, ours, errors)
-
-
-atexit.register(stop)

@@ -10,12 +10,10 @@ from pathlib import Path
 from learning.batch.batch import Batch
 from learning.models.policy import Policy
 from learning.parallel.group import ALONE, Group
-from learning.rl.auxiliary import Learner, explained_variance
+from learning.rl.auxiliary import Learner
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
 from schemas.stages.rl import Rl
-
-__all__ = ["Critic", "explained_variance"]
 
 POINTS = {"loss": "value_loss", "grad_norm": "value_grad_norm", "mean": "value"}
 

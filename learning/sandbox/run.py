@@ -13,11 +13,8 @@ from learning.sandbox import child
 from learning.sandbox.escape_detection import Noticing
 from learning.sandbox.filters import machine
 from learning.sandbox.process import started
-from learning.sandbox.storage import FILE_BYTES
-from learning.sandbox.watchdog import MOST_OUTPUT, Answer, Ran, watch
+from learning.sandbox.watchdog import Answer, Ran, watch
 from schemas.errors import StepError
-
-__all__ = ["FILE_BYTES", "MOST_OUTPUT", "Ran", "available", "run"]
 
 
 def run(

@@ -12,46 +12,9 @@ from pydantic import Field
 from learning.data.patterns import Pattern
 from learning.data.questions import Inquiry, make_question
 from learning.data.text_edits import mistaken
-from learning.toy_tasks.almanac import scripted
-from learning.toy_tasks.atlas import look_up, reader
-from learning.toy_tasks.countdown import worked_countdown
-from learning.toy_tasks.dialogues import muddled
-from learning.toy_tasks.errands import stock_reply
-from learning.toy_tasks.forms import form_filler
-from learning.toy_tasks.guesses import guesser
-from learning.toy_tasks.guided_search import guided_search
-from learning.toy_tasks.hardware import regenerated
-from learning.toy_tasks.mazes import solved_maze
-from learning.toy_tasks.opinions import opinion
-from learning.toy_tasks.posts import summed_up
-from learning.toy_tasks.stories import storyteller
-from learning.toy_tasks.sums import first_step, flawed_sum, sum_of, told_sum
+from learning.toy_tasks.sums import sum_of
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
-
-__all__ = [
-    "answer",
-    "endpoint",
-    "first_step",
-    "flawed_sum",
-    "form_filler",
-    "guesser",
-    "guided_search",
-    "look_up",
-    "muddled",
-    "opinion",
-    "reader",
-    "regenerated",
-    "scripted",
-    "solved_maze",
-    "stock_reply",
-    "storyteller",
-    "summed_up",
-    "told_sum",
-    "worked_countdown",
-    "worked_spelling",
-    "worked_sum",
-]
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 

@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterator
 
+from schemas.addresses import supplies
 from schemas.auxiliary import NEXT, TargetUse
 from schemas.errors import Problem
-from schemas.signatures import may_be_named, supplies
+from schemas.signatures import may_be_named
 from schemas.source.tree import join_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
-from schemas.use import MOVING, RewardShapingUse
+from schemas.supplied import MOVING
+from schemas.use import RewardShapingUse
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 TAKEN = frozenset(name.removesuffix("_T") for name in MOVING | RewardShapingUse.asks) | {

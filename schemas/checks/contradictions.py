@@ -6,20 +6,20 @@ No rule knows a function by its name: what a function asks for and which options
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.addresses import REFERENCE
 from schemas.auxiliary import CriticLossUse, TargetUse
 from schemas.checks.asynchrony import asynchrony_problems, keeps_older
 from schemas.checks.auxiliaries import auxiliary_problems
 from schemas.checks.metrics import metric_problems, number_names
 from schemas.errors import Problem
-from schemas.signatures import REFERENCE
 from schemas.source.tree import join_path
 from schemas.source.validation import follow_path
 from schemas.stages.rl import Rl
 from schemas.steps.slots import Slot
 from schemas.steps.step_info import StepInfo
 from schemas.suggestions import suggest
+from schemas.supplied import MOVING
 from schemas.use import (
-    MOVING,
     AdvantageUse,
     ExtraSamplesUse,
     FilterGroupsUse,

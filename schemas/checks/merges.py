@@ -20,6 +20,13 @@ def merge_methods() -> list[str]:
     return [n for n in names(MergeMethodUse) if signature(MergeMethodUse, n).supplied[:1] == ("tensors",)]
 
 
+def merge_functions(stage: Merge) -> list[tuple[str, str]]:
+    """Return module and name of the function of a merge, and of the one that counts its totals where it needs them."""
+    method = signature(MergeMethodUse, stage.merge_method)
+    counts = [(method.module, f"{method.name}_totals")] if "totals" in method.supplied else []
+    return [(method.module, method.name), *counts]
+
+
 def merge_problems(info: StepInfo, stage: Merge) -> Iterator[Problem]:
     """Yield everything about a merge that its method's signature can tell."""
     if bool(stage.models) == bool(stage.slices):

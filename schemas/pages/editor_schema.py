@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from schemas.base import JsonObject
 from schemas.checks.merges import merge_methods
 from schemas.expansion.expand import find_presets, list_preset_slots
+from schemas.field_docs import document
 from schemas.recipe.load import Head
 from schemas.signatures import Signature, options_model, signatures
 from schemas.stages.union import KINDS, Stage
@@ -36,6 +37,7 @@ def make_editor_schema() -> JsonObject:
         *slots,
         *(options_model(s) for pairs in signatures_by_slot.values() for _, s in pairs),
     ]
+    document(models)
     refs, schema = models_json_schema([(m, "validation") for m in dict.fromkeys(models)], by_alias=True)
     defs: JsonObject = {name: _allow_variables(body) for name, body in schema["$defs"].items()}
     names = {model: ref["$ref"].rpartition("/")[2] for (model, _), ref in refs.items()}

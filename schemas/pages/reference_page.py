@@ -15,6 +15,7 @@ from schemas.budget import Budget, Prices
 from schemas.checks.merges import merge_methods
 from schemas.endpoint import Endpoint, Price
 from schemas.expansion.expand import find_presets
+from schemas.field_docs import document
 from schemas.number_schedules import Number
 from schemas.package import import_path
 from schemas.recipe.load import Head
@@ -91,6 +92,9 @@ Every curation is compared with every evaluation of the recipe, said or not; `de
 
 def make_reference_page() -> str:
     """Return the page as Markdown."""
+    slots = [slot for slot in sorted(Use.__subclasses__(), key=lambda slot: slot.__name__) if slot.home]
+    document([Head, Schedule, Promote, Budget, Prices, Endpoint, Price, BaseStage, Resources, TrainRole, Training])
+    document([*KINDS.values(), *slots])
     parts = [INTRODUCTION, "## The recipe\n", _make_table(Head, set()), "**Schedule**\n", _make_table(Schedule, set())]
     parts += ["**Promote**\n", _make_table(Promote, set())]
     parts += ["**Budget**\n", _make_table(Budget, set()), "**Prices**\n", _make_table(Prices, set())]
@@ -106,7 +110,7 @@ def make_reference_page() -> str:
     for kind, model in KINDS.items():
         parts += [f"## kind: {kind}\n", _describe_kind(model)]
     parts.append("## What the slots can name\n")
-    parts += [_describe_slot(slot) for slot in sorted(Use.__subclasses__(), key=lambda s: s.__name__) if slot.home]
+    parts += map(_describe_slot, slots)
     return "\n".join(parts).rstrip() + "\n"
 
 

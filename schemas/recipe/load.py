@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from schemas.base import JsonObject, Schema
 from schemas.budget import MONEY_NEEDS_PRICES, Budget
+from schemas.checks.merges import merge_functions
 from schemas.checks.refusals import find_refusals
 from schemas.checks.schedule import check_schedule
 from schemas.endpoint import Endpoint
@@ -23,6 +24,7 @@ from schemas.source.tree import Mark, Node
 from schemas.source.validation import convert_errors, find_coercions, follow_path, limit_problems
 from schemas.source.variables import Scope, resolve_vars, substitute
 from schemas.stages.base import BaseStage
+from schemas.stages.merge import Merge
 from schemas.steps.decontamination import complete_decontamination
 from schemas.steps.gate_baselines import resolve_baselines
 from schemas.steps.order import check_graph
@@ -120,7 +122,9 @@ class Recipe:
 
     def code(self, name: str) -> tuple[tuple[str, str], ...]:
         """Return module and name of every function that a step's slots use, sorted."""
-        return tuple(sorted({(s.signature.module, s.signature.name) for s in self.steps[name].slots}))
+        info = self.steps[name]
+        merged = merge_functions(info.stage) if isinstance(info.stage, Merge) else ()
+        return tuple(sorted({*((s.signature.module, s.signature.name) for s in info.slots), *merged}))
 
     def settings(self, name: str) -> JsonObject:
         """Return the stage with all defaults, also those of its slots; without what is not in the key."""

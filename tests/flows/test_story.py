@@ -61,8 +61,8 @@ stages:
     num_bootstrap: 100
 """
 PLANTED = '''
-from learning.problems.generators import reasoning_gym
-from learning.data.rows import write_rows
+from learning.problems import reasoning_gym
+from learning.texts.rows import write_rows
 from tasks.context import Context
 
 
@@ -142,10 +142,9 @@ def edited_house(tmp_path, monkeypatch, file, change):
     assert (copy / file).read_text() != before
     original = flows.planning.closure.read_module
 
-    def read(path, mtime, size):
+    def read(path, known):
         moved = copy / path.relative_to(HOUSE) if path.is_relative_to(HOUSE) else path
-        there = moved if moved.is_file() else path
-        return original(there, there.stat().st_mtime_ns, there.stat().st_size)
+        return original(moved if moved.is_file() else path, known)
 
     monkeypatch.setattr(flows.planning.closure, "read_module", read)
 
@@ -153,12 +152,8 @@ def edited_house(tmp_path, monkeypatch, file, change):
 def test_an_edited_loss_runs_rl_and_not_sft(story, tmp_path, monkeypatch):
     folder, layout = story
     before = missing(plan_recipe(folder / "tiny.yaml", layout), layout)
-    edited_house(
-        tmp_path,
-        monkeypatch,
-        "learning/algorithm/policy_losses/policy_gradient.py",
-        lambda text: text.replace("min(", "max(") + "\nX = 1\n",
-    )
+    edit = lambda text: text.replace("clamp(1 - epsilon", "clamp(1 - 2 * epsilon")  # noqa: E731
+    edited_house(tmp_path, monkeypatch, "learning/algorithm/policy_losses/policy_gradient.py", edit)
     plan = plan_recipe(folder / "tiny.yaml", layout)
     assert before == set()
     assert missing(plan, layout) == {"better", "exam"}
@@ -166,14 +161,22 @@ def test_an_edited_loss_runs_rl_and_not_sft(story, tmp_path, monkeypatch):
     assert users == {"better"}
 
 
-def test_an_edited_comment_of_the_loss_runs_nothing(story, tmp_path, monkeypatch):
+LOSSES = "learning/algorithm/policy_losses"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        (f"{LOSSES}/policy_gradient.py", "    ratio_T =", "    # a remark\n    ratio_T ="),
+        (f"{LOSSES}/policy_gradient.py", "Clipped surrogate:", "The clipped surrogate:"),
+        (f"{LOSSES}/policy_gradient.py", "-advantage_T * lp_T", "-2 * advantage_T * lp_T"),  # of another loss
+        (f"{LOSSES}/valuation.py", "roll(-1)", "roll(-2)"),  # another paper's
+        ("learning/toy_tasks/mazes.py", "import", "import math\nimport"),  # a toy task that the recipe does not name
+    ],
+)
+def test_an_edit_of_what_a_recipe_does_not_use_runs_nothing(story, tmp_path, monkeypatch, file, old, new):
     folder, layout = story
-    edited_house(
-        tmp_path,
-        monkeypatch,
-        "learning/algorithm/policy_losses/policy_gradient.py",
-        lambda text: text + "\n# a remark\n",
-    )
+    edited_house(tmp_path, monkeypatch, file, lambda text: text.replace(old, new))
     assert missing(plan_recipe(folder / "tiny.yaml", layout), layout) == set()
 
 

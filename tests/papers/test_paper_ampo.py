@@ -18,7 +18,8 @@ from learning.data.rows import write_rows
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import columns_of, micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.sample import Trial, by_group
-from learning.teachers.basic import told_sum, worked_sum
+from learning.teachers.basic import worked_sum
+from learning.toy_tasks.sums import told_sum
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "ampo.yaml"

@@ -13,12 +13,11 @@ import pytest
 
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
-from learning.problems.generators import straight_programs
 from learning.rewards.execution import states
 from learning.rl.collection import bind_collecting, collect
 from learning.rl.policy_loss import micro_loss, with_advantages, with_dropped, with_weights
 from learning.samples.history import History
-from learning.toy_tasks.coding import state_row
+from learning.toy_tasks.coding import state_row, straight_programs
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "coderl-plus.yaml"

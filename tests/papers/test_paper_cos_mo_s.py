@@ -13,8 +13,8 @@ import torch
 from learning.evaluation.searches import Node, mcts
 from learning.lookup import bind
 from learning.preference.columns import list_bases
+from learning.preference.likelihoods import orpo
 from learning.preference.loss import bind_losses, collect_asked
-from learning.preference.pair_losses import orpo
 from learning.rewards.stories import curiosity, value_of
 from learning.toy_tasks.stories import incoherence
 from schemas.recipe.load import load_recipe

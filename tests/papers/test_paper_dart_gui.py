@@ -23,14 +23,13 @@ from learning.generation.services.rollout_service import RolloutService
 from learning.generation.weights.protocol import Receipt
 from learning.lookup import bind
 from learning.parallel.actors import Threads
-from learning.problems.generators import forms
 from learning.rewards.environment import earned
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from learning.samples.history import History
 from learning.samples.sample import Ask, by_group
 from learning.sampling.sampler import Sampler
 from learning.sampling.trajectories import Trajectories
-from learning.toy_tasks.forms import Form
+from learning.toy_tasks.forms import Form, forms
 from schemas.recipe.load import load_recipe
 from tests.papers.loops import Loop, by_chance
 

@@ -24,8 +24,7 @@ from learning.rl.policy_loss import with_dropped, with_weights
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler, score
-from learning.teachers.basic import summed_up
-from learning.toy_tasks.posts import posts
+from learning.toy_tasks.posts import posts, summed_up
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "dr-po.yaml"

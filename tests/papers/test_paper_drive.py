@@ -14,9 +14,9 @@ import pytest
 from learning.data.chat import encode_prompt
 from learning.data.tokenizers import characters
 from learning.lookup import bind
-from learning.problems.generators import list_functions
 from learning.rl.collection import bind_collecting
 from learning.samples.history import History
+from learning.toy_tasks.coding import list_functions
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "drive.yaml"

@@ -10,7 +10,7 @@ import torch
 
 from learning.lookup import bind
 from learning.preference.duels import styles
-from learning.preference.pair_losses import inpo
+from learning.preference.games import inpo
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "inpo.yaml"

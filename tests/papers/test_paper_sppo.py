@@ -10,7 +10,8 @@ import torch
 
 from learning.evaluation.sampled_answers import compute_weighted_scores
 from learning.lookup import bind
-from learning.preference.pair_losses import dpo, sppo
+from learning.preference.games import sppo
+from learning.preference.pair_losses import dpo
 from schemas.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "papers" / "sppo.yaml"

@@ -28,12 +28,12 @@ from learning.generation.engines.torch import Engine
 from learning.generation.services.rescoring import likelihoods
 from learning.lookup import bind
 from learning.models.packed import choose_forward
-from learning.problems.generators import almanac
 from learning.rl.policy_loss import micro_loss, with_weights
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Ask
 from learning.sampling.sampler import Sampler
 from learning.sandbox.run import available
+from learning.toy_tasks.almanac import almanac
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe
 from schemas.use import ToolUse

@@ -12,8 +12,8 @@ import pytest
 from flows.planning.compile import compile_recipe
 from learning.agents.folder import read_agent
 from learning.data.rows import write_rows
-from learning.problems.generators import customs
 from learning.sandbox.run import available
+from learning.toy_tasks.customs import customs
 from lineage.digests import content_digest, folder_digests
 from lineage.layout import Layout
 from schemas.recipe.load import load_recipe

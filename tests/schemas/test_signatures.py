@@ -1,9 +1,12 @@
 import pytest
 from pydantic import ValidationError
 
+import schemas.modules
+from learning.lookup import find
+from schemas.addresses import address
 from schemas.references import RewardModelRef
-from schemas.signatures import SignatureError, names, options_model, signature
-from schemas.use import EngineUse, FunctionUse, PolicyLossUse, RewardUse
+from schemas.signatures import SignatureError, definitions, names, options_model, signature
+from schemas.use import EngineUse, FunctionUse, PolicyLossUse, RewardUse, Use
 
 LAB = '''
 import torch  # never imported: this module is only read
@@ -77,6 +80,43 @@ def test_engines_are_classes_of_modules():
 def test_names_that_lead_nowhere_are_told(name):
     with pytest.raises(SignatureError):
         signature(FunctionUse if ":" in name else PolicyLossUse, name)
+
+
+def slots(kind=Use):
+    for slot in kind.__subclasses__():
+        yield from (slot, *slots(slot))
+
+
+@pytest.mark.parametrize("slot", sorted(set(slots()), key=lambda slot: slot.__name__), ids=lambda slot: slot.__name__)
+def test_no_name_of_a_slot_is_defined_twice(slot):
+    places = list(definitions(slot))
+    assert len({name for name, _ in places}) == len(places)
+    assert all(address(slot, name)[0] == module for name, module in places)
+
+
+def test_a_name_that_two_modules_define_is_refused(tmp_path, monkeypatch):
+    for module in ("one", "two"):
+        (tmp_path / "home/inner").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"home/inner/{module}.py").write_text("def f(rows, completions): ...\ndef help_it(x): ...\n")
+    (tmp_path / "home/three.py").write_text("from home.inner.one import f as g\ndef f(other): ...\ndef h(rows): ...\n")
+    monkeypatch.setattr(schemas.modules, "HOUSE", tmp_path)
+
+    class Slot(RewardUse):
+        home, qualified = ("home",), False
+
+    with pytest.raises(SignatureError, match=r"`f` is defined in home\.inner\.one and home\.inner\.two: rename one"):
+        signature(Slot, "f")
+    assert names(Slot) == ["f", "h"]
+    assert address(Slot, "h") == ("home.three", "h")
+    (tmp_path / "home/inner/two.py").unlink()
+    assert address(Slot, "f") == ("home.inner.one", "f")
+
+
+def test_what_is_bound_is_what_was_read():
+    for slot in (PolicyLossUse, EngineUse):
+        for name in names(slot):
+            bound = find(slot(use=name))
+            assert (bound.__module__, bound.__name__) == address(slot, name)
 
 
 def test_broken_python_is_told(tmp_path):

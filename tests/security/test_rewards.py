@@ -19,24 +19,20 @@ from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
 from learning.models.reward_model import make_reward_model
-from learning.problems.generators import (
-    circuits,
-    countdown,
-    documents,
-    list_functions,
-    modules,
-    posts,
-    program_states,
-    records,
-    rising,
-    step_chains,
-    straight_programs,
-)
 from learning.rewards import collective, consensus, duels, judges, models, pairwise, steps, stories
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler, scoring
+from learning.toy_tasks.circuits import circuits
+from learning.toy_tasks.coding import list_functions, program_states, straight_programs
+from learning.toy_tasks.countdown import countdown
 from learning.toy_tasks.dialogues import donations
+from learning.toy_tasks.documents import documents
+from learning.toy_tasks.hardware import modules
+from learning.toy_tasks.posts import posts
+from learning.toy_tasks.rankings import rising
+from learning.toy_tasks.records import records
+from learning.toy_tasks.sums import step_chains
 from schemas.signatures import signatures
 from schemas.use import RewardUse
 from tests.conftest import small_policy

@@ -19,12 +19,14 @@ from learning.environments.guess import Environment as GuessEnvironment
 from learning.environments.tools import Environment as ToolsEnvironment
 from learning.evaluation import metrics
 from learning.lookup import bind
-from learning.problems.generators import fits, forms, guesses
 from learning.solvers import solvers as programs
 from learning.tools import calls as tools
 from learning.tools.retrieval import Shelf
 from learning.tools.tables import asked, copies
 from learning.toy_tasks import fits as fits_world
+from learning.toy_tasks.fits import fits
+from learning.toy_tasks.forms import forms
+from learning.toy_tasks.guesses import guesses
 from learning.toy_tasks.tracing import trace_tasks
 from schemas.errors import StepError
 from schemas.use import ToolUse

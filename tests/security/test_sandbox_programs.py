@@ -17,8 +17,9 @@ import yaml
 
 from learning.sandbox import process
 from learning.sandbox.filters import machine
-from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
-from learning.sandbox.storage import INDEX, MOST_BYTES, Storage
+from learning.sandbox.run import available, run
+from learning.sandbox.storage import FILE_BYTES, INDEX, MOST_BYTES, Storage
+from learning.sandbox.watchdog import MOST_OUTPUT
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from flows.planning.compile import compile_recipe
 from learning.agents.folder import write_agent
 from learning.data.rows import write_rows
-from learning.problems.generators import customs
+from learning.toy_tasks.customs import customs
 from lineage.layout import Layout
 from schemas.agent import Agent
 from schemas.errors import RecipeError

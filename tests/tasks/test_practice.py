@@ -10,8 +10,8 @@ import pytest
 
 from learning.agents.folder import read_agent, write_agent
 from learning.data.rows import write_rows
-from learning.problems.generators import customs
 from learning.sandbox.run import available
+from learning.toy_tasks.customs import customs
 from schemas.agent import Agent
 from schemas.errors import StepError
 from schemas.stages.practice import Practice

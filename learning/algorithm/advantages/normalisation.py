@@ -18,47 +18,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.advantages.credit import gae, value_difference
-from learning.algorithm.advantages.estimators import best_margin, compensate, decoupled, pass_at_k, running_baseline
-from learning.algorithm.advantages.maps import affine, power, sign, where
-from learning.algorithm.advantages.multitask import tmn_reweight
-from learning.algorithm.advantages.token_rewards import potential, rivals, stepwise
-from learning.algorithm.advantages.tokenwise import entropy_share, path_consistency, token_baseline
-from learning.algorithm.advantages.turns import by_turn
 from learning.algorithm.token_masks.masks import Source
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, broadcast_to_tokens, of_rewards, place
+from learning.batch.columns import Column, broadcast_to_tokens, place
 from learning.batch.keyed import Key, among_of, deviation, equal, index_of, median, per_key, sums
 from schemas.number_schedules import Number
-
-__all__ = [
-    "Column",
-    "affine",
-    "best_margin",
-    "broadcast_to_tokens",
-    "by_turn",
-    "center",
-    "clip",
-    "compensate",
-    "decoupled",
-    "entropy_share",
-    "gae",
-    "of_rewards",
-    "pass_at_k",
-    "path_consistency",
-    "potential",
-    "power",
-    "reward_to_go",
-    "rivals",
-    "running_baseline",
-    "scale",
-    "sign",
-    "stepwise",
-    "tmn_reweight",
-    "token_baseline",
-    "value_difference",
-    "where",
-]
 
 
 def center(

@@ -13,10 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.loss_aggregation.sample_balance import sample_balanced
 from learning.batch.batch import Batch
-
-__all__ = ["constant", "nested_mean", "sample_balanced", "sequence_mean", "token_mean"]
 
 Unit = Literal["episode", "path", "group", "prompt", "family"]
 

@@ -1,12 +1,9 @@
 """Own samples and an expert's in one objective: RL-PLUS (Dong et al. 2025).
 
-An expert's token was sampled by nobody whose probabilities are known. Its density is taken to be that of a mixture of
-the old policy and of an estimate half-way between the old policy and certainty, and the less the policy would say it
-now, the more it counts.
+The less the policy would say an expert's token now, the more it counts. The ratio of such a token, whose sampling
+probability is unknown, is `learning.algorithm.ratios.ratios.multiple_importance`.
 Shapes: T sampled tokens.
 """
-
-import math
 
 import torch
 from torch import Tensor
@@ -14,16 +11,6 @@ from torch import Tensor
 from schemas.number_schedules import Number
 
 LIMIT = 20.0
-
-
-def multiple_importance(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, external_T: Tensor) -> Tensor:
-    """log 2π/(π_old + π_ω), π_ω = (π_old + 1)/2, at an expert's tokens; log π/π_behav at own ones (RL-PLUS).
-
-    π_old is the policy before this iteration's update. The ratio of an expert's token is at most 4.
-    """
-    old_T = lp_prox_T.exp()
-    mixture_T = (old_T + (old_T + 1) / 2).log() - math.log(2)
-    return lp_T - torch.where(external_T, mixture_T, lp_behav_T)
 
 
 def exploratory(

@@ -6,26 +6,7 @@ Shapes: T sampled tokens.
 
 from torch import Tensor
 
-from learning.algorithm.heterogeneous import heterogeneous
-from learning.algorithm.policy_losses.hybrid import exploratory
-from learning.algorithm.policy_losses.regressions import mirror, path_consistent
-from learning.algorithm.policy_losses.soft_bounds import (
-    cispo,
-    divergence,
-    geometric,
-    shaped_external,
-    shaped_sources,
-    soft_adaptive,
-    tapered,
-    variational,
-)
-from learning.algorithm.policy_losses.valuation import rover
 from schemas.number_schedules import Number
-
-__all__ = [
-    "cispo", "clipped", "divergence", "exploratory", "geometric", "heterogeneous", "mirror", "path_consistent",
-    "reinforce", "rover", "shaped_external", "shaped_sources", "soft_adaptive", "tapered", "variational", "weighted",
-]  # fmt: skip
 
 LIMIT = 20.0
 

@@ -3,16 +3,13 @@
 Shapes: T sampled tokens; `path_T` is the path of each.
 """
 
+import math
+
+import torch
 from torch import Tensor
 
-from learning.algorithm.policy_losses.hybrid import multiple_importance
 from learning.batch.columns import mean_of_path, sum_of_path
 from schemas.number_schedules import Number
-
-__all__ = [
-    "decoupled", "mixture", "multiple_importance", "none", "pseudo_on_policy", "sequence", "sequence_arithmetic",
-    "sequence_product", "sequence_token", "token",
-]  # fmt: skip
 
 LIMIT = 20.0
 
@@ -69,6 +66,16 @@ def mixture(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, *, share: Numbe
     For batches with stored samples beside own ones: before the update the ratio is at most 1/share.
     """
     return lp_T - (share * lp_prox_T.exp() + (1 - share) * lp_behav_T.exp()).log()
+
+
+def multiple_importance(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, external_T: Tensor) -> Tensor:
+    """log 2π/(π_old + π_ω), π_ω = (π_old + 1)/2, at an expert's tokens; log π/π_behav at own ones (RL-PLUS).
+
+    π_old is the policy before this iteration's update. The ratio of an expert's token is at most 4.
+    """
+    old_T = lp_prox_T.exp()
+    mixture_T = (old_T + (old_T + 1) / 2).log() - math.log(2)
+    return lp_T - torch.where(external_T, mixture_T, lp_behav_T)
 
 
 def none(lp_T: Tensor) -> Tensor:

@@ -11,14 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learning.algorithm.token_masks.covariance import high_covariance
+from learning.algorithm.token_masks.covariance import Share, covariance
 from learning.samples.sample import SOURCES
 from schemas.number_schedules import Number
-
-__all__ = [
-    "Source", "early", "external", "finished", "fresh", "high_covariance", "high_entropy", "high_entropy_turns",
-    "low_entropy", "negative", "own", "positive", "rewarded", "sources", "unlikely",
-]  # fmt: skip
 
 Source = Literal[
     "policy", "greedy", "expert", "replay", "hinted", "in_context", "teacher", "hot", "cold", "auxiliary", "reset",
@@ -131,6 +126,15 @@ def mask_mastered(
     if len(reward_T) and entropy_prox_T.mean() < target_entropy:
         return (reward_T <= 0) | (lp_prox_T.exp() < tau)
     return torch.ones_like(reward_T, dtype=torch.bool)
+
+
+def high_covariance(lp_prox_T: Tensor, advantage_T: Tensor, *, share: Share = 2e-4) -> Tensor:
+    """The max(1, ⌊share·T⌋) tokens of the highest covariance, and those equal to the last of them (KL-Cov, eq. 13)."""
+    if not len(lp_prox_T):
+        return torch.zeros_like(lp_prox_T, dtype=torch.bool)
+    covariance_T = covariance(lp_prox_T, advantage_T)
+    count = max(1, math.floor(share * len(covariance_T) + 1e-9))
+    return covariance_T >= covariance_T.topk(count).values[-1]
 
 
 def _top(value_T: Tensor, share: float) -> Tensor:

@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.collection.extra_samples.rehearsal import rehearse
-from learning.collection.extra_samples.sharing import shared
 from learning.collection.extra_samples.success_pool import pooled, successes_of
 from learning.data.chat import encode_text
 from learning.data.rows import read_rows
@@ -26,8 +24,6 @@ from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import logprobs
 from schemas.errors import StepError
 from schemas.references import ChatRef, TrajectoriesRef
-
-__all__ = ["collected", "expert", "rehearse", "replay", "shared", "successes", "teachers"]
 
 AtLeast1 = Annotated[int, Field(ge=1)]
 When = Literal["always", "failed"]

@@ -63,7 +63,7 @@ def shared(
             found += members
         if len(by_group(found)) == external:
             break
-    return [*(trial for g in kept for trial in groups[g]), *weighed(found, sampler)]
+    return [*(trial for g in kept for trial in groups[g]), *_with_logprobs(found, sampler)]
 
 
 def groups_of(folder: str) -> list[Texts]:
@@ -94,7 +94,7 @@ def received(known: Mapping[str, dict[str, Any]], texts: Texts, sampler: Sampler
     return found
 
 
-def weighed(trials: list[Trial], sampler: Sampler) -> list[Trial]:
+def _with_logprobs(trials: list[Trial], sampler: Sampler) -> list[Trial]:
     """Trials with the log-probabilities that this model's weights give their tokens; no version sampled them here."""
     for members in by_group(trials).values():
         pairs = [(trial.prompt_ids, trial.completion_ids) for trial in members]

@@ -17,8 +17,6 @@ from learning.sampling.sampler import Sampler
 from learning.streaming.stream import Consume, Score, Stream
 from schemas.errors import StepError
 
-__all__ = ["one_step_off", "periodic", "streamed"]
-
 Plan = Callable[[int], list[Ask]]
 
 

@@ -1,26 +1,19 @@
 """From the name of an engine in a recipe to an engine in this process."""
 
-import importlib
 import inspect
 from typing import Any
 
 from learning.api.spending import Desk
-from learning.lookup import options_of
+from learning.lookup import find, options_of
 from learning.samples.engine_protocol import EngineProtocol
-from schemas.errors import StepError
-from schemas.package import import_path
 from schemas.use import EngineUse
 
 
 def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
-    """Return an engine over a policy, in this process. Raises StepError.
+    """Return an engine over a policy, in this process. Raise StepError.
 
     The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
     """
-    module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
-    try:
-        engine = getattr(importlib.import_module(import_path(module)), name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise StepError(f"engine: use: {use.use}: {error}") from error
+    engine = find(use)
     asks = [desk] if "desk" in inspect.signature(engine).parameters else []
     return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))

@@ -8,6 +8,7 @@ from learning.algorithm.advantages import normalisation as advantages
 from learning.algorithm.composition import Algorithm
 from learning.algorithm.policy_losses import policy_gradient as surrogates
 from learning.algorithm.ratios import ratios
+from learning.batch import columns
 from learning.batch.batch_layout import forest, single_turn
 from learning.batch.split import mini_batches
 from learning.lookup import Bound, bind
@@ -30,7 +31,7 @@ def batch(lengths=((2, 3, 1, 4, 2), (1, 1)), rewards=(0.0, 1.0, 0.25, 3.0, 1.0, 
 
 
 def column(**options):
-    return advantages.center(advantages.of_rewards(batch()), batch(), **options)
+    return advantages.center(columns.of_rewards(batch()), batch(), **options)
 
 
 def test_center_and_scale_against_numpy():
@@ -54,15 +55,15 @@ def test_center_and_scale_against_numpy():
 
 def test_order_of_operations_is_the_lists():
     made = batch()
-    clipped_last = advantages.clip(advantages.center(advantages.of_rewards(made), made), made, low=-1.0, high=1.0)
-    clipped_first = advantages.center(advantages.clip(advantages.of_rewards(made), made, low=-1.0, high=1.0), made)
+    clipped_last = advantages.clip(advantages.center(columns.of_rewards(made), made), made, low=-1.0, high=1.0)
+    clipped_first = advantages.center(advantages.clip(columns.of_rewards(made), made, low=-1.0, high=1.0), made)
     assert clipped_last.values_X.tolist()[5:] == [-1.0, 1.0]
     assert clipped_first.values_X.tolist()[5:] == [0.0, 0.0]
 
 
 def test_returns_are_discounted_by_sampled_token():
     made = batch()
-    got = advantages.reward_to_go(advantages.of_rewards(made), made, gamma=0.5).values_X
+    got = advantages.reward_to_go(columns.of_rewards(made), made, gamma=0.5).values_X
     lengths = (2, 3, 1, 4, 2, 1, 1)
     pairs = zip(made.paths["reward"].tolist(), lengths, strict=True)
     want = [reward * 0.5 ** (n - 1 - t) for reward, n in pairs for t in range(n)]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from learning.algorithm.advantages import credit
 from learning.algorithm.advantages import normalisation as advantages
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import single_turn
@@ -37,7 +38,7 @@ def same(got, want):
 )
 def test_gae_in_closed_form(finish, tail, reward, want):
     made = batch([3], [0.2, 0.5, 0.4], [reward], [finish], [0.6])
-    same(advantages.gae(of_rewards(made), made, made.sampled("value"), lam=0.5, tail=tail).values_X, want)
+    same(credit.gae(of_rewards(made), made, made.sampled("value"), lam=0.5, tail=tail).values_X, want)
 
 
 def direct(values, reward, after, gamma, lam):
@@ -56,7 +57,7 @@ def test_gae_is_the_double_sum_on_ragged_paths(tail, lam, lam_value, adaptive):
     values, ends = (torch.randn(n, generator=generator, dtype=torch.float64).tolist() for n in (14, 4))
     made = batch(lengths, values, [1.0, 0.0, 0.5, -1.0], finishes, ends)
     options = {"gamma": 0.8, "lam": lam, "lam_value": lam_value, "adaptive": adaptive, "tail": tail}
-    column = advantages.gae(of_rewards(made), made, made.sampled("value"), **options)
+    column = credit.gae(of_rewards(made), made, made.sampled("value"), **options)
     want, targets = [], []
     parts = torch.tensor(values, dtype=torch.float64).split(lengths)
     for own, end, finish, r in zip(parts, ends, finishes, made.paths["reward"].tolist(), strict=True):
@@ -72,7 +73,7 @@ def test_gae_is_the_double_sum_on_ragged_paths(tail, lam, lam_value, adaptive):
 
 def test_vapo_lambda_grows_with_the_length():
     made = batch([100, 25, 10], [0.5] * 135, [1.0, 1.0, 1.0])
-    found = advantages.gae(of_rewards(made), made, made.sampled("value"), adaptive=0.05, lam_value=1.0)
+    found = credit.gae(of_rewards(made), made, made.sampled("value"), adaptive=0.05, lam_value=1.0)
     first = [int((made.path_T == p).nonzero()[0]) for p in range(3)]
     # λ = 1 − 1/(0.05·100) = 0.8, 1 − 1/(0.05·25) = 0.2, and 0 where the formula would be negative.
     want = [0.5 * 0.8**99, 0.5 * 0.2**24, 0.0]
@@ -82,16 +83,16 @@ def test_vapo_lambda_grows_with_the_length():
 
 def test_extremes_of_lambda():
     made = batch([3, 2], [0.3, -0.2, 0.9, 0.1, 0.4], [1.0, 2.0])
-    one = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=1.0)
+    one = credit.gae(of_rewards(made), made, made.sampled("value"), lam=1.0)
     same(one.values_X, [1 - 0.3, 1 + 0.2, 1 - 0.9, 2 - 0.1, 2 - 0.4])
-    zero = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=0.0)
+    zero = credit.gae(of_rewards(made), made, made.sampled("value"), lam=0.0)
     same(zero.values_X, [-0.5, 1.1, 0.1, 0.3, 1.6])
     same(zero.return_X, [-0.2, 0.9, 1.0, 0.4, 2.0])
 
 
 def test_targets_survive_what_comes_after():
     made = batch([3, 2], [0.3, -0.2, 0.9, 0.1, 0.4], [1.0, 2.0])
-    column = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=1.0)
+    column = credit.gae(of_rewards(made), made, made.sampled("value"), lam=1.0)
     for operation in (advantages.center, advantages.scale):
         column = operation(column, made, by="batch")
     same(column.return_X, [1.0, 1.0, 1.0, 2.0, 2.0])
@@ -100,7 +101,7 @@ def test_targets_survive_what_comes_after():
 
 def test_diff_is_what_a_token_adds():
     made = batch([3, 2], [0.2, 0.5, 0.4, 0.1, 0.7], [1.0, 0.0], ["stop", "length"], [9.0, 0.3])
-    column = advantages.value_difference(of_rewards(made), made, made.sampled("value"))
+    column = credit.value_difference(of_rewards(made), made, made.sampled("value"))
     same(column.values_X, [0.3, -0.1, 0.6, 0.6, -0.4])
     same(column.return_X, [1.0, 1.0, 1.0, 0.3, 0.3])
     same(column.values_X[:3].sum(), 1.0 - 0.2)
@@ -126,10 +127,10 @@ def test_trap_13_observations_take_no_time_and_lose_no_value():
     values, want = [0.1, 0.4, 0.2, 0.5], direct([0.1, 0.4, 0.2, 0.5], 1.0, 0.0, 0.9, 0.8)
     for observed in (0, 1, 6):
         made = turns(observed, values)
-        column = advantages.gae(of_rewards(made), made, made.sampled("value"), gamma=0.9, lam=0.8)
+        column = credit.gae(of_rewards(made), made, made.sampled("value"), gamma=0.9, lam=0.8)
         same(column.values_X, want)
         same(column.return_X, [a + v for a, v in zip(want, values, strict=True)])
-        same(advantages.value_difference(of_rewards(made), made, made.sampled("value")).values_X, [0.3, -0.2, 0.3, 0.5])
+        same(credit.value_difference(of_rewards(made), made, made.sampled("value")).values_X, [0.3, -0.2, 0.3, 0.5])
 
 
 def test_trap_14_a_cut_path_is_not_an_end():
@@ -137,17 +138,17 @@ def test_trap_14_a_cut_path_is_not_an_end():
     made = batch([5], [10.0] * 5, [0.0], ["length"], [10.0])
     rewards = Column(torch.ones(5).double(), torch.ones(5).double(), made.path_T, "token")
     for lam in (0.0, 0.5, 1.0):
-        exact = advantages.gae(rewards, made, made.sampled("value"), gamma=0.9, lam=lam)
+        exact = credit.gae(rewards, made, made.sampled("value"), gamma=0.9, lam=lam)
         same(exact.values_X, [0.0] * 5)
         same(exact.return_X, [10.0] * 5)
-        ended = advantages.gae(rewards, made, made.sampled("value"), gamma=0.9, lam=lam, tail="terminal")
+        ended = credit.gae(rewards, made, made.sampled("value"), gamma=0.9, lam=lam, tail="terminal")
         assert float(ended.values_X[-1]) == pytest.approx(1 - 10)
 
 
 def test_order_of_paths_does_not_matter():
     made = batch([3, 1, 4], [0.1 * i for i in range(8)], [1.0, 0.0, 0.5], ["stop", "length", "length"], [0.2, 0.4, 0.6])
-    want = advantages.gae(of_rewards(made), made, made.sampled("value")).values_X
+    want = credit.gae(of_rewards(made), made, made.sampled("value")).values_X
     turned = made.take([2, 0, 1])
-    got = advantages.gae(of_rewards(turned), turned, turned.sampled("value")).values_X
+    got = credit.gae(of_rewards(turned), turned, turned.sampled("value")).values_X
     for new, old in enumerate([2, 0, 1]):
         same(got[turned.path_T == new], want[made.path_T == old])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from learning.algorithm.advantages import normalisation as advantages
+from learning.algorithm.advantages import credit
 from learning.algorithm.critic_heads import least, mean, soft_min
 from learning.algorithm.critic_losses import huber, squared
 from learning.batch.batch_layout import single_turn
@@ -13,7 +13,8 @@ from learning.batch.columns import of_rewards
 from learning.batch.loss_columns import Columns
 from learning.lookup import Bound
 from learning.models.checkpoint import load_latest, save_checkpoint
-from learning.rl.critic import Critic, explained_variance
+from learning.rl.auxiliary import explained_variance
+from learning.rl.critic import Critic
 from learning.samples.engine_protocol import Generation
 from schemas.critic import Critic as Block
 from schemas.errors import StepError
@@ -44,7 +45,7 @@ def batch(finishes=("stop", "length", "stop", "length")):
 def ready(judge, made=None, **options):
     """The batch with values and targets."""
     made = judge.values(made or batch())
-    column = advantages.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
+    column = credit.gae(of_rewards(made), made, made.sampled("value"), lam=1.0, **options)
     return made.with_tokens(advantage=column.values_X, **{"return": column.return_X})
 
 
@@ -215,7 +216,7 @@ def test_explained_variance():
 def test_what_is_missing_is_said(tiny_policy):
     made = batch()
     with pytest.raises(StepError, match="asks for value_T"):
-        Bound("gae", advantages.gae, {}).ask(0, Columns(made), of_rewards(made), made)
+        Bound("gae", credit.gae, {}).ask(0, Columns(made), of_rewards(made), made)
     judge = critic(tiny_policy)
     with pytest.raises(StepError, match="add `gae` or `value_difference`"):
         judge.learn(judge.values(made), 0)

@@ -9,6 +9,7 @@ import torch
 
 from learning.algorithm.advantages import normalisation as advantages
 from learning.algorithm.loss_aggregation import aggregation as weighing
+from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import forest
 from learning.batch.loss_columns import Columns
@@ -44,7 +45,7 @@ def made():
 
 def ask(name, batch=None, column=None, states=None, step=0, **options):
     batch = batch or made()
-    column = column or advantages.of_rewards(batch)
+    column = column or columns.of_rewards(batch)
     bound = bind(AdvantageUse.model_validate({"use": name, **options}), "advantage.0")
     rows = [{"id": row, "family": family} for _, row, family, *_ in PLACES]
     return bound.ask(step, Columns(batch, states={} if states is None else states, rows=rows), column, batch)

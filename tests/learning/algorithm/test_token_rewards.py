@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from learning.algorithm.advantages.normalisation import potential, reward_to_go, rivals, stepwise
+from learning.algorithm.advantages.normalisation import reward_to_go
+from learning.algorithm.advantages.token_rewards import potential, rivals, stepwise
 from learning.algorithm.auxiliary_targets import (
     mean_action,
     monte_carlo,

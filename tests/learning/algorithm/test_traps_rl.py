@@ -12,6 +12,7 @@ from learning.algorithm.loss_aggregation import aggregation as weighing
 from learning.algorithm.loss_terms import kl
 from learning.algorithm.policy_losses.policy_gradient import clipped
 from learning.algorithm.ratios.ratios import sequence, token
+from learning.batch import columns
 from learning.batch.batch import Batch
 from learning.batch.batch_layout import single_turn
 from learning.batch.split import micro_batches, mini_batches
@@ -146,7 +147,7 @@ def test_trap_03_all_masked_is_zero_and_finite(model, weigh):
 @pytest.mark.parametrize("size", [1, 7, 8])
 def test_trap_04_equal_rewards_give_exactly_nothing(dtype, stat, size):
     batch = random_batch(lengths=((2,) * size, (1, 1)), prompts=(2, 2))
-    column = advantages.of_rewards(batch)
+    column = columns.of_rewards(batch)
     values = torch.tensor([0.1] * size + [0.0, 1.0], dtype=dtype)
     column = advantages.Column(values, values, column.path_X, "path")
     centered = advantages.center(column, batch, stat=stat)
@@ -252,7 +253,7 @@ def test_trap_13_returns_cross_observations():
     want = [0.5 ** (6 - i) for i in range(7)]
     for observed in (0, 1, 5):
         batch = chain(observed)
-        column = advantages.reward_to_go(advantages.of_rewards(batch), batch, gamma=0.5)
+        column = advantages.reward_to_go(columns.of_rewards(batch), batch, gamma=0.5)
         torch.testing.assert_close(column.values_X, torch.tensor(want).double(), atol=1e-15, rtol=0)
 
 

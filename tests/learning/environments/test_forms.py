@@ -7,9 +7,7 @@ import pytest
 
 from learning.environments.form import Environment
 from learning.lookup import bind
-from learning.problems.generators import forms
-from learning.teachers.basic import form_filler
-from learning.toy_tasks.forms import CHOICES, Form
+from learning.toy_tasks.forms import CHOICES, Form, form_filler, forms
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 

@@ -8,7 +8,7 @@ import pytest
 
 from learning.environments.tools import Environment
 from learning.lookup import bind
-from learning.problems.generators import almanac
+from learning.toy_tasks.almanac import almanac
 from schemas.errors import StepError
 from schemas.use import ToolUse
 

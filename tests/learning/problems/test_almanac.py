@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from learning.lookup import bind
-from learning.problems.generators import almanac
-from learning.teachers.basic import scripted
 from learning.tools import calls as tools
+from learning.toy_tasks.almanac import almanac, scripted
 from schemas.errors import StepError
 from schemas.use import ProblemsUse
 

@@ -17,7 +17,9 @@ import pytest
 
 from flows.processes.cleanup import clean_up
 from learning.sandbox.filters import ASK, FCNTL, IOCTL, MMAP, OPENAT, PLAIN, compiled, machine, watched
-from learning.sandbox.run import FILE_BYTES, MOST_OUTPUT, available, run
+from learning.sandbox.run import available, run
+from learning.sandbox.storage import FILE_BYTES
+from learning.sandbox.watchdog import MOST_OUTPUT
 from lineage.layout import Layout
 from schemas.errors import StepError
 

@@ -8,7 +8,6 @@ from learning.lookup import bind
 from learning.rewards import collective
 from learning.samples.sample import Trial
 from learning.sampling.sampler import Sampler, score
-from learning.teachers.basic import first_step, reader
 from learning.toy_tasks.atlas import (
     atlas,
     atlas_facts,
@@ -18,10 +17,12 @@ from learning.toy_tasks.atlas import (
     given_away,
     hardened,
     injected,
+    reader,
     searched,
     texts_of,
     told,
 )
+from learning.toy_tasks.sums import first_step
 from schemas.errors import StepError
 from schemas.use import ProblemsUse, RewardUse
 

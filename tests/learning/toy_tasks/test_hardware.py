@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from learning.problems.generators import operations
 from learning.rewards import hardware as rewards
 from learning.toy_tasks.hardware import described, equivalent, modules, outputs, regenerated, round_trip
+from learning.toy_tasks.hidden_operations import operations
 from schemas.errors import StepError
 
 
