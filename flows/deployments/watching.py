@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from lineage.digests import digest_of
 from schemas.atomic_write import write_text_atomically
@@ -25,6 +25,17 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.source}: {shorten_digest(self.before)} → {shorten_digest(self.after)}"
+
+
+class Memory(TypedDict):
+    """What a watch remembers across kills."""
+
+    since: str
+    """Distinguishes this memory from one that was lost."""
+    changes: int
+    """How many changes were reported."""
+    digests: dict[str, str | None]
+    """Content of every source when it was last reported."""
 
 
 @dataclass
@@ -60,7 +71,7 @@ class Watch:
             tell(changes, digest_of([known["since"], known["changes"] + 1, identity]))
         now = {**contents, **digests, **{change.source: change.after for change in changes}}
         if now != known["digests"]:
-            self._remember({**known, "digests": now, "changes": known["changes"] + bool(changes)})
+            self._remember(Memory(since=known["since"], digests=now, changes=known["changes"] + bool(changes)))
         self.settled |= glances
         return changes
 
@@ -77,13 +88,13 @@ class Watch:
             self.seen[source] = now
         return contents, glances
 
-    def _remembered(self) -> dict[str, Any]:
+    def _remembered(self) -> Memory:
         try:
-            return dict(json.loads(self.file.read_text()))
+            return json.loads(self.file.read_text())
         except (OSError, ValueError):
-            return {"since": secrets.token_hex(8), "changes": 0, "digests": {}}
+            return Memory(since=secrets.token_hex(8), changes=0, digests={})
 
-    def _remember(self, known: dict[str, Any]) -> None:
+    def _remember(self, known: Memory) -> None:
         write_text_atomically(self.file, json.dumps(known, indent=1))
 
 

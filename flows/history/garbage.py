@@ -4,7 +4,6 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -131,7 +130,7 @@ def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Pol
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _as_json(clearance: Clearance) -> dict[str, Any]:
+def _as_json(clearance: Clearance) -> dict[str, object]:
     garbage = clearance.garbage
     return {
         "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],

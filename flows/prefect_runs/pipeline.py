@@ -70,7 +70,7 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
             desk = open_queue(execution)
-            futures: dict[str, Any] = {}
+            futures: dict[str, Any] = {}  # futures of threads; the stubs of `submit` name their base class
             for step in execution.plan.steps:
                 named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
                     _make_task(execution, step, bars)

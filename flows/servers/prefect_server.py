@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from flows.planning.closure import HOUSE
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
@@ -104,9 +104,16 @@ def find_server_url(layout: Layout) -> str | None:
     return _read_server(layout.state / "prefect").get("url")
 
 
-def _read_server(home: Path) -> dict[str, Any]:
+class ServerRecord(TypedDict, total=False):
+    """Where the server of a checkout is; empty without one."""
+
+    url: str
+    pid: int
+
+
+def _read_server(home: Path) -> ServerRecord:
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((home / "server.json").read_text()))
+        return json.loads((home / "server.json").read_text())
     return {}
 
 

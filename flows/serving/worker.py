@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Job:
+class ServingJob:
     """A request: `n` samples of one prompt."""
 
     ask: PromptRequest
@@ -52,7 +52,7 @@ class Job:
 class SampleStream:
     """The state between one sample's tokens and its pieces."""
 
-    job: Job
+    job: ServingJob
     number: int
     text: DecodedText
     pending: list[tuple[int, Token]] = field(default_factory=list)
@@ -66,13 +66,13 @@ class Worker:
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
         self.ends = frozenset(policy.stop_ids)
         self.batch = self._empty()
-        self.asked: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.waiting: list[Job] = []
+        self.asked: queue.SimpleQueue[ServingJob | None] = queue.SimpleQueue()
+        self.waiting: list[ServingJob] = []
         self.closing = False
         self.thread = threading.Thread(target=self._run, name="serving", daemon=True)
         self.thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ServingJob) -> None:
         """Queue a request; one that arrives too late receives an error."""
         self.asked.put(job)
         if not self.thread.is_alive():
@@ -124,7 +124,7 @@ class Worker:
                 sample.over = self._tell(sample, token)
             batch.leave()
 
-    def _voice(self, job: Job, number: int) -> SampleStream:
+    def _voice(self, job: ServingJob, number: int) -> SampleStream:
         return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
     def _tell(self, sample: Sample, token: Token) -> bool:
