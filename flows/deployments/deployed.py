@@ -27,7 +27,7 @@ from flows.execution.states import EXIT_CANCELLED
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.flow_context import current_flow_run
 from flows.prefect_runs.pipeline import make_flow_state, make_task_runner, perform_in_flow
-from flows.processes.reader import survive_closed_output
+from flows.processes.capture import survive_closed_output
 from flows.runs.launch import Outcome, run_plan
 from flows.runs.start import update_projections
 from lineage.audit.log import append

@@ -45,13 +45,13 @@ class Watch:
     file: Path
     sources: Sequence[str]
     glance: Look
-    """Cheap, and may differ although nothing changed; None: only the content tells."""
+    """Cheap, and may differ although nothing changed; None: only the content counts."""
     content: Look
     """What counts, None while the source is not there; read when the glance is new, and the same twice in a row."""
     seen: dict[str, str | None] = field(default_factory=dict)
     """Glance of the last look."""
     settled: dict[str, str | None] = field(default_factory=dict)
-    """Glance at which the content was read, and told where it had changed."""
+    """Glance at which the content was read, and reported if it had changed."""
 
     def look(self, tell: Callable[[list[Change], str], None]) -> list[Change]:
         """Check once; call `tell` with what changed since the last report, and a key that identifies the change.

@@ -59,7 +59,7 @@ class PendingStep(Protocol):
 
 
 AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
-"""Asks people; None when its function says that this is over, or nobody answered in time."""
+"""Asks a person; None when its function returns True, or without an answer in time."""
 
 
 class ApprovalQueue:

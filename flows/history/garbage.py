@@ -161,7 +161,7 @@ def _print_clearance(clearance: Clearance, size: int, console: Console, yes: boo
     counts = (
         (len(garbage.artifacts), "artifacts"),
         (len(garbage.objects), "files of DVC's cache that only they use"),
-        (len(garbage.works), "folders of unfinished steps that no run takes up again"),
+        (len(garbage.works), "folders of unfinished steps that no run can resume"),
         (len(garbage.temporaries), "temporary files left in DVC's cache"),
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"

@@ -139,7 +139,11 @@ def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, object]:
     if len(given.steps) == 1:
         return {"key": steps[given.steps[0]].key, "output": given.output}
     ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
-    chosen: dict[str, object] = {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
+    chosen: dict[str, object] = {
+        "keys": [steps[name].key for name in given.steps],
+        "output": given.output,
+        "unless": ends,
+    }
     gates = [sorted(list(c) for c in _find_conditions(name, steps)) for name in given.steps]
     return chosen | ({"gates": gates} if any(gates) else {})
 

@@ -32,7 +32,7 @@ TOKENS = 16_384
 UNDER_WAY = 512
 """Completions under way at a time in an evaluation, as in `learning.generation.services.row_streams`."""
 UTILIZATION = 0.5
-"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.generation.engines.vllm`."""
+"""Default share of a GPU that vLLM takes, as in `learning.generation.engines.vllm`."""
 
 
 @dataclass(frozen=True)

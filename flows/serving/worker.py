@@ -1,6 +1,6 @@
 """The engine thread: it admits requests in the order of arrival and advances all samples by one token at a time.
 
-It reports every token to its request by `Job.hear`, which must return at once.
+It reports every token to its request by `ServingJob.on_piece`, which must return at once.
 """
 
 import queue
@@ -28,7 +28,7 @@ class Piece:
     sample: int
     text: str
     tokens: tuple[Token, ...]
-    """Tokens whose text begins in what was said so far and that were not told yet."""
+    """Tokens whose text has begun and that were not sent yet."""
     made: int
     """Tokens computed so far, the end token included."""
     finish: Finish | None = None
@@ -41,10 +41,10 @@ class ServingJob:
     ask: PromptRequest
     n: int
     stops: tuple[str, ...]
-    hear: Callable[["Piece | Exception"], None]
-    """Called in the worker's thread; an exception is the last thing it hears."""
+    on_piece: Callable[["Piece | Exception"], None]
+    """Called in the worker's thread; an exception is its last call."""
     left: bool = False
-    """Set by whoever does not listen any more."""
+    """Set when the client has left."""
     begun: int = field(default=0, init=False)
 
 
@@ -56,7 +56,7 @@ class SampleStream:
     number: int
     text: DecodedText
     pending: list[tuple[int, Token]] = field(default_factory=list)
-    """Tokens not told yet, each with the length of the text before it."""
+    """Tokens not sent yet, each with the length of the text before it."""
 
 
 class Worker:
@@ -76,7 +76,7 @@ class Worker:
         """Queue a request; one that arrives too late receives an error."""
         self.asked.put(job)
         if not self.thread.is_alive():
-            job.hear(RuntimeError("this model is not served any more; ask again"))
+            job.on_piece(RuntimeError("this model is not served any more; ask again"))
 
     def close(self) -> None:
         """End when no request is running; return at once."""
@@ -87,9 +87,9 @@ class Worker:
             while self._listen():
                 try:
                     self._turn(self.batch)
-                except Exception as error:  # of the model, the device: whoever waits must hear of it
+                except Exception as error:  # of the model or the device: all waiting requests fail with it
                     for job in {sample.owner.job for sample in self.batch.samples} | set(self.waiting):
-                        job.hear(error)
+                        job.on_piece(error)
                     self.waiting.clear()
                     self.batch = self._empty()
 
@@ -145,5 +145,5 @@ class Worker:
         voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
         finish: Finish | None = ("stop" if stopped else "length") if over else None
         if new or sent or finish:
-            voice.job.hear(Piece(voice.number, new, sent, sample.count, finish))
+            voice.job.on_piece(Piece(voice.number, new, sent, sample.count, finish))
         return over
