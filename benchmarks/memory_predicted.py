@@ -129,7 +129,7 @@ def predicted(case: Case, device: str = "cpu") -> int:
 
     stage = stage_of(case, device)
     known = KnownModel(read_shape({**case.config, "vocab_size": 6 + len(letters(case))}), case.length)
-    job = memory_steps.Job(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
+    job = memory_steps.StepDemand(stage.model_dump(), stage.resources, {"model": known}, prompt=case.prompt)
     if case.kind == "evaluate":
         job.settings["limit"] = case.rows
     return max(place.peak.total for place in getattr(memory_steps, case.kind)(job))

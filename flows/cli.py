@@ -66,7 +66,7 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
-    except (BrokenPipeError, SystemExit):  # `posttrain query ... | head`: whoever reads has enough
+    except (BrokenPipeError, SystemExit):  # `posttrain query ... | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:  # those of steps are StepErrors: this is the state folder, or a file that was named

@@ -43,11 +43,12 @@ def promote_after(plan: Plan, states: dict[str, StepState], layout: Layout) -> V
     if wanted is None:
         return None
 
-    def asked() -> dict[str, Any]:
+    def asked() -> dict[str, object]:
         committed = read_committed_recipe(plan.file, plan.profile, layout)
         if differences := list_promotion_changes(plan, committed, layout):
             raise OverriddenGate(differences)
-        return {"committed": committed.evidence()} | ({"set": list(plan.overrides)} if plan.overrides else {})
+        evidence: dict[str, object] = {"committed": committed.evidence()}
+        return evidence | ({"set": list(plan.overrides)} if plan.overrides else {})
 
     try:
         (step, gate), (_, model) = _find_finished(wanted.gates, states), _find_finished(wanted.models, states)
@@ -101,7 +102,7 @@ def promote_step(
         i: describe_decision(decided) for i, decided in decisions if decided and decided["decision"] == "approve"
     }
 
-    def asked() -> dict[str, Any]:
+    def asked() -> dict[str, object]:
         differences, evidence = _find_changes(layout, gate, model)
         if differences and not approve:
             raise OverriddenGate(differences)
@@ -115,7 +116,7 @@ def promote_step(
         raise OverriddenGate(error.changes, "; a person can answer for it: --approve-override --why TEXT") from None
 
 
-def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, Any]]:
+def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list[str], dict[str, object]]:
     """Return how the run that made an evaluation differs from the committed recipe, and evidence for it."""
     try:
         plan = read_verified_plan(layout, gate.run)
@@ -126,8 +127,10 @@ def _find_changes(layout: Layout, gate: Manifest, model: Manifest) -> tuple[list
     models = tuple(step.name for step in plan.steps if step.key == model.key)
     if not gates:
         return [f"run {gate.run} did not plan {gate.step} ({gate.key[:12]})"], {}
-    set_by_hand = {"set": list(plan.overrides)} if plan.overrides else {}
-    return list_gate_changes(plan, committed, layout, gates, models), {"committed": committed.evidence()} | set_by_hand
+    evidence: dict[str, object] = {"committed": committed.evidence()}
+    if plan.overrides:
+        evidence["set"] = list(plan.overrides)
+    return list_gate_changes(plan, committed, layout, gates, models), evidence
 
 
 class OverriddenGate(GateError):
@@ -145,8 +148,8 @@ def promote(
     gate: Manifest,
     model: Manifest,
     output: str,
-    evidence: dict[str, Any],
-    asked: Callable[[], dict[str, Any]],
+    evidence: dict[str, object],
+    asked: Callable[[], dict[str, object]],
 ) -> Verdict:
     """Make a model champion by an evaluation; `asked` returns what the committed recipe adds to the evidence.
 
@@ -172,14 +175,14 @@ def promote(
 
 def collect_evidence(
     layout: Layout, gate: Manifest, model: Manifest, output: str, approved: Mapping[int, str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the evidence of an evaluation for a model. Raise GateError with the reason if there is none.
 
     `approved`: gates, by index, that a person let through, with their words; the audit log must record it too.
     """
     digest = model.outputs[output].digest if output in model.outputs else ""
     names = {_find_name(given) for given in _list_models(gate) if (given.key, given.digest) == (model.key, digest)}
-    outcomes: list[dict[str, Any]] = gate.details.get("gates", [])
+    outcomes: list[dict[str, object]] = gate.details.get("gates", [])
     if not names:
         raise GateError(f"{gate.step} ({gate.key[:12]}) did not evaluate {model.step} ({model.key[:12]})")
     if not any(outcome.get("model") in names for outcome in outcomes):

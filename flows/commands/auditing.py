@@ -24,7 +24,7 @@ def lineage(
         typer.Argument(help="A step, key, digest, run, artifact folder, row id or source; default: all."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check files, seals, signatures and the audit log.")] = False,
-    signed: Annotated[bool, typer.Option("--signed", help="With --verify: refuse what nobody signed.")] = False,
+    signed: Annotated[bool, typer.Option("--signed", help="With --verify: refuse unsigned artifacts.")] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="With --verify: write an index or decisions that differ again.")
     ] = False,

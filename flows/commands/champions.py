@@ -94,7 +94,7 @@ def serve(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for a whole answer, waiting included.")] = 600.0,
     host: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="A name beside localhost under which clients ask, as a proxy's; repeatable."),
+        typer.Option(metavar="NAME", help="A further name that clients use, such as a proxy's; repeatable."),
     ] = [],  # noqa: B006
     token_env: Annotated[
         str | None,

@@ -19,7 +19,7 @@ class Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# Where nobody has said how wide the output is, tables need not be squeezed into 80 columns.
+# Where the width of the output is unknown, tables are not squeezed into 80 columns.
 console = Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 

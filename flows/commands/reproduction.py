@@ -33,7 +33,7 @@ def lock(
     profile: Profile = None,
     overrides: Overrides = [],  # noqa: B006
 ) -> None:
-    """Write down beside a recipe what its results depend on: `run --locked` and `plan --locked` hold it to that."""
+    """Write a recipe's lock: what its results depend on. `run --locked` and `plan --locked` hold it to that."""
     from flows.planning.locking import lock_recipe
     from lineage.layout import Layout
 

@@ -19,15 +19,15 @@ from prefect.states import Completed, Failed
 from rich.console import Console
 
 from flows.deployments.catch_up import line_up_waiting, settle_due_times
-from flows.deployments.flow_runs import find_run_of, write_flow_run
-from flows.deployments.held import apply_lock
+from flows.deployments.flow_runs import FlowRunRecord, find_run_of, write_flow_run
+from flows.deployments.held import RunOptions, apply_lock
 from flows.execution.audit_entries import read_verified_plan
 from flows.execution.run_log import make_run_name
 from flows.execution.states import EXIT_CANCELLED
 from flows.planning.recipe_plan import plan_recipe
 from flows.prefect_runs.flow_context import current_flow_run
 from flows.prefect_runs.pipeline import make_flow_state, make_task_runner, perform_in_flow
-from flows.processes.reader import survive_closed_output
+from flows.processes.capture import survive_closed_output
 from flows.runs.launch import Outcome, run_plan
 from flows.runs.start import update_projections
 from lineage.audit.log import append
@@ -64,13 +64,14 @@ def recipe_run(
     layout = Layout.find()
     os.chdir(layout.root)
     logging.getLogger("prefect.flow_runs").addFilter(_drop_engine_traceback)
-    options = {
-        "profile": profile or None,
-        "to": to_stages or [],
-        "start": from_stages or [],
-        "fresh": fresh,
-        "overrides": [*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
-    }
+    options = RunOptions(
+        profile=profile or None,
+        to=to_stages or [],
+        start=from_stages or [],
+        fresh=fresh,
+        overrides=[*(overrides or []), *([] if seed is None else [f"seed={seed}"])],
+        locked=False,
+    )
     return run_interruptibly(lambda stop: _run_recipe(recipe, layout, options, locked, stop))
 
 
@@ -112,7 +113,7 @@ def _wait_for_event(event: threading.Event, seconds: float) -> bool:
 
 
 def _run_recipe(
-    recipe: str, layout: Layout, options: dict[str, Any], locked: str | None, stop: threading.Event
+    recipe: str, layout: Layout, options: RunOptions, locked: str | None, stop: threading.Event
 ) -> State[Any]:
     try:
         schedule = load_recipe(recipe).head.schedule
@@ -129,7 +130,7 @@ def _run_recipe(
     return make_flow_state(outcome.states)
 
 
-def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> tuple[str, Plan]:
+def _find_or_plan_run(recipe: str, layout: Layout, options: RunOptions) -> tuple[str, Plan]:
     """Return the run of this flow run with its plan: the one that was begun before a retry, else a new one."""
     shown, logger = current_flow_run(), get_run_logger()
     if run := find_run_of(layout, str(shown.id), shown.name):
@@ -139,9 +140,8 @@ def _find_or_plan_run(recipe: str, layout: Layout, options: dict[str, Any]) -> t
         return run, plan
     plan = plan_recipe(recipe, layout, warn=logger.warning, **options)
     run = make_run_name()
-    write_flow_run(
-        layout, run, flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters
-    )
+    record = FlowRunRecord(flow_run=str(shown.id), deployment=str(shown.deployment_id), parameters=shown.parameters)
+    write_flow_run(layout, run, record)
     with get_client(sync_client=True) as client:
         client.update_flow_run(shown.id, name=run)
     append(layout, "flow run started", run=run, flow_run=str(shown.id), recipe=recipe, parameters=shown.parameters)

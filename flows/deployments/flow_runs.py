@@ -1,7 +1,8 @@
 """Link runs to flow runs: a retry in Prefect's UI continues the same run."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TypedDict
 
 from flows.execution.run_log import list_runs
 from lineage.layout import Layout
@@ -19,12 +20,21 @@ def find_run_of(layout: Layout, flow_run: str, name: str) -> str | None:
     return None
 
 
-def write_flow_run(layout: Layout, run: str, **facts: Any) -> None:
+class FlowRunRecord(TypedDict, total=False):
+    """The flow run that shows a run; empty without one."""
+
+    flow_run: str
+    deployment: str
+    parameters: Mapping[str, object]
+    """Values of its form."""
+
+
+def write_flow_run(layout: Layout, run: str, record: FlowRunRecord) -> None:
     """Write, atomically, which flow run a run belongs to."""
-    write_text_atomically(layout.run(run) / FILE, json.dumps(facts, indent=1) + "\n")
+    write_text_atomically(layout.run(run) / FILE, json.dumps(record, indent=1) + "\n")
 
 
-def read_flow_run(layout: Layout, run: str) -> dict[str, Any]:
+def read_flow_run(layout: Layout, run: str) -> FlowRunRecord:
     """Return what was written of a run's flow run; empty without one."""
     try:
         return json.loads((layout.run(run) / FILE).read_text())

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from flows.planning.locking import lock_path, read_lock
 from flows.planning.recipe_plan import plan_recipe
@@ -11,7 +11,16 @@ from lineage.audit.chain import read_chain
 from lineage.layout import Layout
 from schemas.errors import PlanError
 
-Options = dict[str, Any]
+
+class RunOptions(TypedDict):
+    """The options of a deployment's run, as `plan_recipe` takes them."""
+
+    profile: str | None
+    to: list[str]
+    start: list[str]
+    fresh: bool
+    overrides: list[str]
+    locked: bool
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ def read_current_lock(recipe: Path, layout: Layout) -> HeldLock:
     return held
 
 
-def apply_lock(layout: Layout, recipe: str, locked: str | None, options: Options) -> Options:
+def apply_lock(layout: Layout, recipe: str, locked: str | None, options: RunOptions) -> RunOptions:
     """Return the options of a deployment's run: unchanged, or held to the lock that it was deployed with.
 
     The audit log names the lock; where it does not, as on another machine, the deployment's own parameter does. Raise
@@ -46,7 +55,7 @@ def apply_lock(layout: Layout, recipe: str, locked: str | None, options: Options
         raise PlanError(f"{lock_path(recipe)} is not the lock that {recipe} was deployed with; {again}")
     if options["overrides"] or options["profile"] not in (None, held.profile):
         raise PlanError(f"{recipe} is deployed with its lock: a run takes no seed, overrides or other profile; {again}")
-    return options | {"profile": held.profile, "locked": True}
+    return {**options, "profile": held.profile, "locked": True}
 
 
 def _read_lock(recipe: Path) -> HeldLock:

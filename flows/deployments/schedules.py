@@ -41,10 +41,10 @@ def make_concurrency(recipe: Recipe) -> ConcurrencyOptions | None:
     return ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE)
 
 
-def make_yaml(recipe: Recipe) -> dict[str, Any]:
+def make_yaml(recipe: Recipe) -> dict[str, object]:
     """Return the same as keys of a deployment in `prefect.yaml`; empty for a recipe without a schedule."""
     schedule, limits = recipe.head.schedule, make_concurrency(recipe)
-    keys: dict[str, Any] = {}
+    keys: dict[str, object] = {}
     for made in make_prefect_schedules(recipe):
         times = {k: v for k, v in made.schedule.model_dump(mode="json").items() if v is not None and k != "day_or"}
         profile = {"parameters": made.parameters} if made.parameters else {}

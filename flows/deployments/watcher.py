@@ -25,7 +25,7 @@ from schemas.recipe.load import load_recipe
 from schemas.schedule import Schedule
 
 LOOK = 2.0
-"""Seconds between looks at the sources; a change is told when two looks see the same."""
+"""Seconds between looks at the sources; a change is reported when two looks agree."""
 REFRESH = 10.0
 """Seconds between looks at the deployments and their recipes."""
 TAG = "on-change"
@@ -38,7 +38,7 @@ class Watcher:
     def __init__(self, layout: Layout, say: Callable[[str], None]):
         self.layout, self.say = layout, say
         self.watches: dict[UUID, Watch] = {}
-        self.told: dict[str, str] = {}
+        self.printed: dict[str, str] = {}
         """What is wrong at the moment, by whom; said once."""
 
     def refresh(self, client: SyncPrefectClient) -> None:
@@ -102,12 +102,12 @@ class Watcher:
         """Print an error once and go on: a server that is down is asked again, and a change is seen later."""
         try:
             yield
-            self.told.pop(who, None)
+            self.printed.pop(who, None)
         except Exception as error:
             message = str(error) if isinstance(error, PosttrainError) else f"{type(error).__name__}: {error}"
-            if self.told.get(who) != message:
+            if self.printed.get(who) != message:
                 self.say(f"{who}: {message}")
-            self.told[who] = message
+            self.printed[who] = message
 
 
 def list_deployments(client: SyncPrefectClient, layout: Layout) -> list[DeploymentResponse]:

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from lineage.digests import digest_of
 from schemas.atomic_write import write_text_atomically
@@ -27,6 +27,17 @@ class Change:
         return f"{self.source}: {shorten_digest(self.before)} → {shorten_digest(self.after)}"
 
 
+class Memory(TypedDict):
+    """What a watch remembers across kills."""
+
+    since: str
+    """Distinguishes this memory from one that was lost."""
+    changes: int
+    """How many changes were reported."""
+    digests: dict[str, str | None]
+    """Content of every source when it was last reported."""
+
+
 @dataclass
 class Watch:
     """The sources of one recipe, and what `file` remembers of them."""
@@ -34,13 +45,13 @@ class Watch:
     file: Path
     sources: Sequence[str]
     glance: Look
-    """Cheap, and may differ although nothing changed; None: only the content tells."""
+    """Cheap, and may differ although nothing changed; None: only the content counts."""
     content: Look
     """What counts, None while the source is not there; read when the glance is new, and the same twice in a row."""
     seen: dict[str, str | None] = field(default_factory=dict)
     """Glance of the last look."""
     settled: dict[str, str | None] = field(default_factory=dict)
-    """Glance at which the content was read, and told where it had changed."""
+    """Glance at which the content was read, and reported if it had changed."""
 
     def look(self, tell: Callable[[list[Change], str], None]) -> list[Change]:
         """Check once; call `tell` with what changed since the last report, and a key that identifies the change.
@@ -60,7 +71,7 @@ class Watch:
             tell(changes, digest_of([known["since"], known["changes"] + 1, identity]))
         now = {**contents, **digests, **{change.source: change.after for change in changes}}
         if now != known["digests"]:
-            self._remember({**known, "digests": now, "changes": known["changes"] + bool(changes)})
+            self._remember(Memory(since=known["since"], digests=now, changes=known["changes"] + bool(changes)))
         self.settled |= glances
         return changes
 
@@ -77,13 +88,13 @@ class Watch:
             self.seen[source] = now
         return contents, glances
 
-    def _remembered(self) -> dict[str, Any]:
+    def _remembered(self) -> Memory:
         try:
-            return dict(json.loads(self.file.read_text()))
+            return json.loads(self.file.read_text())
         except (OSError, ValueError):
-            return {"since": secrets.token_hex(8), "changes": 0, "digests": {}}
+            return Memory(since=secrets.token_hex(8), changes=0, digests={})
 
-    def _remember(self, known: dict[str, Any]) -> None:
+    def _remember(self, known: Memory) -> None:
         write_text_atomically(self.file, json.dumps(known, indent=1))
 
 

@@ -15,7 +15,7 @@ from flows.execution.run_log import read_plan
 from flows.execution.states import StepState
 from lineage.artifacts.store import Store
 from lineage.audit import log as audit_log
-from lineage.audit.approvals import Decision, append_decision, describe_decision, latest_decision
+from lineage.audit.approvals import Decision, DecisionRecord, append_decision, describe_decision, latest_decision
 from lineage.layout import Layout
 from schemas.errors import PlanError
 from schemas.manifest import Manifest
@@ -46,7 +46,7 @@ class PersonalDecision:
     reason: str
 
 
-class RunningStep(Protocol):
+class PendingStep(Protocol):
     """A running step in another thread."""
 
     @property
@@ -59,7 +59,7 @@ class RunningStep(Protocol):
 
 
 AskPerson = Callable[[ApprovalRequest, Callable[[], bool]], PersonalDecision | None]
-"""Asks people; None when its function says that this is over, or nobody answered in time."""
+"""Asks a person; None when its function returns True, or without an answer in time."""
 
 
 class ApprovalQueue:
@@ -94,7 +94,7 @@ class ApprovalQueue:
             run.stop.wait(LOOK)
         return replace(state, gates=gates)
 
-    def attend(self, futures: Iterable[RunningStep]) -> None:
+    def attend(self, futures: Iterable[PendingStep]) -> None:
         """Wait for all steps, and ask about those that wait for people."""
         under_way = {future.wrapped_future: future for future in futures}
         while under_way:
@@ -123,7 +123,7 @@ class ApprovalQueue:
 
 def record_answer(
     layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
-) -> dict[str, Any]:
+) -> Record:
     """Record a decision about a gate in the audit log and next to the evaluation's key."""
     measured = manifest.details["gates"][gate.index].get("text", "")
     return append_decision(

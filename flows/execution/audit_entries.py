@@ -1,7 +1,5 @@
 """Audit log entries of runs."""
 
-from typing import Any
-
 from flows.execution.run_log import read_plan
 from flows.execution.states import FINISHED, StepState
 from flows.planning.compile import has_own_key
@@ -52,7 +50,7 @@ def log_run_started(layout: Layout, run: str, plan: Plan, hits: int) -> Entry:
 
 def log_run_ended(layout: Layout, run: str, states: dict[str, StepState], exit_code: int) -> Entry:
     """Record how a run and its steps ended, with digests of its events so far and of its cost."""
-    steps: dict[str, dict[str, Any]] = {name: {"state": state.state} for name, state in states.items()}
+    steps: dict[str, dict[str, object]] = {name: {"state": state.state} for name, state in states.items()}
     for name, state in states.items():
         if state.manifest is not None and state.state in FINISHED:
             steps[name]["key"] = state.manifest.key

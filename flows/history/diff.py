@@ -90,7 +90,7 @@ class Difference:
         moved = self.steps.again + self.steps.changed + self.steps.only_before + self.steps.only_after
         return not (self.recipe or self.data or self.code or self.environment or self.metrics or moved)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Plain data for `--json`."""
         return asdict(self)
 
@@ -154,7 +154,7 @@ def _compare_environments(a: Side, b: Side, both: Iterable[str]) -> Iterator[Cha
         yield Change(what, one, other, tuple(steps))
 
 
-def _describe_environment(manifest: Manifest) -> dict[str, Any]:
+def _describe_environment(manifest: Manifest) -> dict[str, object]:
     return {**manifest.versions, "commit": manifest.commit, "uncommitted changes": manifest.dirty, **manifest.machine}
 
 

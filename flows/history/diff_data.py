@@ -2,10 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lineage.artifacts.store import Store
 from lineage.records import table_files
@@ -63,31 +62,33 @@ def _compare_tables(step: str, old: Manifest, new: Manifest, store: Store) -> It
         was = old.outputs.get(name)
         if was is None or was.type not in TABLES or was.digest == made.digest:
             continue
-        files = [store.output_folder(m.kind, m.key, name) for m in (old, new)]
-        yield DataChange(step, output=name, digest=(was.digest, made.digest), **_compare_rows(*files))
+        change = DataChange(step, output=name, digest=(was.digest, made.digest))
+        yield _add_rows(change, *(store.output_folder(m.kind, m.key, name) for m in (old, new)))
 
 
-def _compare_rows(before: Path, after: Path) -> dict[str, Any]:
-    """Counts, and for tables with ids that are not too large the ids of rows that came, went or changed."""
+def _add_rows(change: DataChange, before: Path, after: Path) -> DataChange:
+    """Return a change with counts of rows and, for small tables with ids, the ids of changed rows."""
     import pyarrow.parquet as pq
 
     sides = [table_files(folder, "rows.parquet") for folder in (before, after)]
     if not all(sides):
-        return {}
-    sizes = tuple(sum(pq.read_metadata(path).num_rows for path in paths) for paths in sides)
+        return change
+    first, second = (sum(pq.read_metadata(path).num_rows for path in paths) for paths in sides)
+    sizes = (first, second)
     if max(sizes) > LARGEST or any("id" not in pq.read_schema(paths[0]).names for paths in sides):
-        return {"rows": sizes}
+        return replace(change, rows=sizes)
     old, new = (_index_rows([row for path in paths for row in pq.read_table(path).to_pylist()]) for paths in sides)
     count = [Counter({name: len(rows) for name, rows in side.items()}) for side in (old, new)]
-    return {
-        "rows": sizes,
-        "added": tuple(sorted((count[1] - count[0]).elements())),
-        "removed": tuple(sorted((count[0] - count[1]).elements())),
-        "changed": tuple(sorted(name for name in new if count[0][name] == count[1][name] and old[name] != new[name])),
-    }
+    return replace(
+        change,
+        rows=sizes,
+        added=tuple(sorted((count[1] - count[0]).elements())),
+        removed=tuple(sorted((count[0] - count[1]).elements())),
+        changed=tuple(sorted(name for name in new if count[0][name] == count[1][name] and old[name] != new[name])),
+    )
 
 
-def _index_rows(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+def _index_rows(rows: Sequence[Mapping[str, object]]) -> dict[str, list[str]]:
     """What the rows of every id say, in an order of their own."""
     rows_by_id: dict[str, list[str]] = {}
     for row in rows:

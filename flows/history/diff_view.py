@@ -1,7 +1,6 @@
 """How a difference of two runs looks in the terminal."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -98,7 +97,7 @@ def _format_metric(change: MetricChange) -> tuple[str, ...]:
 
 
 def _format_cost(difference: Difference) -> Iterator[tuple[str, ...]]:
-    names: dict[str, Any] = {
+    names = {
         "seconds": "steps took",
         "cpu_seconds": "processor time",
         "gpu_seconds": "GPU time",

@@ -4,7 +4,6 @@ import shutil
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -137,7 +136,7 @@ def _remove_garbage(layout: Layout, clearance: Clearance, size: int, policy: Pol
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _as_json(clearance: Clearance) -> dict[str, Any]:
+def _as_json(clearance: Clearance) -> dict[str, object]:
     garbage = clearance.garbage
     return {
         "kept": [{**_describe_record(record), "why": why} for record, why in clearance.kept],
@@ -169,7 +168,7 @@ def _print_clearance(clearance: Clearance, size: int, console: Console, yes: boo
     counts = (
         (len(garbage.artifacts), "artifacts"),
         (len(garbage.objects), "files of DVC's cache that only they use"),
-        (len(garbage.works), "folders of unfinished steps that no run takes up again"),
+        (len(garbage.works), "folders of unfinished steps that no run can resume"),
         (len(garbage.temporaries), "temporary files left in DVC's cache"),
     )
     what = ", ".join(f"{count} {noun}" for count, noun in counts if count) or "nothing"

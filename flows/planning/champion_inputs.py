@@ -1,12 +1,22 @@
 """`against: champion`: the champion that a gate compares with becomes an input of the evaluation."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 from lineage.layout import Layout
 from lineage.sources.resolve import find_source
 from schemas.errors import PlanError
 from schemas.plan import Input
 from schemas.recipe.load import Recipe
+
+
+class GateSettings(TypedDict):
+    """The settings of a gate that decide what a plan does with it."""
+
+    metric: str
+    on_fail: str
+    against: str | None
+    champion: str | None
+    floating: bool
 
 
 def add_champions(
@@ -40,6 +50,6 @@ def add_champions(
     return settings, inputs
 
 
-def champion_name(recipe: Recipe, gate: dict[str, Any]) -> str:
+def champion_name(recipe: Recipe, gate: GateSettings) -> str:
     """Return the registered model that a gate names, else the one the recipe promotes, else the recipe's name."""
     return str(gate["champion"] or (recipe.promotion.name if recipe.promotion else recipe.name))

@@ -6,7 +6,7 @@ A key is made of what a step does and reads, never of names: renaming a stage re
 from collections.abc import Iterable
 from typing import Any, cast
 
-from flows.planning.champion_inputs import add_champions
+from flows.planning.champion_inputs import GateSettings, add_champions
 from flows.planning.closure import Closure
 from flows.planning.contracts import verify_contracts
 from flows.planning.facts_cache import FactsCache
@@ -104,7 +104,7 @@ def _make_identity(
     inputs: tuple[Input, ...],
     code: dict[str, str],
     steps: dict[str, Step],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what the key of a step is the hash of."""
     return {
         "format": IDENTITY_FORMAT,
@@ -134,14 +134,18 @@ def _make_input(recipe: Recipe, port: Port, layout: Layout) -> Input:
     return Input(port=port.path, steps=port.steps, output=output, type=cast(ArtifactType, port.type))
 
 
-def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, Any]:
+def identify_input(given: Input, steps: dict[str, Step]) -> dict[str, object]:
     """Return what an input adds to the key; after a loop, all iterations and the conditions that choose among them."""
     if given.source is not None:
         return {"digest": given.digest, "type": given.type}
     if len(given.steps) == 1:
         return {"key": steps[given.steps[0]].key, "output": given.output}
     ends = [[[steps[u.step].key, u.metric, u.op, u.value] for u in steps[name].unless] for name in given.steps]
-    chosen = {"keys": [steps[name].key for name in given.steps], "output": given.output, "unless": ends}
+    chosen: dict[str, object] = {
+        "keys": [steps[name].key for name in given.steps],
+        "output": given.output,
+        "unless": ends,
+    }
     gates = [sorted(list(c) for c in _find_conditions(name, steps)) for name in given.steps]
     return chosen | ({"gates": gates} if any(gates) else {})
 
@@ -154,7 +158,7 @@ def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, s
         own = {(b.step, b.gate) for b in step.branch_of}
         conditions |= {(steps[evaluation].key, gate, "failed") for evaluation, gate in own}
         for need in step.needs:
-            for index, gate in enumerate(_list_gates(steps[need])):
+            for index, gate in enumerate(list_gates(steps[need])):
                 if gate["on_fail"] == "branch" and (need, index) not in own:
                     conditions.add((steps[need].key, index, "passed"))
         before = {source for given in step.inputs for source in given.steps} - seen
@@ -163,7 +167,8 @@ def _find_conditions(name: str, steps: dict[str, Step]) -> set[tuple[str, int, s
     return conditions
 
 
-def _list_gates(step: Step) -> list[dict[str, Any]]:
+def list_gates(step: Step) -> list[GateSettings]:
+    """Return the gates of a step, as its settings have them; none for kinds without gates."""
     return step.settings.get("gate") or []
 
 

@@ -1,6 +1,6 @@
 """Before a run: the smallest difference that each gate of a plan can detect, and which steps gates decide about."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ def _count_problems(step: Step, name: str) -> int | None:
     """Return the problems that a step's tasks make, of the metric's family; None where the settings do not tell."""
     parts = split_metric(name, [_metric_name(m) for m in step.settings["metrics"]])
     family = parts[1] if parts else None
-    tasks: list[dict[str, Any]] = step.settings["tasks"]
+    tasks: list[Mapping[str, Any]] = step.settings["tasks"]
     if step.settings.get("prompts") or any("size" not in task for task in tasks):
         return None
     if family is not None:
@@ -97,7 +97,7 @@ def _is_share(step: Step, name: str) -> bool:
     )
 
 
-def _metric_name(use: dict[str, Any]) -> str:
+def _metric_name(use: Mapping[str, Any]) -> str:
     name = str(use["use"]).replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for key, value in use.items() if key != "use")])
 

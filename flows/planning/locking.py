@@ -8,11 +8,11 @@ no time, no machine and no random order. `models` is for readers: settings and s
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
 
 import yaml
 
-from flows.planning.compile import compile_recipe
+from flows.planning.compile import compile_recipe, list_gates
 from flows.planning.difference import format_value, list_changes, list_code_changes
 from lineage.artifacts.provenance import find_needed_packages
 from lineage.layout import Layout
@@ -34,6 +34,35 @@ OWN = ("model", "models")
 """Ports of the models that a stage is about; models at other ports judge, teach or guide."""
 
 
+class LockedStep(TypedDict):
+    """One step in a lock."""
+
+    key: str | None
+    kind: str
+    seed: int
+    settings: dict[str, Any]
+
+
+class Lock(TypedDict):
+    """The content of a lock file."""
+
+    lock_version: int
+    recipe: str
+    profile: str | None
+    seed: int
+    promote: dict[str, object] | None
+    sources: dict[str, dict[str, str]]
+    models: dict[str, Any]
+    steps: dict[str, LockedStep]
+    code: dict[str, str]
+    python: str
+    packages: dict[str, str]
+    end: bool
+
+
+Section = Literal["sources", "steps", "packages"]
+
+
 class _PlainDumper(yaml.SafeDumper):
     """A YAML dumper that repeats values instead of using anchors."""
 
@@ -47,7 +76,7 @@ def lock_path(recipe: Path | str) -> Path:
     return Path(recipe).with_suffix(".lock")
 
 
-def make_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> dict[str, Any]:
+def make_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> Lock:
     """Return what the plan's results depend on now. Raise PlanError if a source is gone."""
     plan = remove_floating(plan)
     sources = {i.source: i.digest or "" for step in plan.steps for i in step.inputs if i.source is not None}
@@ -75,7 +104,7 @@ def remove_floating(plan: Plan) -> Plan:
     """Return the plan as a lock sees it: without champions of `floating` gates and the keys that follow from them."""
     made: dict[str, Step] = {}
     for step in plan.steps:
-        if any(gate.get("floating") for gate in _list_gates(step)):
+        if any(gate.get("floating") for gate in list_gates(step)):
             step = _remove_floating_champions(step)
         elif any(not made[name].key for name in step.needs if name in made):
             step = step.model_copy(update={"key": ""})
@@ -85,7 +114,7 @@ def remove_floating(plan: Plan) -> Plan:
 
 def _remove_floating_champions(step: Step) -> Step:
     """Return an evaluation whose floating gates compare with `champion` by that name, whichever it is."""
-    gates, against = _list_gates(step), step.settings["against"]
+    gates, against = list_gates(step), step.settings["against"]
     pinned = {gate["against"] for gate in gates if not gate["floating"]}
     words = {gate["against"] for gate in gates if gate["floating"]} - pinned
     settings = step.settings | {
@@ -94,10 +123,6 @@ def _remove_floating_champions(step: Step) -> Step:
     }
     inputs = tuple(i for i in step.inputs if i.port.removeprefix("against.") not in words)
     return step.model_copy(update={"settings": settings, "inputs": inputs, "key": ""})
-
-
-def _list_gates(step: Step) -> list[dict[str, Any]]:
-    return step.settings.get("gate") or []
 
 
 def _list_helpers(step: Step) -> Iterator[tuple[str, Any]]:
@@ -135,7 +160,7 @@ def lock_recipe(
     yield f"{file}: {len(now['steps'])} steps, {len(now['code'])} modules, {len(now['packages'])} packages"
 
 
-def _write_lock(file: Path, recipe: str, lock: dict[str, Any]) -> None:
+def _write_lock(file: Path, recipe: str, lock: Lock) -> None:
     text = yaml.dump(lock, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120)
     try:
         write_text_atomically(file, HEAD.format(name=recipe) + text)
@@ -153,7 +178,7 @@ def verify_lock(plan: Plan, layout: Layout, folders: tuple[Path, ...]) -> None:
         raise PlanError(f"{plan.file} has drifted from {file}:\n{lines}\nif that is meant, lock it again: {command}")
 
 
-def read_lock(file: Path) -> dict[str, Any]:
+def read_lock(file: Path) -> Lock:
     """Return a lock. Raise PlanError if it is missing, cut off, of another version or not a lock."""
     again = f"write it again: posttrain lock {file.with_suffix('.yaml')}"
     try:
@@ -172,7 +197,7 @@ def read_lock(file: Path) -> dict[str, Any]:
     wrong = wrong or [f"steps.{name}" for name, step in lock["steps"].items() if not _is_step(step)]
     if wrong:
         raise PlanError(f"{file}: not a lock: {wrong[0]} is not what `posttrain lock` writes; {again}")
-    return lock
+    return cast(Lock, lock)  # its sections and steps were checked
 
 
 def _is_step(value: Any) -> bool:
@@ -180,7 +205,7 @@ def _is_step(value: Any) -> bool:
     return isinstance(value, dict) and facts <= value.keys() and isinstance(value["settings"], dict)
 
 
-def list_drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def list_drift(lock: Lock, now: Lock) -> list[str]:
     """Return every difference from a lock once, as `package numpy: 2.1 → 2.2`."""
     drifted = list(_list_fields(lock, now))
     keys = [name for name, step in now["steps"].items() if lock["steps"].get(name, {}).get("key") != step["key"]]
@@ -189,7 +214,7 @@ def list_drift(lock: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return drifted
 
 
-def _list_fields(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def _list_fields(lock: Lock, now: Lock) -> Iterator[str]:
     for what in ("recipe", "profile", "seed", "python"):
         if lock.get(what) != now[what]:
             yield f"{what}: {format_value(lock.get(what))} → {format_value(now[what])}"
@@ -207,14 +232,14 @@ def _list_fields(lock: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
             yield f"package {name}: {before or 'not installed'} → {after or 'not installed'}"
 
 
-def _pair_entries(lock: dict[str, Any], now: dict[str, Any], section: str) -> Iterator[tuple[str, Any, Any]]:
+def _pair_entries(lock: Lock, now: Lock, section: Section) -> Iterator[tuple[str, Any, Any]]:
     before, after = lock.get(section, {}), now[section]
     for name in sorted({*before, *after}, key=str):
         yield name, before.get(name), after.get(name)
 
 
 def _list_step_drift(
-    name: str, before: dict[str, Any] | None, now: dict[str, Any] | None, facts: tuple[str, ...]
+    name: str, before: LockedStep | None, now: LockedStep | None, facts: tuple[str, ...]
 ) -> Iterator[str]:
     if before is None or now is None:
         yield f"step {name}: {'is new' if before is None else 'is not in the recipe any more'}"

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -55,10 +54,10 @@ def estimate_memory(
 ) -> list[StepMemory]:
     """Return the memory of every step; `gpu`: bytes of one GPU, `prompt`: tokens of the longest prompt."""
     models = PlanModels(plan, layout)
-    return [_estimate_step(step, models, gpu, prompt) for step in plan.steps]
+    return [_estimate_step_memory(step, models, gpu, prompt) for step in plan.steps]
 
 
-def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
+def _estimate_step_memory(step: Step, models: PlanModels, gpu: int | None, prompt: int | None) -> StepMemory:
     places = getattr(memory_steps, step.kind, None)
     if places is None:
         return StepMemory(step.name)
@@ -66,7 +65,9 @@ def _estimate_step(step: Step, models: PlanModels, gpu: int | None, prompt: int 
     if traits_of(step.kind).defines_model:
         ports["made"] = next(iter(models.made[step.name].values()))
     try:
-        return StepMemory(step.name, tuple(places(memory_steps.Job(step.settings, step.resources, ports, gpu, prompt))))
+        return StepMemory(
+            step.name, tuple(places(memory_steps.StepDemand(step.settings, step.resources, ports, gpu, prompt)))
+        )
     except StepError as error:
         return StepMemory(step.name, unknown=str(error))
 
@@ -145,7 +146,7 @@ def format_size(number: int) -> str:
     return f"{max(1, number // 1024)} KiB"
 
 
-def memory_as_json(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> dict[str, Any]:
+def memory_as_json(plan: Plan, steps: list[StepMemory], gpu: int | None = None) -> dict[str, object]:
     """Return the same for programs, in bytes."""
     return {
         "recipe": plan.recipe,
@@ -154,7 +155,7 @@ def memory_as_json(plan: Plan, steps: list[StepMemory], gpu: int | None = None) 
     }
 
 
-def _step_as_json(need: StepMemory) -> dict[str, Any]:
+def _step_as_json(need: StepMemory) -> dict[str, object]:
     return {
         "step": need.step,
         **({"unknown": need.unknown} if need.unknown else {}),

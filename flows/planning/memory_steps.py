@@ -32,11 +32,11 @@ TOKENS = 16_384
 UNDER_WAY = 512
 """Completions under way at a time in an evaluation, as in `learning.generation.services.row_streams`."""
 UTILIZATION = 0.5
-"""Share of a GPU that vLLM takes unless told otherwise, as in `learning.generation.engines.vllm`."""
+"""Default share of a GPU that vLLM takes, as in `learning.generation.engines.vllm`."""
 
 
 @dataclass(frozen=True)
-class Job:
+class StepDemand:
     """A step to predict: its settings, its resources, the models at its ports; limits in bytes and tokens, if given."""
 
     settings: Mapping[str, Any]
@@ -103,7 +103,7 @@ class Job:
         return min(self.prompt or room, room)
 
 
-def sft(job: Job) -> list[Place]:
+def sft(job: StepDemand) -> list[Place]:
     """Return the places for rows of the longest length, as many as a pass takes."""
     known, rows = job.model(), job.settings["per_device_train_batch_size"]
     limit = job.limit(known)
@@ -117,14 +117,14 @@ def sft(job: Job) -> list[Place]:
     return [Place(job.role, phases, job.workers)]
 
 
-def reward_model(job: Job) -> list[Place]:
+def reward_model(job: StepDemand) -> list[Place]:
     """Return the places for pairs of the longest length, half of it prompt."""
     known = job.model()
     parameters = known.shape.body_parameters + known.shape.width
     return [Place(job.role, _pairs(job, known, TOKENS, parameters, needed=False), job.workers)]
 
 
-def preference(job: Job) -> list[Place]:
+def preference(job: StepDemand) -> list[Place]:
     """Return the places for such pairs with logits; references are asked in turn before the training begins."""
     known = job.model()
     phases = _pairs(job, known, job.settings["max_tokens_per_micro_batch"], known.parameters, needed=True)
@@ -135,7 +135,7 @@ def preference(job: Job) -> list[Place]:
     return [Place(job.role, (*phases, references), job.workers)]
 
 
-def _of_pairs(job: Job, known: KnownModel, budget: int, needed: bool) -> tuple[Pass, int]:
+def _of_pairs(job: StepDemand, known: KnownModel, budget: int, needed: bool) -> tuple[Pass, int]:
     limit = job.limit(known)
     prompt = min(job.prompt or limit // 2, limit - 1)
     answer, batch = limit - prompt, job.settings["per_device_train_batch_size"]
@@ -144,12 +144,12 @@ def _of_pairs(job: Job, known: KnownModel, budget: int, needed: bool) -> tuple[P
     return tokens, -(-batch // count)
 
 
-def _pairs(job: Job, known: KnownModel, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
+def _pairs(job: StepDemand, known: KnownModel, budget: int, parameters: int, needed: bool) -> tuple[Phase, ...]:
     tokens, passes = _of_pairs(job, known, budget, needed)
     return estimate_training(job.trained(known, parameters), job.forward(known, tokens), passes)
 
 
-def rl(job: Job) -> list[Place]:
+def rl(job: StepDemand) -> list[Place]:
     """Return the places of sampling and updates, in turns in the trainer's places unless `rollout` has its own."""
     known, settings = job.model(), job.settings
     trained, apart = job.trained(known), job.resources
@@ -179,7 +179,7 @@ def rl(job: Job) -> list[Place]:
     return places
 
 
-def _groups(job: Job, known: KnownModel) -> tuple[Pass, int]:
+def _groups(job: StepDemand, known: KnownModel) -> tuple[Pass, int]:
     """The largest micro-batch, as `learning.batch.split` cuts it, and how many there are."""
     settings, prompt = job.settings, job.prompts(known)
     answer, size = settings["max_completion_length"], settings["num_generations"]
@@ -192,7 +192,7 @@ def _groups(job: Job, known: KnownModel) -> tuple[Pass, int]:
     return Pass(((1, prompt),), ((1, paths, answer, prompt),), paths * answer), max(2, groups)
 
 
-def _references(job: Job) -> list[KnownModel]:
+def _references(job: StepDemand) -> list[KnownModel]:
     """Return the reference policies that the algorithm asks for and that are models of their own."""
     stage = Rl.model_validate(job.settings)
     asked: set[str] = set()
@@ -210,7 +210,7 @@ def _references(job: Job) -> list[KnownModel]:
     return references
 
 
-def _networks(job: Job, known: KnownModel) -> int:
+def _networks(job: StepDemand, known: KnownModel) -> int:
     """Return the bytes of critic and auxiliaries: weights, gradients and moments of each; they learn in turn."""
     blocks = [job.settings["critic"]] if job.settings.get("critic") else []
     blocks += list(job.settings.get("auxiliary_models", {}).values())
@@ -220,7 +220,7 @@ def _networks(job: Job, known: KnownModel) -> int:
     return body * (4 * len(learnt) + len(blocks) - len(learnt) + copies)
 
 
-def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False) -> dict[str, int]:
+def _sampler(job: StepDemand, known: KnownModel, samples: int, *, flight: bool = False) -> dict[str, int]:
     """Return what the engine holds besides the policy's weights; a `flight` returns each result as it ends."""
     engine, answer = job.settings["engine"], job.settings["max_completion_length"]
     samples, prompt = max(1, samples), job.prompts(known)
@@ -235,7 +235,7 @@ def _sampler(job: Job, known: KnownModel, samples: int, *, flight: bool = False)
     return estimate_sampling(known.shape, job.size, call)
 
 
-def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
+def _vllm(job: StepDemand, known: KnownModel, tokens: int) -> dict[str, int]:
     """Return a copy of the weights and the paged cache; on a GPU vLLM takes its whole share at the start."""
     engine, spread = job.settings["engine"], job.settings["engine"].get("tensor_parallel_size", 1)
     dtype = engine.get("dtype", "auto")
@@ -253,7 +253,7 @@ def _vllm(job: Job, known: KnownModel, tokens: int) -> dict[str, int]:
     return {"cache": cache, "other models" if job.resources.rollout is None else "weights": weights}
 
 
-def evaluate(job: Job) -> list[Place]:
+def evaluate(job: StepDemand) -> list[Place]:
     """Return the places of one model after the other, in float32; workers of `rollout` hold each in turn."""
     samples, limit = UNDER_WAY, job.settings.get("limit")
     if limit:
@@ -262,17 +262,17 @@ def evaluate(job: Job) -> list[Place]:
     return _sampled(job, {f"sampling {port}": job.model(port) for port in ports}, samples)
 
 
-def synthesize(job: Job) -> list[Place]:
+def synthesize(job: StepDemand) -> list[Place]:
     """Return the places of a model that samples; a programmatic teacher holds nothing."""
     return _sampled(job, {"sampling": job.model()}, UNDER_WAY) if "model" in job.models else []
 
 
-def practice(job: Job) -> list[Place]:
+def practice(job: StepDemand) -> list[Place]:
     """Return the places of the model that practises; it samples and is not trained."""
     return _sampled(job, {"sampling": job.model()}, min(UNDER_WAY, job.settings["generation_batch_size"]))
 
 
-def _sampled(job: Job, models: Mapping[str, KnownModel], samples: int) -> list[Place]:
+def _sampled(job: StepDemand, models: Mapping[str, KnownModel], samples: int) -> list[Place]:
     apart = job.resources.rollout
     held = {name: {"weights": known.parameters * job.size} for name, known in models.items()}
     both = {n: {**parts, **_sampler(job, models[n], samples, flight=True)} for n, parts in held.items()}
@@ -282,13 +282,13 @@ def _sampled(job: Job, models: Mapping[str, KnownModel], samples: int) -> list[P
     return places
 
 
-def init(job: Job) -> list[Place]:
+def init(job: StepDemand) -> list[Place]:
     """Return the place of a model in float32."""
     known = job.model("made")
     return [Place("step", (Phase("made", {"weights": known.parameters * BYTES["float32"]}),))]
 
 
-def merge(job: Job) -> list[Place]:
+def merge(job: StepDemand) -> list[Place]:
     """Return the place of the largest tensor of every model and of the result, in float32."""
     models = [job.model(port) for port in job.models]
     largest = [max(m.shape.vocabulary * m.shape.width, max(a * b for a, b in m.shape.linears)) for m in models]

@@ -125,13 +125,13 @@ class ProgressBars:
         self.over.set()
         self.thread.join(10)
 
-    def belongs(self, step: str, task_run: UUID) -> None:
+    def set_task_run(self, step: str, task_run: UUID) -> None:
         """Set the task run that shows a step."""
         with self.lock:
             self.tasks[step] = task_run
             self.nameless.pop(step, None)
 
-    def waits(self, step: str, task_run: UUID) -> None:
+    def expect_task_run(self, step: str, task_run: UUID) -> None:
         """Set the task run of a step that may have to wait: Prefect names it only when it begins."""
         with self.lock:
             self.nameless[step] = task_run
@@ -164,7 +164,7 @@ class ProgressBars:
         with self.lock:
             waiting = dict(self.nameless)
         for step, task_run in waiting.items():
-            # Prefect hears of task runs a little late: not found means try again.
+            # Prefect learns of task runs with a delay: not found means try again.
             with get_client(sync_client=True) as client, contextlib.suppress(PrefectHTTPStatusError):
                 client.set_task_run_name(task_run, step)
                 with self.lock:

@@ -1,6 +1,7 @@
 """The page for a person who decides about a gate: tests, table, samples side by side, lineage, cost."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from flows.execution.approval import ApprovalRequest
 from flows.execution.execute import Execution
@@ -13,6 +14,15 @@ SAMPLES = 12
 """Problems shown side by side."""
 LONG = 240
 """Characters of a completion that are shown."""
+
+
+class Sample(TypedDict):
+    """A problem with the completions of all models, as an evaluation keeps it."""
+
+    prompt: str
+    answer: object
+    completions: dict[str, str]
+    scores: dict[str, float | None]
 
 
 def summarise_request(question: ApprovalRequest, link: str) -> str:
@@ -43,7 +53,7 @@ def make_evidence_page(execution: Execution, question: ApprovalRequest) -> str:
     return "\n\n".join(parts)
 
 
-def make_gate_table(gates: list[dict[str, Any]]) -> str:
+def make_gate_table(gates: Sequence[Mapping[str, object]]) -> str:
     """Return a table with one row per gate."""
     rows = [
         [str(i), str(g.get("metric", "")), "passed" if g.get("passed") else "**failed**", str(g.get("text", ""))]
@@ -52,7 +62,7 @@ def make_gate_table(gates: list[dict[str, Any]]) -> str:
     return _make_table(["gate", "metric", "", "measured and wanted"], rows)
 
 
-def make_sample_table(samples: list[dict[str, Any]]) -> str:
+def make_sample_table(samples: Sequence[Sample]) -> str:
     """Return a table of every model's completions for the same problems, with their scores."""
     models = list(samples[0]["completions"])
     rows = [

@@ -70,14 +70,14 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
         with ProgressBars(execution.reporter, execution.plan, current_flow_run().id) as bars:
             execution.reporter = bars
             desk = open_queue(execution)
-            futures: dict[str, Any] = {}
+            futures: dict[str, Any] = {}  # futures of threads; the stubs of `submit` name their base class
             for step in execution.plan.steps:
                 named = task(name=step.name, task_run_name=step.name, persist_result=False, cache_policy=NO_CACHE)(
                     _make_task(execution, step, bars)
                 )
                 needs = [allow_failure(futures[name]) for name in step.needs]
                 futures[step.name] = named.submit(key=step.key, kind=step.kind, wait_for=needs)
-                bars.waits(step.name, futures[step.name].task_run_id)
+                bars.expect_task_run(step.name, futures[step.name].task_run_id)
             desk.attend(futures.values())
             for step in execution.plan.steps:  # what Prefect did not let begin, for reasons of its own
                 if step.name not in execution.states:
@@ -97,7 +97,7 @@ def perform_in_flow(execution: Execution, ended: Callable[[], None]) -> dict[str
 def _make_task(execution: Execution, step: Step, bars: ProgressBars) -> Any:
     def perform(key: str, kind: str) -> State[Any]:
         logger = get_run_logger()
-        bars.belongs(step.name, current_task_run().id)
+        bars.set_task_run(step.name, current_task_run().id)
         return make_task_state(execution.perform(step, logger.info))
 
     return perform

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from flows.execution.results import read_scores, read_yields
 from flows.execution.states import EXIT_CANCELLED, StepState, compute_exit_code
@@ -47,15 +47,31 @@ def describe_expected_time(verdicts: Mapping[str, Verdict], took: Mapping[str, f
     return f"{text}." if known else f"{text}: nothing is known of their cost."
 
 
-def list_result_rows(states: Mapping[str, StepState]) -> list[dict[str, Any]]:
+class ResultRow(TypedDict):
+    """One number of an evaluation, as Prefect's table shows it."""
+
+    evaluation: str
+    model: str
+    metric: str
+    family: str
+    value: float
+    interval: str
+
+
+def list_result_rows(states: Mapping[str, StepState]) -> list[ResultRow]:
     """Return one row per number of an evaluation, with its interval."""
-    rows: list[dict[str, Any]] = []
-    for name, state in states.items():
-        for row in read_scores(state.manifest):
-            interval = f"[{row['low']:.3f}, {row['high']:.3f}]"
-            known = {"evaluation": name, "model": row["model"], "metric": row["metric"], "family": row["family"]}
-            rows.append(known | {"value": round(row["value"], 4), "interval": interval})
-    return rows
+    return [
+        ResultRow(
+            evaluation=name,
+            model=row["model"],
+            metric=row["metric"],
+            family=row["family"],
+            value=round(row["value"], 4),
+            interval=f"[{row['low']:.3f}, {row['high']:.3f}]",
+        )
+        for name, state in states.items()
+        for row in read_scores(state.manifest)
+    ]
 
 
 def make_result_page(

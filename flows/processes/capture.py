@@ -1,4 +1,4 @@
-"""Capture what a step prints, logs and warns in its log."""
+"""Standard output and error of a process: captured in a step's log, or dropped when their reader is gone."""
 
 import contextlib
 import fcntl
@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import select
+import stat
 import subprocess
 import sys
 import threading
@@ -156,3 +158,26 @@ def _redirect_descriptors(target: int) -> Iterator[None]:
         for number, copy in kept:
             os.dup2(copy, number)
             os.close(copy)
+
+
+def survive_closed_output() -> None:
+    """Redirect stdout and stderr to /dev/null as soon as their pipe has no reader.
+
+    A flow run's output goes through its worker. Without this, the next log line after the worker's death would end the
+    run.
+    """
+    pipes = [number for number in (1, 2) if stat.S_ISFIFO(os.fstat(number).st_mode)]
+    if pipes:
+        threading.Thread(target=_redirect_when_closed, args=(pipes,), name="reader", daemon=True).start()
+
+
+def _redirect_when_closed(pipes: list[int]) -> None:
+    while pipes:
+        watched = select.poll()
+        for number in pipes:
+            watched.register(number, 0)  # errors, such as the loss of the reader, are always reported
+        for number, _ in watched.poll():
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            pipes.remove(number)

@@ -35,6 +35,6 @@ def clean_up(layout: Layout) -> None:
 
 def _remove_server_address(home: Path) -> None:
     """Remove the address of a killed server; a process that is about to start one waits for the lock on `users`."""
-    with lock_if_free(home / "users") as nobody, lock_if_free(home / "host.lock") as dead:
-        if nobody and dead:
+    with lock_if_free(home / "users") as is_unused, lock_if_free(home / "host.lock") as is_dead:
+        if is_unused and is_dead:
             (home / "server.json").unlink(missing_ok=True)

@@ -32,7 +32,9 @@ def run_in_process_tree(work: Callable[[WaitForStop], int]) -> int:
     """Do the work in a keeper until it ends or Ctrl-C, SIGTERM or SIGHUP stops it; return its exit code."""
     _prctl(SUBREAPER, 1)
     ours, theirs = os.pipe()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}  # until somebody listens
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS
+    }  # until the handlers below are set
     sys.stdout.flush()
     keeper = os.fork()
     if not keeper:
@@ -125,7 +127,7 @@ def _run_keeper(work: Callable[[WaitForStop], int], pipe: int) -> int:
     def stopped(seconds: float) -> bool:
         nonlocal asked
         if not asked and select.select([pipe], [], [], seconds)[0]:
-            asked = True  # nobody writes: the front is gone
+            asked = True  # the pipe has no writer: the front is gone
         return asked
 
     os.setsid()

@@ -108,7 +108,7 @@ def _end_run(execution: Execution, log: RunLog, project: Callable[[Outcome], obj
             "audit": anchor_of(noted),
         }
     )
-    if outcome.exit_code != EXIT_CANCELLED:  # whoever stops a run does not wait; resuming it projects
+    if outcome.exit_code != EXIT_CANCELLED:  # a stopped run ends at once; resuming it updates the projections
         project(outcome)
 
 

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from flows.servers.prefect_host import LOOK, PATIENCE, write_server
 from lineage.database import SCHEMAS, prefect_address, read_chosen_database
@@ -25,11 +25,11 @@ HOST = "127.0.0.1"
 START_LIMIT = 120.0
 """Seconds until a server must answer; 8 to 20 are usual."""
 RESTARTED = (
-    "Prefect's server died during this run: its UI may lack what it was told meanwhile (states, lines of logs).\n"
+    "Prefect's server died during this run: its UI may lack states and log lines of that time.\n"
     "    Nothing else is lost: artifacts, `posttrain logs` and the report have all of it"
 )
 NOTICE = 5 * LOOK
-"""Seconds in which a host notices that nobody uses its server."""
+"""Seconds in which a host notices that its server is unused."""
 
 
 def make_prefect_environment(layout: Layout) -> dict[str, str]:
@@ -44,8 +44,8 @@ def make_prefect_environment(layout: Layout) -> dict[str, str]:
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "INFO",  # what steps print goes to the server ...
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter tells
-        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # pages about each event that a server which died did not hear
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # ... and not to the terminal, where a reporter prints
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",  # long messages about each event that a dead server missed
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
         # Kept in memory, the place of a run that died with the server would be taken for ever.
@@ -104,9 +104,16 @@ def find_server_url(layout: Layout) -> str | None:
     return _read_server(layout.state / "prefect").get("url")
 
 
-def _read_server(home: Path) -> dict[str, Any]:
+class ServerRecord(TypedDict, total=False):
+    """Where the server of a checkout is; empty without one."""
+
+    url: str
+    pid: int
+
+
+def _read_server(home: Path) -> ServerRecord:
     with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads((home / "server.json").read_text()))
+        return json.loads((home / "server.json").read_text())
     return {}
 
 

@@ -32,7 +32,7 @@ from schemas.errors import PlanError
 
 FILE, FOLDER, LOCK = "up.json", "up", "lock"
 KEPT_LOG = 5_000_000
-"""Bytes beyond which the log of an earlier `up` is put aside when the next begins."""
+"""Bytes beyond which the log of an earlier `up` is moved away when the next begins."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _run_until_stopped(layout: Layout, console: Console, addresses: Addresses, l
     def changed(pids: dict[str, int]) -> None:
         content = {"prefect": addresses.prefect, "mlflow": addresses.mlflow, "pids": {"up": os.getppid(), **pids}}
         write_text_atomically(layout.state / FILE, json.dumps(content, indent=1) + "\n")
-        if "prefect" in pids:  # a run beside sees that it is another process now
+        if "prefect" in pids:  # other runs see that it is another process now
             write_server(layout.state / "prefect", pids["prefect"], addresses.prefect)
 
     supervisor = Supervisor(_make_services(layout, addresses, limit), layout.state / FOLDER, say, changed)
@@ -130,7 +130,7 @@ def _shorten_path(path: Path) -> str:
 def _lock_checkout(layout: Layout, folder: Path) -> Iterator[None]:
     """Hold the lock of the checkout's only `up`; the kernel releases it when its processes are gone."""
     with (folder / LOCK).open("ab") as lock:
-        for _ in range(3):  # somebody may just be looking whether it is held
+        for _ in range(3):  # another process may be testing the lock
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break

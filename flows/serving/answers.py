@@ -5,7 +5,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypedDict
 
 from flows.serving.asked import CompletionRequest
 from flows.serving.batch import Token
@@ -36,24 +36,24 @@ class Chat:
 
     whole, part, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 
-    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, object]:
         """Return a finished choice."""
         logprobs = {"content": self._logprobs(choice.tokens, tokenizer), "refusal": None} if wanted else None
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def first(self, index: int) -> dict[str, Any] | None:
+    def first(self, index: int) -> dict[str, object] | None:
         """Return the first chunk of a stream."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, object]:
         """Return the new part of a choice."""
         logprobs = {"content": self._logprobs(piece.tokens, tokenizer)} if wanted and piece.tokens else None
         delta = {"content": piece.text} if piece.text else {}
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, Any]]:
+    def _logprobs(self, tokens: Any, tokenizer: Any) -> list[dict[str, object]]:
         return [
             _show_token(tokenizer, t.id, t.logprob)
             | {"top_logprobs": [_show_token(tokenizer, *other) for other in t.others]}
@@ -61,28 +61,37 @@ class Chat:
         ]
 
 
+class PlainLogprobs(TypedDict):
+    """Log-probabilities in the format of the completions endpoint."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class Plain:
     """The format of the completions endpoint."""
 
     whole, part, prefix = "text_completion", "text_completion", "cmpl-"
 
-    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def choice(self, choice: Choice, tokenizer: Any, wanted: bool) -> dict[str, object]:
         """Return a finished choice."""
         logprobs = self._logprobs(choice.tokens, tokenizer, 0) if wanted else None
         return {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
 
-    def first(self, index: int) -> dict[str, Any] | None:
+    def first(self, index: int) -> dict[str, object] | None:
         """Return None: a stream begins with its first text."""
         return None
 
-    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, Any]:
+    def piece(self, choice: Choice, piece: Piece, tokenizer: Any, wanted: bool) -> dict[str, object]:
         """Return the new part of a choice."""
         logprobs = self._logprobs(piece.tokens, tokenizer, choice.offset) if wanted and piece.tokens else None
         if logprobs is not None:
             choice.offset += sum(map(len, logprobs["tokens"]))
         return {"index": choice.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish}
 
-    def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> dict[str, Any]:
+    def _logprobs(self, tokens: Any, tokenizer: Any, offset: int) -> PlainLogprobs:
         words = [_decode_token(tokenizer, token.id) for token in tokens]
         starts = list(accumulate(map(len, words[:-1]), initial=offset)) if words else []
         best = [{_decode_token(tokenizer, i): logprob for i, logprob in token.others} for token in tokens]
@@ -119,19 +128,19 @@ class Answer:
         head = json.dumps(self.head | {"object": self.words.whole, "usage": self.usage()})
         return f'{head[:-1]}, "choices": [{", ".join(choices)}]}}'.encode()
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[dict[str, object]]:
         """Return the chunks that a stream begins with."""
         first = [self.words.first(choice.index) for choice in self.choices]
         return [self._chunk([entry]) for entry in first if entry]
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+    def chunk(self, index: int, piece: Piece) -> dict[str, object]:
         """Take a piece and return its chunk."""
         choice = self.choices[index]
         made = self.words.piece(choice, piece, self.tokenizer, self.wanted)
         choice.take(piece, False)
         return self._chunk([made])
 
-    def closing(self) -> list[dict[str, Any]]:
+    def closing(self) -> list[dict[str, object]]:
         """Return the chunk with the counts, if it was requested."""
         return [self._chunk([]) | {"usage": self.usage()}] if self.asked.with_usage else []
 
@@ -140,11 +149,11 @@ class Answer:
         read, made = sum(len(ask.prompt_ids) for ask in self.asked.asks), sum(c.made for c in self.choices)
         return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
         return self.head | {"object": self.words.part, "choices": choices}
 
 
-def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, Any]:
+def _show_token(tokenizer: Any, token: int, logprob: float | None) -> dict[str, object]:
     text = _decode_token(tokenizer, token)
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 

@@ -44,11 +44,11 @@ def make_app(current: Current, rules: Rules | None = None) -> FastAPI:
         return {"status": "ok"}
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> dict[str, object]:
         return {"object": "list", "data": [current.served.card()]}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: str) -> dict[str, object]:
         return _find_served(current, name).card()
 
     @app.post("/v1/chat/completions")
@@ -143,7 +143,7 @@ async def _split_text(content: bytes) -> AsyncIterator[bytes]:
         yield content[at : at + SENT_AT_ONCE]
 
 
-def _format_event(content: dict[str, Any]) -> str:
+def _format_event(content: dict[str, object]) -> str:
     return f"data: {json.dumps(content)}\n\n"
 
 

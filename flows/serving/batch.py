@@ -21,7 +21,7 @@ class PromptRequest:
     temperature: float
     top_p: float = 1.0
     alternatives: int | None = None
-    """Log-probabilities are wanted, with so many of the likeliest tokens beside the one that was taken."""
+    """How many of the likeliest tokens to return log-probabilities for, besides the sampled one; None: none at all."""
 
 
 @dataclass(frozen=True)

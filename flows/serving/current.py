@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
@@ -46,7 +45,7 @@ class Served:
         """Which weights answer: changes when they do."""
         return f"posttrain-{self.chosen.digest[:12]}" if self.chosen.digest else "posttrain"
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> dict[str, object]:
         """As /v1/models shows it."""
         return {
             "id": self.name,

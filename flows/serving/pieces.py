@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 
 from flows.serving.asked import CompletionRequest
-from flows.serving.worker import Job, Piece, Worker
+from flows.serving.worker import Piece, ServingJob, Worker
 
 LOOK = 1.0
 """Seconds between looks whether the client is still there."""
@@ -31,7 +31,7 @@ async def stream_pieces(
         return receive
 
     n = understood.n
-    jobs = [Job(ask, n, understood.stops, receiver(i * n)) for i, ask in enumerate(understood.asks)]
+    jobs = [ServingJob(ask, n, understood.stops, receiver(i * n)) for i, ask in enumerate(understood.asks)]
     left = n * len(jobs)
     look = loop.time() + LOOK
     try:

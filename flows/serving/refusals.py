@@ -1,7 +1,6 @@
 """Errors in the shape of the OpenAI API."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi.responses import JSONResponse
 
@@ -33,7 +32,7 @@ class Refused(Exception):
         return JSONResponse(content, self.status, self.headers)
 
 
-def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, object]:
     """The fields of an error."""
     return {"message": message, "type": kind, "param": param, "code": code}
 

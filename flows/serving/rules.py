@@ -16,7 +16,7 @@ class Rules:
     """Bounds of an endpoint that do not depend on its model."""
 
     hosts: frozenset[str] = frozenset()
-    """Names beside the local ones that a Host header may have: `NAME` with any port, `NAME:PORT` with that one."""
+    """Further names that a Host header may have: `NAME` with any port, `NAME:PORT` with that one."""
     token: str | None = None
     """What an Authorization header must bear; None: anything."""
     max_queue: int = 128

@@ -1,6 +1,6 @@
 """The engine thread: it admits requests in the order of arrival and advances all samples by one token at a time.
 
-It reports every token to its request by `Job.hear`, which must return at once.
+It reports every token to its request by `ServingJob.on_piece`, which must return at once.
 """
 
 import queue
@@ -28,23 +28,23 @@ class Piece:
     sample: int
     text: str
     tokens: tuple[Token, ...]
-    """Tokens whose text begins in what was said so far and that were not told yet."""
+    """Tokens whose text has begun and that were not sent yet."""
     made: int
     """Tokens computed so far, the end token included."""
     finish: Finish | None = None
 
 
 @dataclass(eq=False)
-class Job:
+class ServingJob:
     """A request: `n` samples of one prompt."""
 
     ask: PromptRequest
     n: int
     stops: tuple[str, ...]
-    hear: Callable[["Piece | Exception"], None]
-    """Called in the worker's thread; an exception is the last thing it hears."""
+    on_piece: Callable[["Piece | Exception"], None]
+    """Called in the worker's thread; an exception is its last call."""
     left: bool = False
-    """Set by whoever does not listen any more."""
+    """Set when the client has left."""
     begun: int = field(default=0, init=False)
 
 
@@ -52,11 +52,11 @@ class Job:
 class SampleStream:
     """The state between one sample's tokens and its pieces."""
 
-    job: Job
+    job: ServingJob
     number: int
     text: DecodedText
     pending: list[tuple[int, Token]] = field(default_factory=list)
-    """Tokens not told yet, each with the length of the text before it."""
+    """Tokens not sent yet, each with the length of the text before it."""
 
 
 class Worker:
@@ -66,17 +66,17 @@ class Worker:
         self.policy, self.max_slots, self.max_length = policy, max_slots, max_length
         self.ends = frozenset(policy.stop_ids)
         self.batch = self._empty()
-        self.asked: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.waiting: list[Job] = []
+        self.asked: queue.SimpleQueue[ServingJob | None] = queue.SimpleQueue()
+        self.waiting: list[ServingJob] = []
         self.closing = False
         self.thread = threading.Thread(target=self._run, name="serving", daemon=True)
         self.thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ServingJob) -> None:
         """Queue a request; one that arrives too late receives an error."""
         self.asked.put(job)
         if not self.thread.is_alive():
-            job.hear(RuntimeError("this model is not served any more; ask again"))
+            job.on_piece(RuntimeError("this model is not served any more; ask again"))
 
     def close(self) -> None:
         """End when no request is running; return at once."""
@@ -87,9 +87,9 @@ class Worker:
             while self._listen():
                 try:
                     self._turn(self.batch)
-                except Exception as error:  # of the model, the device: whoever waits must hear of it
+                except Exception as error:  # of the model or the device: all waiting requests fail with it
                     for job in {sample.owner.job for sample in self.batch.samples} | set(self.waiting):
-                        job.hear(error)
+                        job.on_piece(error)
                     self.waiting.clear()
                     self.batch = self._empty()
 
@@ -124,7 +124,7 @@ class Worker:
                 sample.over = self._tell(sample, token)
             batch.leave()
 
-    def _voice(self, job: Job, number: int) -> SampleStream:
+    def _voice(self, job: ServingJob, number: int) -> SampleStream:
         return SampleStream(job, number, DecodedText(self.policy.tokenizer, job.stops))
 
     def _tell(self, sample: Sample, token: Token) -> bool:
@@ -145,5 +145,5 @@ class Worker:
         voice.pending = [(at, t) for at, t in voice.pending if not whole and at >= voice.text.said]
         finish: Finish | None = ("stop" if stopped else "length") if over else None
         if new or sent or finish:
-            voice.job.hear(Piece(voice.number, new, sent, sample.count, finish))
+            voice.job.on_piece(Piece(voice.number, new, sent, sample.count, finish))
         return over

@@ -90,7 +90,7 @@ class RayWorkers:
             before = set(psutil.Process().children())
             self.temporary = _make_session_folder(layout)
             self.session = (self.temporary / "lock").open("w")
-            fcntl.flock(self.session, fcntl.LOCK_EX)  # whoever sweeps sees that the folder is in use
+            fcntl.flock(self.session, fcntl.LOCK_EX)  # marks the folder as used for `clean_up`
             try:
                 self.ray.init(
                     address="local",
@@ -120,7 +120,7 @@ class RayWorkers:
 
     def submit(self, spec: StepSpec) -> "SubmittedStep":
         """Queue a step until a node has its resources. Raise StepError if Ray has died."""
-        self.stands()
+        self.verify_alive()
         step = spec.step
         options = {"num_cpus": step.resources.num_cpus, "num_gpus": step.resources.num_gpus, "name": step.name}
         if (memory := parse_memory(step.resources.memory)) > 0:
@@ -130,9 +130,9 @@ class RayWorkers:
             placement = Placement(self.ray, step.resources)
             options["scheduling_strategy"] = placement.strategy()
         reference = self.work.options(**options).remote(replace(spec, own_process=True))
-        return SubmittedStep(self.ray, reference, pid_file(spec), self.stands, placement)
+        return SubmittedStep(self.ray, reference, pid_file(spec), self.verify_alive, placement)
 
-    def stands(self) -> None:
+    def verify_alive(self) -> None:
         """Raise StepError if a Ray process that was started here has died: Ray itself would wait for minutes."""
         for name, pillar in self.pillars.items():
             try:
@@ -157,9 +157,14 @@ class SubmittedStep:
     """A step on Ray; one with roles ends only when its placement group is free."""
 
     def __init__(
-        self, ray: Any, reference: Any, pid_file: Path, stands: Callable[[], None], placement: Placement | None = None
+        self,
+        ray: Any,
+        reference: Any,
+        pid_file: Path,
+        verify_alive: Callable[[], None],
+        placement: Placement | None = None,
     ):
-        self.ray, self.reference, self.pid_file, self.stands = ray, reference, pid_file, stands
+        self.ray, self.reference, self.pid_file, self.verify_alive = ray, reference, pid_file, verify_alive
         self.placement = placement
         self.process_group: int | None = None
 
@@ -170,9 +175,9 @@ class SubmittedStep:
             self.process_group = self._process_group()  # the file goes with the step's work folder
         if not ended:
             try:
-                self.stands()
+                self.verify_alive()
             except StepError:
-                self._end()  # it would work on, and nobody would hear of it
+                self._end()  # it would go on without being watched
                 raise
         return ended
 
@@ -181,7 +186,7 @@ class SubmittedStep:
         try:
             answer = self.ray.get(self.reference)
         except self.ray.exceptions.RayError as error:
-            self.stands()
+            self.verify_alive()
             self._end()
             first = str(error).strip().splitlines()[0]
             raise StepError(f"its worker process died (killed, or out of memory): {first}") from error
@@ -210,11 +215,11 @@ class SubmittedStep:
         """Release the placement group once, when no process is left; a Ray that died has released it."""
         placement, self.placement = self.placement, None
         if placement is not None:
-            self.stands()
+            self.verify_alive()
             placement.free()
             if self.process_group is not None:
                 left = partial(is_group_gone, self.process_group)
-                with contextlib.suppress(StepError):  # Ray would tell the terminal of one that is killed as it leaves
+                with contextlib.suppress(StepError):  # Ray prints a warning for one that is killed as it leaves
                     wait_until(left, "", LEAVING)
                 self._end()
                 wait_until(left, "processes of its roles are still there")

@@ -194,7 +194,7 @@ def test_a_flow_run_finds_the_run_that_it_began(tmp_path):
     for run, flow_run in (("r1", "f1"), ("r2", "f2")):
         layout.run(run).mkdir(parents=True)
         (layout.run(run) / "plan.json").write_text("{}")
-        write_flow_run(layout, run, flow_run=flow_run, parameters={"seed": 3})
+        write_flow_run(layout, run, {"flow_run": flow_run, "parameters": {"seed": 3}})
     assert find_run_of(layout, "f1", "r1") == "r1"
     assert find_run_of(layout, "f1", "renamed by somebody") == "r1"
     assert find_run_of(layout, "f3", "r1") is None  # the name of another flow run's run

@@ -9,7 +9,7 @@ import os, sys, time
 from pathlib import Path
 from rich.console import Console
 if sys.argv[1] == "outlive":
-    from flows.processes.reader import survive_closed_output
+    from flows.processes.capture import survive_closed_output
     survive_closed_output()
 console = Console(file=sys.stderr)
 print("begun", flush=True)

@@ -20,7 +20,7 @@ from flows.serving.current import Current, Limits, Served, load
 from flows.serving.models import Chosen
 from flows.serving.server import listen
 from flows.serving.texts import DecodedText
-from flows.serving.worker import Job, Worker
+from flows.serving.worker import ServingJob, Worker
 from learning.data.chat import decode, encode_prompt
 from learning.data.tokenizers import characters
 from learning.generation.engines.torch import Engine
@@ -286,10 +286,10 @@ def test_a_failure_of_the_engine_is_told_and_the_next_request_is_served(served, 
 def test_who_chose_a_model_just_before_it_was_changed_is_still_answered(policy):
     worker, heard = Worker(policy, max_slots=1, max_length=32), []
     worker.close()
-    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(ServingJob(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     worker.thread.join(120)
     assert heard[-1].finish in ("stop", "length")
-    worker.submit(Job(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
+    worker.submit(ServingJob(PromptRequest((5, 6), 3, 0, 0.0), 1, (), heard.append))
     assert "not served any more" in str(heard[-1])
 
 
