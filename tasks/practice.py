@@ -78,7 +78,10 @@ class Work:
     def __post_init__(self) -> None:
         stage, context, inputs = self.stage, self.context, self.context.inputs
         self.experiences = list(self.agent.experiences)
-        self.plan, self.extractor = bind(stage.plan, "plan", inputs), bind(stage.extractor, "extractor", inputs)
+        self.plan, self.extractor = (
+            bind(stage.prompt_sampler, "prompt_sampler", inputs),
+            bind(stage.extractor, "extractor", inputs),
+        )
         self.rewards = placed([bind(u, f"rewards.{i}", inputs) for i, u in enumerate(stage.rewards)], context.actors)
         self.rows = read_rows(context.input("prompts"), "prompts")
         if not self.rows:

@@ -123,7 +123,10 @@ def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, g
     if stage.critic is None and algorithm.needs("value_T"):
         raise StepError("a part of the algorithm asks for `value_T`: give the stage a `critic:`")
     if group.size > 1 and collecting.needs("consume"):
-        raise StepError("drive: one that trains on groups as they come has one trainer; leave `train` out of resources")
+        raise StepError(
+            "rollout: a function that trains on groups as they arrive needs a single trainer; leave `train` out "
+            "of resources"
+        )
 
 
 def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
@@ -169,7 +172,7 @@ def iterate(loop: Loop, stage: Rl, context: Context, step: int) -> None:
     sampled_at = time.perf_counter()
     kept = [trial for trial in trials if trial.reward is not None]
     advantages: dict[int, float] = {}
-    points = {f"control/{name}": value for name, value in controls.items()}
+    points = {f"controller/{name}": value for name, value in controls.items()}
     if trained.num_paths:
         mine = {**have, "rows": [kept[path].row for path in trained.paths["path"].tolist()]}
         trained, more = learn(loop, stage, trained, step, controls, mine, pieces)
@@ -250,7 +253,7 @@ def watch(loop: Loop, step: int, points: dict[str, float]) -> None:
         if tripped.action == "stop":
             loop.stopped = f"{said}; stopped at iteration {step + 1} with the weights of iteration {back}"
             return
-        loop.rate *= tripped.factor
+        loop.rate *= tripped.learning_rate_factor
         loop.watchdogs.reset()
         return
 

@@ -22,7 +22,7 @@ class Auxiliaries:
         self.parts: dict[str, Learner] = {}
         if stage.critic is not None:
             self.parts["critic"] = Critic(stage.critic, policy, stage, inputs, seed, group)
-        for name, block in stage.auxiliaries.items():
+        for name, block in stage.auxiliary_models.items():
             self.parts[name] = Auxiliary(name, block, policy, stage, inputs, seed, group)
 
     def values(self, batch: Batch) -> Batch:

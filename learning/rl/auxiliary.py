@@ -11,7 +11,7 @@
     one.refresh(step)                          # its slow copy
     one.tensors(), one.state()                 # for the checkpoint; one.load(tensors, state) puts them back
 
-Which tokens train it, `select` says, apart from what the policy's loss leaves out. `learning.rl.critic` is the one
+Which tokens train it, `token_mask` says, apart from what the policy's loss leaves out. `learning.rl.critic` is the one
 whose targets an operation of `advantage` gives. In a batch its columns are called `aux:<name>`, so that none can be
 taken for one of the batch's own.
 
@@ -67,7 +67,7 @@ class Learner:
             self.reads, self.link = block.head, block.link
         self.loss = bind(block.loss, f"{port}.loss", inputs)
         self.combine = bind(block.combine, f"{port}.combine", inputs)
-        self.select = [bind(use, f"{port}.select.{i}", inputs) for i, use in enumerate(block.select)]
+        self.token_mask = [bind(use, f"{port}.token_mask.{i}", inputs) for i, use in enumerate(block.token_mask)]
         self.network: Any = make_network(block, self.reads, policy, inputs.get(f"{port}.model"), seed, name)
         # Every rank holds it whole, also where the policy is in parts.
         self.group = replace(group, strategy="ddp")
@@ -202,7 +202,7 @@ class Learner:
     def _selected(self, batch: Batch, step: int) -> Tensor:
         """What trains it (X,); of completions those with a selected token."""
         keep_T = torch.ones(len(batch.sampled_T), dtype=torch.bool)
-        for bound in self.select:
+        for bound in self.token_mask:
             keep_T = keep_T & bound.ask(step, Columns(batch, step=step))
         if self.of_paths:
             count_P = torch.zeros(batch.num_paths, dtype=torch.long).index_add(0, batch.path_T, keep_T.long())
@@ -219,7 +219,7 @@ class Learner:
 
 
 class Auxiliary(Learner):
-    """One of a stage's `auxiliaries`: its targets are a function of its own, perhaps of a slow copy's values."""
+    """One of the stage's `auxiliary_models`: its targets are a function of its own, perhaps of a slow copy's values."""
 
     def __init__(
         self,
@@ -232,14 +232,14 @@ class Auxiliary(Learner):
         group: Group = ALONE,
     ) -> None:
         """Copy the body of `policy`, or take up what `model` holds; raises StepError for what does not exist."""
-        port = f"auxiliaries.{name}"
+        port = f"auxiliary_models.{name}"
         super().__init__(name, port, block, policy, stage, inputs, seed, group)
-        self.follow = block.follow
+        self.target_network = block.target_network
         self.target = bind(block.target, f"{port}.target", inputs) if block.target else None
         if self.target is None:
             self.optimizer = None
         ahead = self.target is not None and any(word in self.target.asks for word in NEXT)
-        self.slow: Any = deepcopy(self.network).requires_grad_(False) if block.follow and ahead else None
+        self.slow: Any = deepcopy(self.network).requires_grad_(False) if block.target_network and ahead else None
 
     def with_targets(self, batch: Batch, step: int, controls: Mapping[str, float] | None = None, **have: Any) -> Batch:
         """Add what it is to predict: `target:<name>`; `have` as for `with_advantages`."""
@@ -271,9 +271,13 @@ class Auxiliary(Learner):
     @torch.no_grad()
     def refresh(self, step: int) -> None:
         """Bring the slow copy nearer, where it is due after iteration `step` (0-based)."""
-        if self.slow is not None and self.follow is not None and (step + 1) % self.follow.every == 0:
+        if (
+            self.slow is not None
+            and self.target_network is not None
+            and (step + 1) % self.target_network.sync_steps == 0
+        ):
             for old, new in zip(self.slow.parameters(), self.network.parameters(), strict=True):
-                old.lerp_(new.to(old.dtype), self.follow.mix)
+                old.lerp_(new.to(old.dtype), self.target_network.mixup_alpha)
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, moments and the slow copy, for a checkpoint."""

@@ -22,7 +22,7 @@ def harvest(
     def drive() -> tuple[list[Trial], Batch, int, dict[str, Any]]:
         trials = collect(loop.collecting, sampler, loop.history, controls, have)
         kept = [trial for trial in trials if trial.reward is not None]
-        batch = gate(loop.collecting.filter, kept, have["step"], controls, {**have, "history": loop.history})
+        batch = gate(loop.collecting.filter_groups, kept, have["step"], controls, {**have, "history": loop.history})
         return trials, batch, sampler.sampled, dict(loop.states)
 
     trials, batch, sampled, states = by_main(loop.group, loop.engine, sampler.sampling.processor, drive)

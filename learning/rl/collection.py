@@ -24,15 +24,15 @@ from schemas.stages.rl import Rl
 class Collecting:
     """The slots of an rl stage from problems to the trials that are trained on, bound."""
 
-    plan: Bound
-    drive: Bound
-    process: tuple[Bound, ...]
+    prompt_sampler: Bound
+    rollout: Bound
+    logits_processors: tuple[Bound, ...]
     rewards: tuple[Bound, ...]
     weights: tuple[Number, ...]
-    follow_ups: tuple[Bound, ...]
-    sources: tuple[Bound, ...]
-    filter: Bound | None
-    max_rounds: int
+    resample: tuple[Bound, ...]
+    extra_samples: tuple[Bound, ...]
+    filter_groups: Bound | None
+    max_sampling_rounds: int
     read: frozenset[str] = frozenset()
     """Rewards whose raw scores other parts read."""
     shown: set[str] = field(default_factory=set, compare=False)
@@ -40,23 +40,23 @@ class Collecting:
 
     def needs(self, name: str) -> bool:
         """Whether a part asks for it."""
-        parts = (self.plan, self.drive, *self.rewards, *self.follow_ups, *self.sources)
-        return any(name in part.asks for part in (*parts, *((self.filter,) if self.filter else ())))
+        parts = (self.prompt_sampler, self.rollout, *self.rewards, *self.resample, *self.extra_samples)
+        return any(name in part.asks for part in (*parts, *((self.filter_groups,) if self.filter_groups else ())))
 
 
 def bind_collecting(stage: Rl, inputs: Mapping[str, Path]) -> Collecting:
     """Bind every slot; raises StepError for an unknown name or option."""
     rewards = tuple(bind(use, f"rewards.{i}", inputs) for i, use in enumerate(stage.rewards))
     return Collecting(
-        bind(stage.plan, "plan", inputs),
-        bind(stage.drive, "drive", inputs),
-        tuple(bind(use, f"process.{i}", inputs) for i, use in enumerate(stage.process)),
+        bind(stage.prompt_sampler, "prompt_sampler", inputs),
+        bind(stage.rollout, "rollout", inputs),
+        tuple(bind(use, f"logits_processors.{i}", inputs) for i, use in enumerate(stage.logits_processors)),
         rewards,
         tuple(use.weight for use in stage.rewards),
-        tuple(bind(use, f"follow_up.{i}", inputs) for i, use in enumerate(stage.follow_up)),
-        tuple(bind(use, f"source.{i}", inputs) for i, use in enumerate(stage.source)),
-        bind(stage.filter, "filter", inputs) if stage.filter else None,
-        stage.max_rounds,
+        tuple(bind(use, f"resample.{i}", inputs) for i, use in enumerate(stage.resample)),
+        tuple(bind(use, f"extra_samples.{i}", inputs) for i, use in enumerate(stage.extra_samples)),
+        bind(stage.filter_groups, "filter_groups", inputs) if stage.filter_groups else None,
+        stage.max_sampling_rounds,
         frozenset(_read(stage, rewards)),
     )
 
@@ -87,8 +87,8 @@ def processor_of(
     Controllers that look at batches have not seen this one: their last word counts, as it stands in the points of the
     last iteration. A processor that hangs on one which has not spoken yet changes nothing.
     """
-    known = {key.removeprefix("control/"): value for key, value in metrics.items() if key.startswith("control/")}
-    settled_parts = [part.settled({**known, **controls}) for part in parts.process]
+    known = {key.removeprefix("controller/"): value for key, value in metrics.items() if key.startswith("controller/")}
+    settled_parts = [part.settled({**known, **controls}) for part in parts.logits_processors]
     ready = [p for p in settled_parts if not any(isinstance(value, Controlled) for value in p.options.values())]
     calls = [(part.at(step), part.asks) for part in ready]
 
@@ -113,22 +113,22 @@ def collect(
     trials: list[Trial] = []
     seen: list[Trial] = []
     plan, rate = partial(_planned, parts, controls, have), partial(_rated, parts, controls, have)
-    # A drive that asks for the plan itself asks it ahead.
-    asks: list[Ask] = [] if "plan" in parts.drive.asks else plan(step)
-    for number in range(parts.max_rounds):
+    # A rollout function that takes `plan` calls the prompt sampler itself, ahead of time.
+    asks: list[Ask] = [] if "plan" in parts.rollout.asks else plan(step)
+    for number in range(parts.max_sampling_rounds):
         now = {**have, "round": number}
-        new = parts.drive.settled(controls).ask(step, {**now, "asks": asks, "plan": plan, "score": rate})
+        new = parts.rollout.settled(controls).ask(step, {**now, "asks": asks, "plan": plan, "score": rate})
         score_all(parts, [t for t in new if not t.scores], controls, now)
         trials += new
         seen += new
         asks = []
-        for part in parts.follow_ups:
+        for part in parts.resample:
             trials, more = part.settled(controls).ask(step, {**now, "trials": trials})
             asks += more
         if not asks:
             break
     history.add(seen)
-    for part in parts.sources:
+    for part in parts.extra_samples:
         trials = part.settled(controls).ask(step, {**have, "trials": trials})
     score_all(parts, [t for t in trials if not t.scores], controls, have)
     return trials
@@ -136,7 +136,7 @@ def collect(
 
 def _planned(parts: Collecting, controls: Mapping[str, float], have: Mapping[str, Any], step: int) -> list[Ask]:
     """What the plan samples in an iteration, asked for now."""
-    return parts.plan.settled(controls).ask(step, {**have, "step": step})
+    return parts.prompt_sampler.settled(controls).ask(step, {**have, "step": step})
 
 
 def _rated(

@@ -39,7 +39,9 @@ class Critic(Learner):
     def learn(self, mini: Batch, step: int, controls: Mapping[str, float] | None = None) -> None:
         """One step of its optimiser; raises StepError when no operation of the advantage pipeline gave targets."""
         if self.aim not in mini.tokens:
-            raise StepError("critic: nothing says what it is to predict; add `gae` or `diff` to `advantage`")
+            raise StepError(
+                "critic: nothing says what it is to predict; add `gae` or `value_difference` to `advantage`"
+            )
         super().learn(mini, step, controls)
 
     def _point(self, name: str) -> str:

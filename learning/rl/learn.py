@@ -89,7 +89,7 @@ def _prepared(
     trials: list[Trial],
 ) -> tuple[list[Trial], Batch]:
     """Those of some trials that the filter keeps, and their batch."""
-    batch = gate(loop.collecting.filter, trials, step, controls, {**have, "history": loop.history})
+    batch = gate(loop.collecting.filter_groups, trials, step, controls, {**have, "history": loop.history})
     kept = [trials[path] for path in batch.paths["path"].tolist()]
     batch = forest(kept)
     if not kept:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learning.algorithm.composition import Algorithm, Term
+from learning.algorithm.composition import Algorithm, LossTerm
 from learning.batch.batch import Batch
-from learning.batch.columns import Column, lift, of_rewards
+from learning.batch.columns import Column, broadcast_to_tokens, of_rewards
 from learning.batch.loss_columns import Columns
 from learning.batch.routing_replay import replayed
 from learning.lookup import Bound
@@ -23,27 +23,27 @@ from schemas.number_schedules import value_at
 
 def with_advantages(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:
     """Add the token column `advantage`: pipelines over the shaped reward and over further scores, then modulation."""
-    for part in algorithm.shape:
+    for part in algorithm.reward_shaping:
         shaped_P = part.ask(step, Columns(batch, step=step, **have)).to(torch.float64)
         batch = replace(batch, paths={**batch.paths, "reward": shaped_P})
     pipelines = [(of_rewards(batch), algorithm.advantage, 1.0)] if algorithm.advantage else []
-    for branch in algorithm.branches:
-        pipelines.append((_start(branch.of, batch), branch.advantage, value_at(branch.coef, step)))
+    for stream in algorithm.advantage_streams:
+        pipelines.append((_start(stream.of, batch), stream.advantage, value_at(stream.coef, step)))
     total_T = torch.zeros(len(batch.sampled_T), dtype=torch.float64)
     for column, operations, coef in pipelines:
         for operation in operations:
             column = operation.ask(step, Columns(batch, step=step, **have), column, batch)
-        lifted = lift(column, batch)
+        lifted = broadcast_to_tokens(column, batch)
         total_T = total_T + coef * lifted.values_X
         if lifted.return_X is not None:
             batch = batch.replaced(**{"return": lifted.return_X})
-    for part in algorithm.modulate:
+    for part in algorithm.advantage_shaping:
         total_T = part.ask(step, Columns(batch, step=step, advantage_T=total_T, **have))
     return batch.with_tokens(advantage=total_T)
 
 
 def _start(of: str, batch: Batch) -> Column:
-    """What a branch starts from: a raw score per path, or an auxiliary's value per token."""
+    """Return the start of an advantage stream: a raw score per path, or an auxiliary model's value per token."""
     if f"score:{of}" in batch.paths:
         raw_P = batch.paths[f"score:{of}"]
         return Column(raw_P, raw_P, torch.arange(batch.num_paths), "path")
@@ -61,10 +61,10 @@ def with_dropped(batch: Batch, mask_truncated: bool) -> Batch:
 
 def with_factors(algorithm: Algorithm, batch: Batch, step: int, **have: Any) -> Batch:
     """Add the token column `factor`, the product of the corrections, where there are any; `have` as `seed`."""
-    if not algorithm.correct:
+    if not algorithm.importance_correction:
         return batch
     factor_T = torch.ones(len(batch.sampled_T), dtype=torch.float64)
-    for part in algorithm.correct:
+    for part in algorithm.importance_correction:
         factor_T = factor_T * part.ask(step, Columns(batch, step=step, **have)).detach().double()
     return batch.with_tokens(factor=factor_T)
 
@@ -77,11 +77,11 @@ def with_weights(algorithm: Algorithm, batch: Batch, step: int, max_completion_l
         seen = _selected(batch, select, step)
         return weigh.ask(step, {"batch": seen, "max_completion_length": max_completion_length}) * of_path_T
 
-    columns = {"w": weights(algorithm.weigh, algorithm.select)}
-    for i, term in enumerate(algorithm.components):
-        own = term.weigh is not None or term.select is not None
-        select = algorithm.select if term.select is None else term.select
-        own_T = weights(term.weigh or algorithm.weigh, select) if own else columns["w"]
+    columns = {"w": weights(algorithm.loss_aggregation, algorithm.token_mask)}
+    for i, term in enumerate(algorithm.loss_terms):
+        own = term.loss_aggregation is not None or term.token_mask is not None
+        select = algorithm.token_mask if term.token_mask is None else term.token_mask
+        own_T = weights(term.loss_aggregation or algorithm.loss_aggregation, select) if own else columns["w"]
         columns[f"w.{i}"] = own_T * value_at(term.coef, step)
     return batch.with_tokens(**columns)
 
@@ -121,10 +121,10 @@ def micro_loss(
     columns = columns_of(batch, {**at, **leaves})
     columns["step"] = step
     columns["log_ratio_T"] = algorithm.ratio.ask(step, columns)
-    factor_T = columns["factor_T"] if algorithm.correct else 1.0
-    policy = _weighted(algorithm.surrogate.ask(step, columns) * factor_T, columns["w_T"])
+    factor_T = columns["factor_T"] if algorithm.importance_correction else 1.0
+    policy = _weighted(algorithm.policy_loss.ask(step, columns) * factor_T, columns["w_T"])
     (policy_grad_T,) = torch.autograd.grad(policy, leaves["lp"], retain_graph=True)
-    parts = _components(algorithm.components, columns, step)
+    parts = _components(algorithm.loss_terms, columns, step)
     total = policy + sum(parts)
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves, grads, strict=True)
@@ -146,7 +146,7 @@ def columns_of(batch: Batch, statistics: Mapping[str, Tensor]) -> Columns:
     return columns
 
 
-def _components(terms: Sequence[Term], columns: Columns, step: int) -> list[Tensor]:
+def _components(terms: Sequence[LossTerm], columns: Columns, step: int) -> list[Tensor]:
     """Σ w·ℓ of every further term."""
     return [_weighted(t.function.ask(step, columns), columns[f"w.{i}_T"]) for i, t in enumerate(terms)]
 

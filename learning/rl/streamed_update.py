@@ -60,7 +60,7 @@ class Pieces:
     ) -> None:
         self.algorithm, self.trained, self.stage, self.now, self.prepare = algorithm, trained, stage, step, prepare
         self.pieces: list[Piece] = []
-        self.sums = Sums(names([term.function for term in algorithm.components]))
+        self.sums = Sums(names([term.function for term in algorithm.loss_terms]))
         for parameter in trained.model.parameters():
             parameter.grad = None
 
@@ -106,7 +106,7 @@ class Pieces:
             return {}
         pieces = sorted(self.pieces, key=lambda piece: piece.trials[0].group)
         whole = self._weighted(batch)
-        for column in ("advantage", *(("factor",) if self.algorithm.correct else ())):
+        for column in ("advantage", *(("factor",) if self.algorithm.importance_correction else ())):
             self._agree(column, torch.cat([p.batch.sampled(column) for p in pieces]), whole.sampled(column))
         scale = self._scale(pieces, whole)
         for parameter in self.trained.model.parameters():
@@ -122,7 +122,7 @@ class Pieces:
 
     @property
     def _weights(self) -> list[str]:
-        return ["w", *(f"w.{i}" for i in range(len(self.algorithm.components)))]
+        return ["w", *(f"w.{i}" for i in range(len(self.algorithm.loss_terms)))]
 
     def _share(self, kept: list[Trial], alone: Batch) -> float:
         """How much a piece counts beside the first: by its weights together with those of the last one."""
@@ -159,9 +159,10 @@ class Pieces:
         largest = float(whole_T.abs().max().clamp(min=1e-300)) if len(whole_T) else 1.0
         if float((pieces_T - whole_T).abs().max()) > AGREES * largest:
             raise StepError(
-                f"drive: the {what}s of the whole batch are not those of its groups, so that groups cannot be trained "
-                "on as they come: let every part judge groups by themselves (`center: {by: group}`, a weighing that "
-                "compares no completions), or take a drive that waits for the batch: `drive: whole`"
+                f"rollout: the {what}s of the whole batch are not those of its groups, so that groups cannot be "
+                "trained on as they come: let every part judge groups by themselves (`center: {by: group}`, a weighing "
+                "that compares no completions), or take a rollout function that waits for the batch: "
+                "`rollout: synchronous`"
             )
 
 

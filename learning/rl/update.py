@@ -113,7 +113,7 @@ def solve(
     algorithm: Algorithm, batch: Batch, trained: Trained, stage: Rl, step: int, have: Mapping[str, Any]
 ) -> dict[str, float]:
     """The numbers of those controllers that look at the batch about to be trained on."""
-    looking = {name: part for name, part in algorithm.control.items() if _looks(part.asks)}
+    looking = {name: part for name, part in algorithm.controllers.items() if _looks(part.asks)}
     if not looking:
         return {}
     asked = {name for part in looking.values() for name in part.asks}
@@ -127,7 +127,7 @@ def solve(
 def regulate(algorithm: Algorithm, step: int, have: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of the controllers that go by the points of the last iteration; one may use those before it."""
     numbers: dict[str, float] = {}
-    for name, part in algorithm.control.items():
+    for name, part in algorithm.controllers.items():
         if not _looks(part.asks):
             numbers[name] = part.settled(numbers).ask(step, have)
     return numbers
@@ -154,7 +154,7 @@ def update(
     `have` is what controllers may ask for beside columns, `controls` what others have said for this iteration, `beside`
     the networks that learn with the policy, from the same mini-batches.
     """
-    sums, norms = Sums(names([term.function for term in algorithm.components])), []
+    sums, norms = Sums(names([term.function for term in algorithm.loss_terms])), []
     solved: dict[str, float] = {}
     for i in range(stage.num_iterations):
         for j, mini in enumerate(mini_batches(batch, stage.num_mini_batches)):
@@ -174,6 +174,6 @@ def update(
             optimizer.step()
     if not norms:
         return {}
-    told = {f"control/{name}": value for name, value in solved.items()}
+    told = {f"controller/{name}": value for name, value in solved.items()}
     means = sums.of_all(trained.group).means("lp_ref" in batch.tokens)
     return {**means, **told, "grad_norm": sum(norms) / len(norms)}

@@ -21,16 +21,16 @@ from schemas.suggestions import suggest
 from schemas.use import (
     MOVING,
     AdvantageUse,
-    ComponentUse,
-    CorrectUse,
-    DriveUse,
-    FollowUpUse,
-    GroupFilterUse,
-    PlanUse,
+    ExtraSamplesUse,
+    FilterGroupsUse,
+    ImportanceCorrectionUse,
+    LossTermUse,
+    PolicyLossUse,
+    PromptSamplerUse,
     RatioUse,
-    SelectUse,
-    SourceUse,
-    SurrogateUse,
+    ResampleUse,
+    RolloutUse,
+    TokenMaskUse,
     Use,
 )
 
@@ -53,8 +53,10 @@ def _asks(info: StepInfo, column: str, *kinds: type[Use]) -> bool:
 
 
 def _groups_are_plain(stage: Rl) -> bool:
-    """Return whether a group is `num_generations` samples of one problem and nothing else."""
-    return stage.plan == Rl.model_fields["plan"].default and not stage.source and not stage.follow_up
+    """Whether a group is `num_generations` samples of one problem and nothing else."""
+    return stage.prompt_sampler == Rl.model_fields["prompt_sampler"].default and not (
+        stage.extra_samples or stage.resample
+    )
 
 
 def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
@@ -63,11 +65,11 @@ def _of_preset(info: StepInfo, stage: Rl, where: str) -> bool:
 
 
 def _trusts_samples(info: StepInfo, ratio: tuple[str, ...]) -> bool:
-    """Return whether a plain policy gradient treats samples as the policy's own: no ratio uses any of the columns."""
-    if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, CorrectUse)):
+    """Whether a plain policy gradient takes samples for the policy's own: nothing compares with any of the columns."""
+    if any(_asks(info, column, RatioUse) for column in ratio) or any(_slots(info, ImportanceCorrectionUse)):
         return False
     plain = {"log_ratio_T", "lp_T", "advantage_T"}
-    return all(plain.issuperset(slot.signature.supplied) for slot in _slots(info, SurrogateUse))
+    return all(plain.issuperset(slot.signature.supplied) for slot in _slots(info, PolicyLossUse))
 
 
 def _updates(stage: Rl) -> int:
@@ -79,106 +81,111 @@ def _groups_of_one(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, AdvantageUse):
         if "group" in (slot.values.get("by"), slot.values.get("within")):
-            said = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
-            yield info.problem(slot.path, said, "raise `num_generations`, or write `by: batch`")
+            message = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
+            yield info.problem(slot.path, message, "raise `num_generations`, or write `by: batch`")
 
 
 def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, AdvantageUse):
         k = slot.values.get("k")
         if isinstance(k, int) and k > stage.num_generations and _groups_are_plain(stage):
-            said = f"k is {k}, but a group has {stage.num_generations} completions"
-            yield info.problem(join_path(slot.path, "k"), said, "lower k or raise `num_generations`")
+            message = f"k is {k}, but a group has {stage.num_generations} completions"
+            yield info.problem(join_path(slot.path, "k"), message, "lower k or raise `num_generations`")
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for slot in _slots(info, ComponentUse):
+    for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
-            said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield info.problem(join_path(slot.path, "estimator"), said, "use k2 or k3")
+            message = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
+            yield info.problem(join_path(slot.path, "estimator"), message, "use k2 or k3")
 
 
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "lp_behav_T", RatioUse):
         return
-    for slot in _slots(info, CorrectUse):
-        if slot.values.get("weigh") is True:
-            said = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
-            advice = "write `ratio: decoupled`, or let it only mask: `weigh: false, outside: drop`"
-            yield info.problem(slot.path, said, advice)
+    for slot in _slots(info, ImportanceCorrectionUse):
+        if slot.values.get("reweight") is True:
+            message = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
+            advice = "write `ratio: decoupled`, or let it only mask: `reweight: false, outside: mask`"
+            yield info.problem(slot.path, message, advice)
 
 
 def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     told = ("external_T", "source_T")
-    if not _asks(info, "lp_behav_T", RatioUse) or any(_asks(info, t, RatioUse, SurrogateUse) for t in told):
+    if not _asks(info, "lp_behav_T", RatioUse) or any(_asks(info, t, RatioUse, PolicyLossUse) for t in told):
         return
-    if any(t in s.signature.supplied for s in _slots(info, SelectUse) if s.path.startswith("select.") for t in told):
+    if any(
+        t in s.signature.supplied for s in _slots(info, TokenMaskUse) if s.path.startswith("token_mask.") for t in told
+    ):
         return
-    for slot in _slots(info, SourceUse):
+    for slot in _slots(info, ExtraSamplesUse):
         if any(p.path.startswith(f"{slot.path}.") and "chat" in p.accepts for p in info.ports):
-            said = f"`{slot.use.use}` adds what no policy sampled: `{stage.ratio.use}` has nothing to divide by"
+            message = f"`{slot.use.use}` adds what no policy sampled: `{stage.ratio.use}` has nothing to divide by"
             advice = (
-                "leave them to a component (`select: [own]` here, `select: [external]` there), or take a surrogate "
-                "that knows them: `shaped_external`"
+                "leave them to a loss term (`token_mask: [own]` here, `token_mask: [external]` there), or take a "
+                "policy loss that handles them: `shaped_external`"
             )
-            yield info.problem(slot.path, said, advice)
+            yield info.problem(slot.path, message, advice)
 
 
 def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _trusts_samples(info, ("lp_behav_T",)):
         return
-    for slot in _slots(info, DriveUse, SourceUse):
+    for slot in _slots(info, RolloutUse, ExtraSamplesUse):
         if keeps_older(slot):
-            said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
-            yield info.problem(slot.path, said, "write `ratio: token`, or add `correct:` to `ratio: decoupled`")
+            message = (
+                f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
+            )
+            yield info.problem(
+                slot.path, message, "write `ratio: token`, or add `importance_correction:` to `ratio: decoupled`"
+            )
 
 
 def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for drive in _slots(info, DriveUse):
+    for drive in _slots(info, RolloutUse):
         for slot in _slots(info, AdvantageUse):
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
-                said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
+                message = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
                 advice = "write `partial: wait`, or take advantages from a critic: `gae`"
-                yield info.problem(join_path(drive.path, "partial"), said, advice)
+                yield info.problem(join_path(drive.path, "partial"), message, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    for slot in _slots(info, PlanUse, DriveUse, FollowUpUse):
+    for slot in _slots(info, PromptSamplerUse, RolloutUse, ResampleUse):
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
-                said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
-                yield info.problem(join_path(slot.path, name), said, "a small temperature, as 0.1")
+                message = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
+                yield info.problem(join_path(slot.path, name), message, "a small temperature, as 0.1")
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     asking = [s for s in info.slots if "value_T" in s.signature.supplied and not isinstance(s.use, CriticLossUse)]
     if stage.critic is None:
         for slot in asking:
-            said = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
-            yield info.problem(slot.path, said, "add `critic: {learning_rate: 1e-3}`")
+            message = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
+            yield info.problem(slot.path, message, "add `critic: {learning_rate: 1e-3}`")
     elif not any(isinstance(slot.use, AdvantageUse) for slot in asking):
-        said = "nothing tells the critic what to predict: no operation of `advantage` reads its values"
-        yield info.problem("critic", said, "add `gae` to `advantage`, or leave the critic out")
+        message = "nothing tells the critic what to predict: no operation of `advantage` reads its values"
+        yield info.problem("critic", message, "add `gae` to `advantage`, or leave the critic out")
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    names = number_names(stage.rewards)
-    beside = [column for name, block in stage.auxiliaries.items() for column in block.columns(name)]
-    said = [(f"branches.{i}.of", b.of) for i, b in enumerate(stage.branches) if b.of not in beside]
-    said += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
-    said += [
-        (join_path(s.path, "component"), s.values.get("component")) for s in _slots(info, GroupFilterUse, FollowUpUse)
-    ]
-    said += [(join_path(s.path, "component"), s.values.get("component")) for s in _slots(info, SourceUse)]
-    for where, name in said:
-        if isinstance(name, str) and name not in names:
-            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
+    known = number_names(stage.rewards)
+    columns = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
+    named = [(f"advantage_streams.{i}.of", s.of) for i, s in enumerate(stage.advantage_streams) if s.of not in columns]
+    named += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
+    choosing = (*_slots(info, FilterGroupsUse, ResampleUse), *_slots(info, ExtraSamplesUse))
+    named += [(join_path(slot.path, "reward"), slot.values.get("reward")) for slot in choosing]
+    for where, name in named:
+        if isinstance(name, str) and name not in known:
+            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, known, "rewards"))
 
 
 def _controls(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for where, name in _controlled(info):
-        if name not in stage.control:
-            yield info.problem(where, f"no control `{name}` in this stage", suggest(name, stage.control, "controls"))
+        if name not in stage.controllers:
+            advice = suggest(name, stage.controllers, "controllers")
+            yield info.problem(where, f"no controller `{name}` in this stage", advice)
 
 
 def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -186,70 +193,72 @@ def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for column in slot.signature.supplied:
             name = column.removeprefix("lp_").removesuffix("_T")
             if REFERENCE.fullmatch(column) and column not in MOVING and name not in stage.references:
-                said = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
-                advice = f"add `references: {{{name}: {{every: 1}}}}`; without `every` it stands still"
-                yield info.problem(slot.path, said, advice)
+                message = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
+                advice = f"add `references: {{{name}: {{sync_steps: 1}}}}`; without `sync_steps` it is never updated"
+                yield info.problem(slot.path, message, advice)
 
 
 def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if _updates(stage) == 1:
         return
-    for slot in _slots(info, ComponentUse):
+    for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") in ("k2", "k3") and slot.values.get("importance") is False:
-            said = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
-            yield info.problem(slot.path, said, "write `importance: true`")
+            message = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
+            yield info.problem(slot.path, message, "write `importance: true`")
     if _trusts_samples(info, ("lp_behav_T", "lp_prox_T")):
-        said = f"several updates per batch, and `{stage.ratio.use}` takes all samples for the policy's own"
-        yield info.problem("ratio", said, "write `ratio: token`, or one update per batch")
+        message = f"several updates per batch, and `{stage.ratio.use}` takes all samples for the policy's own"
+        yield info.problem("ratio", message, "write `ratio: token`, or one update per batch")
 
 
 def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if not _asks(info, "path_T", RatioUse):
         return
-    for slot in _slots(info, SurrogateUse):
+    for slot in _slots(info, PolicyLossUse):
         epsilon, where = slot.values.get("epsilon"), join_path(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
-            said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
-            yield info.problem(where, said, "GSPO uses 3e-4 and 4e-4")
+            message = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
+            yield info.problem(where, message, "GSPO uses 3e-4 and 4e-4")
 
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    """Yield a bound that the recipe itself sets, where nothing can reach it."""
-    fresh = _groups_are_plain(stage) and stage.drive == Rl.model_fields["drive"].default
+    """A bound that the recipe itself sets, where nothing can reach it."""
+    fresh = _groups_are_plain(stage) and stage.rollout == Rl.model_fields["rollout"].default
     if _updates(stage) > 1 or not fresh:
         return
-    for slot in _slots(info, SurrogateUse):
-        said_there, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
+    for slot in _slots(info, PolicyLossUse):
+        written, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
-        if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
-            said = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
-            yield info.problem(where, said, "raise `num_iterations` or `num_mini_batches`, or leave it")
+        if isinstance(written, float) and written != usual and not _of_preset(info, stage, where):
+            message = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
+            yield info.problem(where, message, "raise `num_iterations` or `num_mini_batches`, or leave it")
 
 
 def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     asked = {name for slot in info.slots for name in slot.signature.supplied}
     for name in stage.references:
         if f"lp_{name}_T" not in asked:
-            said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
+            message = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
             yield info.problem(
-                join_path("references", name), said, "leave it out, or name a function that compares with it"
+                join_path("references", name), message, "leave it out, or name a function that compares with it"
             )
     used = {name for _, name in _controlled(info)}
-    for name in stage.control:
+    for name in stage.controllers:
         if name not in used:
-            said = f"nothing is set by the control `{name}`"
-            yield info.problem(join_path("control", name), said, f"write `{{control: {name}}}` where a number stands")
+            message = f"no number refers to the controller `{name}`"
+            yield info.problem(
+                join_path("controllers", name), message, f"write `{{controller: {name}}}` where a number stands"
+            )
 
 
 def _controlled(info: StepInfo) -> Iterator[tuple[str, str]]:
-    """Return every place where a controller's word is taken, and the controller's name."""
+    """Yield every place that refers to a controller, and the controller's name."""
     return _walk(info.dump(), "")
 
 
 def _walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
-        if set(value) == {"control"} and isinstance(value["control"], str):
-            yield path, value["control"]
+        if set(value) == {"controller"} and isinstance(value["controller"], str):
+            yield path, value["controller"]
         else:
             for key, child in value.items():
                 yield from _walk(child, join_path(path, str(key)))

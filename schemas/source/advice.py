@@ -1,12 +1,15 @@
-"""The keys of axolotl, LLaMA-Factory, oumi, TRL and verl for ours, for the hint at an unknown key."""
+"""Keys of axolotl, LLaMA-Factory, lm-eval, oumi, TRL and verl, for the hint at an unknown key."""
 
 SYNONYMS = {
     "adapter": "use_peft",
+    "advantage_estimator": "advantage",
     "advantages": "advantage",
     "base_model": "model",
     "batch_size": "per_device_train_batch_size",
+    "bootstrap_iters": "num_bootstrap",
     "clip_grad": "max_grad_norm",
     "cutoff_len": "max_length",
+    "data_sampler": "prompt_sampler",
     "dataset": "data",
     "datasets": "data",
     "depends_on": "after",
@@ -14,12 +17,18 @@ SYNONYMS = {
     "env_vars": "vars",
     "epochs": "num_train_epochs",
     "eval_tasks": "tasks",
-    "filters": "filter",
+    "filters": "filter_groups",
     "gpus": "resources",
     "grad_accum": "gradient_accumulation_steps",
     "group_size": "num_generations",
+    "importance_sampling": "importance_correction",
     "inputs": "models",
-    "loss": "surrogate",
+    "logits_processor": "logits_processors",
+    "lora_rank": "lora_r",
+    "lora_target": "lora_target_modules",
+    "loss": "policy_loss",
+    "loss_agg_mode": "loss_aggregation",
+    "loss_type": "policy_loss",
     "lr": "learning_rate",
     "lr_scheduler": "lr_scheduler_type",
     "max_new_tokens": "max_completion_length",
@@ -33,10 +42,14 @@ SYNONYMS = {
     "n": "num_generations",
     "needs": "after",
     "num_epochs": "num_train_epochs",
+    "num_mini_batch": "num_mini_batches",
     "num_samples": "num_generations",
     "pack": "packing",
+    "ppo_epochs": "num_iterations",
     "preference_data": "data",
     "ref_model": "reference",
+    "ref_model_mixup_alpha": "mixup_alpha",
+    "ref_model_sync_steps": "sync_steps",
     "reward": "rewards",
     "reward_funcs": "rewards",
     "rollout_n": "num_generations",
@@ -45,14 +58,13 @@ SYNONYMS = {
     "steps": "max_steps",
     "train_batch_size": "generation_batch_size",
     "type": "kind",
+    "value_model": "critic",
     "variables": "vars",
-    "lora_rank": "lora_r",
-    "lora_target": "lora_target_modules",
     "warmup": "warmup_ratio",
 }
 
 
 def find_our_key(word: str, words: list[str]) -> str | None:
-    """Return our key for another trainer's, if it fits here."""
+    """Return our key for another trainer's, where it is one of `words`."""
     ours = SYNONYMS.get(word)
     return ours if ours in words else None

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from schemas.errors import Problem
+from schemas.renamed import now_called, renamed_key, renamed_value
 from schemas.source.advice import find_our_key
 from schemas.source.limits import MAX_PROBLEMS
 from schemas.source.tree import Node, join_path, make_problem, parse_index
@@ -37,11 +38,20 @@ def convert_errors(
         else:
             known = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
             problems.append(_convert_error(details, at, join_path(path, *keys), rest, known))
+    problems = _drop_consequences(problems)
     for where, branches in unions.items():
         problems += _convert_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
         problems = [*problems[:MAX_PROBLEMS], make_problem(node.where, path, f"and {more} more errors here")]
     return problems
+
+
+def _drop_consequences(problems: list[Problem]) -> list[Problem]:
+    """Return the problems without the missing keys that stand there under their old names."""
+    old = {
+        (p.path.rpartition(".")[0], p.message.rpartition(" is now ")[2]) for p in problems if " is now " in p.message
+    }
+    return [p for p in problems if (p.path, p.message.removesuffix(" is missing")) not in old]
 
 
 def limit_problems(problems: list[Problem]) -> list[Problem]:
@@ -129,6 +139,8 @@ def _convert_union(branches: list[tuple[ErrorDetails, tuple[str, ...]]], root: N
         words = [rest[-1] for details, rest in branches if details["type"] == _MISSING]
         word = unknown[0][0][-1]
         at = unknown[0][1] or root
+        if (new := renamed_key(word, words)) is not None:
+            return [make_problem(at.where, join_path(path, word), now_called(word, new), f"write `{new}` in its place")]
         return [
             make_problem(at.where, join_path(path, word), f"unknown key `{word}`", suggest(word, words, "keys here"))
         ]
@@ -164,6 +176,8 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
         )
     if kind == _UNKNOWN:
         word = path.rpartition(".")[2]
+        if (new := renamed_key(word, known)) is not None:
+            return make_problem(at.where, path, now_called(word, new), f"write `{new}:` in its place")
         ours = find_our_key(word, known)
         advice = f"here it is called `{ours}`" if ours else suggest(word, known, "keys here")
         return make_problem(at.where, path, f"unknown key `{word}`", advice)
@@ -174,6 +188,8 @@ def _convert_error(details: ErrorDetails, at: Node, path: str, rest: tuple[str, 
     if kind == "literal_error":
         expected = str(details.get("ctx", {}).get("expected", ""))
         words = re.findall(r"'([^']*)'", expected) or [expected]
+        if (new := renamed_value(at.value, words)) is not None:
+            return make_problem(at.mark, path, now_called(str(at.value), new), f"write `{new}` in its place")
         return make_problem(
             at.mark, path, f"{_describe_value(at)} is not one of the words", suggest(str(at.value), words, "words")
         )

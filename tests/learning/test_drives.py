@@ -8,7 +8,7 @@ import torch
 
 from learning.algorithm.token_masks.masks import fresh
 from learning.batch.batch_layout import forest
-from learning.collection.rollouts.rollouts import overprovisioned, resets, whole, windowed
+from learning.collection.rollouts.rollouts import overprovisioned, resets, synchronous, windowed
 from learning.data.chat import encode_completion, encode_prompt
 from learning.data.rows import write_rows
 from learning.generation.engines.torch import Engine
@@ -53,7 +53,7 @@ def by_problem(trials):
 
 def test_windows_give_the_completions_that_no_break_would_have_given(tiny_policy):
     asks = [Ask(row, 3) for row in ROWS]
-    want = by_problem(whole(asks, sampler_at(tiny_policy, 0, eager=2.5)))
+    want = by_problem(synchronous(asks, sampler_at(tiny_policy, 0, eager=2.5)))
     state, found, first_at = {}, {}, {}
     for step in range(5):
         # Later iterations ask for nothing new.
@@ -119,7 +119,7 @@ def test_new_groups_take_the_places_of_ended_ones(tiny_policy):
 
 def test_every_sampled_token_is_fresh_once(tiny_policy):
     state, asks = {}, [Ask(row, 2) for row in ROWS]
-    want = by_problem(whole(asks, sampler_at(tiny_policy, 0, eager=2.5)))
+    want = by_problem(synchronous(asks, sampler_at(tiny_policy, 0, eager=2.5)))
     seen, fresh_ones = {}, {}
     for step in range(4):
         sampler = sampler_at(tiny_policy, step, eager=2.5)
@@ -190,7 +190,7 @@ def test_overprovisioning_needs_enough_to_run(tiny_policy):
 
 def test_what_is_not_needed_goes_on_in_the_next_iteration(tiny_policy):
     asks = [Ask(row, 2) for row in ROWS]
-    want = whole(asks, sampler_at(tiny_policy, 0, eager=2.5))
+    want = synchronous(asks, sampler_at(tiny_policy, 0, eager=2.5))
     state, found = {}, []
     for step in range(6):
         new = asks if step == 0 else [Ask(ROWS[0], 8)] * 2
@@ -256,7 +256,7 @@ def test_resets_begin_with_strict_prefixes_of_chosen_answers(tiny_policy, pairs)
 
 def test_without_resets_nothing_changes(tiny_policy, pairs):
     asks = [Ask(row, 4) for row in ROWS]
-    want = whole(asks, sampler_at(tiny_policy, 0))
+    want = synchronous(asks, sampler_at(tiny_policy, 0))
     assert resets(asks, sampler_at(tiny_policy, 0), np.random.default_rng(0), data=pairs[0], mix=0.0) == want
     some = resets(asks, sampler_at(tiny_policy, 0), np.random.default_rng(0), data=pairs[0], mix=0.5)
     plain_ones = [(a, b) for a, b in zip(some, want, strict=True) if a.source == "policy"]

@@ -36,24 +36,26 @@ class Counting(Engine):
 
 
 class Phases:
-    """The recipe's drive with a target of 4, called iteration by iteration; its memory passes through JSON."""
+    """The recipe's rollout function with a target of 4, iteration by iteration; its memory passes through JSON."""
 
     def __init__(self, policy, name="grpo"):
-        use = STAGES[name].drive.model_copy(update={"target": 4})
-        self.drive = bind_collecting(STAGES[name].model_copy(update={"drive": use}), {}).drive
+        use = STAGES[name].rollout.model_copy(update={"target": 4})
+        self.rollout = bind_collecting(STAGES[name].model_copy(update={"rollout": use}), {}).rollout
         self.engine, self.policy, self.states, self.step = Counting(policy), policy, {}, -1
 
     def __call__(self, asks):
         self.step += 1
         self.policy.model.calls = 0
         sampler = Sampler(self.engine, self.policy, Sampling(1.0, 64), 0, self.step)
-        trials = self.drive.ask(self.step, {"asks": asks, "sampler": sampler, "step": self.step, "states": self.states})
+        trials = self.rollout.ask(
+            self.step, {"asks": asks, "sampler": sampler, "step": self.step, "states": self.states}
+        )
         self.states = json.loads(json.dumps(self.states))
         return trials
 
     @property
     def pool(self):
-        return {one["ask"]["row"]["id"]: one for one in self.states["drive"]["pool"]}
+        return {one["ask"]["row"]["id"]: one for one in self.states["rollout"]["pool"]}
 
 
 def ask(letter, group=None):
@@ -96,7 +98,7 @@ def test_the_phase_stops_with_the_fourth_and_the_next_goes_on_where_it_stopped(s
 
 def test_with_the_baselines_drive_everybody_waits_for_the_longest(scripted):
     policy = scripted(LENGTHS)
-    drive = bind_collecting(STAGES["baseline"], {}).drive
+    drive = bind_collecting(STAGES["baseline"], {}).rollout
     sampler = Sampler(Counting(policy), policy, Sampling(1.0, 64), 0, 0)
     trials = drive.ask(0, {"asks": [ask(letter) for letter in LENGTHS], "sampler": sampler})
     assert policy.model.calls == 60
@@ -135,7 +137,7 @@ def test_old_tokens_keep_their_place_in_the_ratio_of_every_algorithm(scripted, n
     for trial, reward in zip(trials, (1.0, 0.0), strict=True):
         trial.scores, trial.reward = {"answers.exact": reward}, reward
     algorithm = bind_algorithm(STAGES[name], {})
-    filter_ = bind_collecting(STAGES[name], {}).filter
+    filter_ = bind_collecting(STAGES[name], {}).filter_groups
     batch = gate(filter_, trials, phases.step, {}, {"step": phases.step, "rows": [t.row for t in trials]})
     batch = with_advantages(algorithm, with_dropped(batch, False), phases.step)
     assert batch.num_paths == 2

@@ -53,8 +53,10 @@ def test_a_cut_is_not_taken_for_an_end():
 
 @pytest.fixture
 def rollouts(tiny_policy):
-    """Trials of six iterations of the recipe's drive, with a window of 4 and the tiny policy's own engine."""
-    drive = bind_collecting(STAGE.model_copy(update={"drive": STAGE.drive.model_copy(update={"window": 4})}), {}).drive
+    """Trials of six iterations of the recipe's rollout function, with a window of 4 and the tiny policy's engine."""
+    drive = bind_collecting(
+        STAGE.model_copy(update={"rollout": STAGE.rollout.model_copy(update={"window": 4})}), {}
+    ).rollout
     engine, states, found = make_engine(STAGE.engine, tiny_policy), {}, []
     for step in range(6):
         sampler = Sampler(engine, tiny_policy, Sampling(1.0, 64), 3, step)
