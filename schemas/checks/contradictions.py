@@ -40,8 +40,8 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
     named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
-    found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
-    return next(found), next(found)
+    problems = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
+    return next(problems), next(problems)
 
 
 def _slots(info: StepInfo, *kinds: type[Use]) -> Iterator[Slot]:
