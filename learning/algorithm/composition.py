@@ -72,7 +72,7 @@ class Algorithm:
             yield from (term.loss_aggregation,) if term.loss_aggregation else ()
             yield from term.token_mask or ()
 
-    def settle(self, controls: Mapping[str, float]) -> "Algorithm":
+    def settled(self, controls: Mapping[str, float]) -> "Algorithm":
         """Return the same algorithm with the numbers that controllers give."""
         if not controls:
             return self
