@@ -123,7 +123,7 @@ class ApprovalQueue:
 
 def record_answer(
     layout: Layout, run: str, step: Step, manifest: Manifest, gate: GateState, answer: PersonalDecision, via: str
-) -> Record:
+) -> DecisionRecord:
     """Record a decision about a gate in the audit log and next to the evaluation's key."""
     measured = manifest.details["gates"][gate.index].get("text", "")
     return append_decision(

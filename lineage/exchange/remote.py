@@ -28,8 +28,8 @@ AD_HOC = "posttrain"
 class Remote:
     """One remote of the checkout's DVC."""
 
-    def __init__(self, repo: "Repo", name: str | None, said: str):
-        self.repo, self.name, self.said = repo, name, said
+    def __init__(self, repo: "Repo", name: str | None, label: str):
+        self.repo, self.name, self.label = repo, name, label
         self.there = repo.cloud.get_remote(name, "push")
         self.fs = self.there.fs
 
@@ -76,7 +76,7 @@ class Remote:
     def _moved(self, result: Any, how: str) -> int:
         if result.failed:
             first = sorted(str(info.value) for info in result.failed)[0]
-            raise StepError(f"{len(result.failed)} files could not be {how} {self.said}, the first is {first}")
+            raise StepError(f"{len(result.failed)} files could not be {how} {self.label}, the first is {first}")
         return len(result.transferred)
 
 
@@ -98,7 +98,7 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     for logger in ("dvc", "dvc_data", "dvc_objects"):  # what goes wrong is told by exceptions
         logging.getLogger(logger).setLevel(logging.CRITICAL + 1)
     (layout.root / ".dvc").mkdir(parents=True, exist_ok=True)
-    said = describe_remote(name)
+    label = describe_remote(name)
     url = _remote_url(layout, name)
     layout.make_state()
     # DVC's memory of what a remote holds: for this once, as somebody may have cleared the remote since.
@@ -110,13 +110,13 @@ def open_remote(layout: Layout, name: str | None) -> Iterator[Remote]:
     }
     try:
         with memory, Repo(str(layout.root), config=config) as repo:
-            yield Remote(repo, AD_HOC if url else name, said)
+            yield Remote(repo, AD_HOC if url else name, label)
     except (DvcException, OSError) as error:
-        raise PlanError(f"{said} cannot be used as a DVC remote: {_hide_address(error, name)}") from error
+        raise PlanError(f"{label} cannot be used as a DVC remote: {_hide_address(error, name)}") from error
     except PosttrainError:
         raise
     except Exception as error:  # clients of clouds raise what they like
-        raise PlanError(f"{said} cannot be used: {type(error).__name__}: {_hide_address(error, name)}") from error
+        raise PlanError(f"{label} cannot be used: {type(error).__name__}: {_hide_address(error, name)}") from error
 
 
 def _hide_address(error: Exception, name: str | None) -> str:

@@ -96,7 +96,7 @@ def _find_wanted(place: Remote, desk: Layout, word: str | None) -> list[Record]:
         _check_path(name)
         place.get(desk.state / ARTIFACTS / folder / MANIFEST, ARTIFACTS, folder, MANIFEST)
     if not names:
-        raise PlanError(f"{place.said} holds no artifacts of posttrain; send some there: posttrain push --all")
+        raise PlanError(f"{place.label} holds no artifacts of posttrain; send some there: posttrain push --all")
     if word is None:
         return read_records(desk)
     if place.has(RUNS, word, "plan.json"):
@@ -127,7 +127,7 @@ def _adopt(place: Remote, layout: Layout, folder: Path) -> None:
             if digest_file(target, file.path) != file:
                 wrong.append(f"{name}: {output}/{file.path} is not what the manifest says")
     if wrong or manifest is None:
-        raise StepError(f"what {place.said} holds is damaged: {wrong[0]}; nothing of this artifact was kept")
+        raise StepError(f"what {place.label} holds is damaged: {wrong[0]}; nothing of this artifact was kept")
     _publish(store, folder, manifest)
 
 
@@ -196,6 +196,6 @@ def _trust_keys(place: Remote, layout: Layout, keys: Iterable[str]) -> tuple[str
         with atomic_file(file) as fresh:
             place.get(fresh, KEYS, file.name)
             if key_name(load_public_key(fresh)) != key:
-                raise StepError(f"{place.said} holds another key than {key[:16]} under its name; it is not trusted")
+                raise StepError(f"{place.label} holds another key than {key[:16]} under its name; it is not trusted")
         trusted_now.append(key)
     return tuple(trusted_now)

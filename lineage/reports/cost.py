@@ -27,7 +27,7 @@ class Costs:
     """The lines of a run, their sums, and what they come to in money where there are prices."""
 
     lines: list[Line]
-    whole: Line
+    total: Line
     unknown: list[str]
     """Steps that ran, and of which no earlier run said anything."""
     money: dict[str, float] = field(default_factory=dict)

@@ -47,9 +47,9 @@ def _rewards(info: StepInfo, drive: Slot) -> Iterator[Problem]:
     for slot in info.slots:
         held = [name for name in ALONE if name in slot.signature.supplied]
         if isinstance(slot.use, RewardUse) and held:
-            said = f"`{slot.use.use}` asks for `{held[0]}`, and `{drive.use.use}` has several groups scored at once"
+            message = f"`{slot.use.use}` asks for `{held[0]}`, and `{drive.use.use}` has several groups scored at once"
             yield info.problem(
-                slot.path, said, "take a reward that depends on the completions alone, or `rollout: synchronous`"
+                slot.path, message, "take a reward that depends on the completions alone, or `rollout: synchronous`"
             )
 
 
@@ -58,19 +58,19 @@ def _ahead(info: StepInfo, drive: Slot) -> Iterator[Problem]:
     ahead, lag = ahead if isinstance(ahead, int) else 0, int(drive.values.get("sync") == "each")
     if isinstance(limit, int) and ahead > limit - lag:
         behind = ", by workers that are one version behind" if lag else ""
-        said = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
+        message = f"what is asked {ahead} iterations ahead would be older than max_staleness, {limit}{behind}"
         yield info.problem(
-            join_path(drive.path, "ahead" if ahead else "sync"), said, "lower `ahead`, or raise `max_staleness`"
+            join_path(drive.path, "ahead" if ahead else "sync"), message, "lower `ahead`, or raise `max_staleness`"
         )
     if lag and drive.values.get("interrupt") is False:
-        said = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
-        yield info.problem(join_path(drive.path, "sync"), said, "leave out one of the two")
+        message = "`sync: each` changes the weights under what runs, and `interrupt: false` says that nothing may"
+        yield info.problem(join_path(drive.path, "sync"), message, "leave out one of the two")
 
 
 def _counted(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
     if drive.values.get("steps_per_update") is not None and stage.resources.rollout is not None:
-        said = "decode steps are counted in the step's own process, and `resources.rollout` has processes of its own"
-        yield info.problem(join_path(drive.path, "steps_per_update"), said, "leave out one of the two")
+        message = "decode steps are counted in the step's own process, and `resources.rollout` has processes of its own"
+        yield info.problem(join_path(drive.path, "steps_per_update"), message, "leave out one of the two")
 
 
 def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
@@ -86,20 +86,22 @@ def _pieces(info: StepInfo, stage: Rl, drive: Slot) -> Iterator[Problem]:
                 key, f"{name}: `{key}` would come too late", f"leave out `{key}`, or take `rollout: synchronous`"
             )
     if stage.resources.train is not None and stage.resources.train.workers > 1:
-        said = f"{name}, which one process does by itself"
-        yield info.problem("resources.train", said, "leave out `train`, or take `rollout: streamed`")
+        message = f"{name}, which one process does by itself"
+        yield info.problem("resources.train", message, "leave out `train`, or take `rollout: streamed`")
     for slot in info.slots:
         if isinstance(slot.use, ControllerUse) and any(asked.endswith("_T") for asked in slot.signature.supplied):
-            said = f"{name}, and `{slot.use.use}` looks at all of it"
-            yield info.problem(slot.path, said, "take a controller that reads the last iteration's metrics")
+            message = f"{name}, and `{slot.use.use}` looks at all of it"
+            yield info.problem(slot.path, message, "take a controller that reads the last iteration's metrics")
         if not isinstance(slot.use, JUDGING):
             continue
         if "batch" in (slot.values.get("by"), slot.values.get("within")):
-            said = f"{name}, and `{slot.use.use}` compares all of it"
-            yield info.problem(slot.path, said, "write `by: group`, or take `rollout: synchronous`")
+            message = f"{name}, and `{slot.use.use}` compares all of it"
+            yield info.problem(slot.path, message, "write `by: group`, or take `rollout: synchronous`")
         if held := [asked for asked in KEPT if asked in slot.signature.supplied]:
-            said = f"{name}, and `{slot.use.use}` asks for `{held[0]}`: it would see groups one by one, and then again"
-            yield info.problem(slot.path, said, "take a part that judges a group by itself, or `rollout: synchronous`")
+            message = (
+                f"{name}, and `{slot.use.use}` asks for `{held[0]}`: it would see groups one by one, and then again"
+            )
+            yield info.problem(slot.path, message, "take a function that judges one group, or `rollout: synchronous`")
 
 
 def keeps_older(slot: Slot) -> bool:

@@ -47,8 +47,8 @@ def _names(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             advice = "small letters, digits and `_`, not `lp_`, which belongs to references"
             yield info.problem(where, f"`{name}` cannot name a column", advice)
         elif name in TAKEN or stem in stage.auxiliary_models:
-            said = f"`{name}_T` is another column already"
-            yield info.problem(where, said, f"call it something else, as `my_{name}`")
+            message = f"`{name}_T` is another column already"
+            yield info.problem(where, message, f"call it something else, as `my_{name}`")
 
 
 def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -62,10 +62,10 @@ def _columns(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         asked = slot.signature.supplied[len(kind.takes or ()) :]
         for name in asked if "auxiliary_T" in kind.asks else ():
             if not supplies(kind, name) and may_be_named(kind, name) and name not in known:
-                said = (
+                message = (
                     f"`{slot.use.use}` asks for `{name}`, which neither the loop nor an auxiliary of this stage gives"
                 )
-                yield info.problem(slot.path, said, suggest(name, sorted({*kind.asks, *known}), "columns"))
+                yield info.problem(slot.path, message, suggest(name, sorted({*kind.asks, *known}), "columns"))
 
 
 def _options(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -94,15 +94,15 @@ def _ahead(info: StepInfo, stage: Rl) -> Iterator[Problem]:
             continue
         ahead = [word for word in NEXT if word in slot.signature.supplied]
         if ahead and block.head not in ("state", "action"):
-            said = f"`{slot.use.use}` looks at the state after a token, and `head: {block.head}` has no value of it"
-            yield info.problem(slot.path, said, "write `head: state` or `head: action`")
+            message = f"`{slot.use.use}` looks at the state after a token, and `head: {block.head}` has no value of it"
+            yield info.problem(slot.path, message, "write `head: state` or `head: action`")
         elif block.head == "state" and "next_mean_T" in ahead:
-            said = f"`{slot.use.use}` takes the mean over actions, and `head: state` has none"
-            yield info.problem(slot.path, said, "write `head: action`, or `target: temporal_difference`")
+            message = f"`{slot.use.use}` takes the mean over actions, and `head: state` has none"
+            yield info.problem(slot.path, message, "write `head: action`, or `target: temporal_difference`")
         elif block.target_network is not None and not ahead:
-            said = f"`target_network` keeps a slow copy, and `{slot.use.use}` does not look ahead"
+            message = f"`target_network` keeps a slow copy, and `{slot.use.use}` does not look ahead"
             yield info.problem(
-                join_path(where, "target_network"), said, "leave it out, or write `target: temporal_difference`"
+                join_path(where, "target_network"), message, "leave it out, or write `target: temporal_difference`"
             )
 
 
@@ -116,20 +116,20 @@ def _unused(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         mine = {f"{column}_{unit}" for column in [*block.columns(name), f"{name}_end"] for unit in "TP"}
         whole = any("auxiliary_T" in s.signature.supplied and "of" not in s.signature.options for s in info.slots)
         if not (block.publish or whole or read & set(block.columns(name)) or asked & mine):
-            said = f"nothing reads `{name}_T`, and it is not published"
+            message = f"nothing reads `{name}_T`, and it is not published"
             advice = (
                 "name it in a part, as `{use: potential, of: " + name + "}` in `advantage`, or write `publish: true`"
             )
-            yield info.problem(join_path("auxiliary_models", name), said, advice)
+            yield info.problem(join_path("auxiliary_models", name), message, advice)
 
 
 def _outputs(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     types = ["value_model"] if stage.critic is not None and stage.critic.publish else []
     for name, block in stage.auxiliary_models.items():
         if block.publish and block.type in types:
-            said = f"two outputs of this stage would be called `{block.type}`"
+            message = f"two outputs of this stage would be called `{block.type}`"
             advice = "publish one of them here, and the other from a stage of its own"
-            yield info.problem(f"auxiliary_models.{name}.publish", said, advice)
+            yield info.problem(f"auxiliary_models.{name}.publish", message, advice)
         types += [block.type] if block.publish else []
 
 
@@ -138,5 +138,5 @@ def _start(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for name, block in stage.auxiliary_models.items():
         for port in (p for p in info.ports if p.path == f"auxiliary_models.{name}.model"):
             if block.head == "likelihood" and port.type in ("value_model", "reward_model"):
-                said = f"`head: likelihood` needs a language model, and `{port.text}` is a {port.type}"
-                yield info.problem(port.path, said, "give a policy, or a process reward model of the same head")
+                message = f"`head: likelihood` needs a language model, and `{port.text}` is a {port.type}"
+                yield info.problem(port.path, message, "give a policy, or a process reward model of the same head")

@@ -40,8 +40,8 @@ def contradictions(info: StepInfo, stage: Rl) -> tuple[list[Problem], list[Probl
     refused = [_groups_of_one, _more_than_sampled, _no_gradient, _twice, _external, _stale, _open, _greedy, _values]
     warned = [_biased, _wide_clip, _idle_clip, _unasked]
     named = [_rewards, _controls, _references, auxiliary_problems, asynchrony_problems, metric_problems]
-    found = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
-    return next(found), next(found)
+    problems = ([p for rule in rules for p in rule(info, stage)] for rules in ([*refused, *named], warned))
+    return next(problems), next(problems)
 
 
 def _slots(info: StepInfo, *kinds: type[Use]) -> Iterator[Slot]:
@@ -81,23 +81,23 @@ def _groups_of_one(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, AdvantageUse):
         if "group" in (slot.values.get("by"), slot.values.get("within")):
-            said = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
-            yield info.problem(slot.path, said, "raise `num_generations`, or write `by: batch`")
+            message = f"`{slot.use.use}` by group with one completion per prompt makes every advantage 0"
+            yield info.problem(slot.path, message, "raise `num_generations`, or write `by: batch`")
 
 
 def _more_than_sampled(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, AdvantageUse):
         k = slot.values.get("k")
         if isinstance(k, int) and k > stage.num_generations and _groups_are_plain(stage):
-            said = f"k is {k}, but a group has {stage.num_generations} completions"
-            yield info.problem(join_path(slot.path, "k"), said, "lower k or raise `num_generations`")
+            message = f"k is {k}, but a group has {stage.num_generations} completions"
+            yield info.problem(join_path(slot.path, "k"), message, "lower k or raise `num_generations`")
 
 
 def _no_gradient(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") == "k1" and not slot.values.get("importance"):
-            said = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
-            yield info.problem(join_path(slot.path, "estimator"), said, "use k2 or k3")
+            message = "the gradient of the estimator k1 is 0 on average: as a term of the loss it does nothing"
+            yield info.problem(join_path(slot.path, "estimator"), message, "use k2 or k3")
 
 
 def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -105,9 +105,9 @@ def _twice(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, ImportanceCorrectionUse):
         if slot.values.get("reweight") is True:
-            said = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
+            message = f"`{stage.ratio.use}` divides by the sampling policy, and `{slot.use.use}` does so once more"
             advice = "write `ratio: decoupled`, or let it only mask: `reweight: false, outside: mask`"
-            yield info.problem(slot.path, said, advice)
+            yield info.problem(slot.path, message, advice)
 
 
 def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -120,12 +120,12 @@ def _external(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, ExtraSamplesUse):
         if any(p.path.startswith(f"{slot.path}.") and "chat" in p.accepts for p in info.ports):
-            said = f"`{slot.use.use}` adds what no policy sampled: `{stage.ratio.use}` has nothing to divide by"
+            message = f"`{slot.use.use}` adds what no policy sampled: `{stage.ratio.use}` has nothing to divide by"
             advice = (
                 "leave them to a loss term (`token_mask: [own]` here, `token_mask: [external]` there), or take a "
                 "policy loss that handles them: `shaped_external`"
             )
-            yield info.problem(slot.path, said, advice)
+            yield info.problem(slot.path, message, advice)
 
 
 def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -133,9 +133,11 @@ def _stale(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, RolloutUse, ExtraSamplesUse):
         if keeps_older(slot):
-            said = f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
+            message = (
+                f"`{slot.use.use}` keeps samples of older weights, and `{stage.ratio.use}` takes them for own ones"
+            )
             yield info.problem(
-                slot.path, said, "write `ratio: token`, or add `importance_correction:` to `ratio: decoupled`"
+                slot.path, message, "write `ratio: token`, or add `importance_correction:` to `ratio: decoupled`"
             )
 
 
@@ -143,40 +145,40 @@ def _open(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for drive in _slots(info, RolloutUse):
         for slot in _slots(info, AdvantageUse):
             if drive.values.get("partial") == "all" and "group" in (slot.values.get("by"), slot.values.get("within")):
-                said = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
+                message = f"open ends have earned nothing yet, and `{slot.use.use}` compares them within their group"
                 advice = "write `partial: wait`, or take advantages from a critic: `gae`"
-                yield info.problem(join_path(drive.path, "partial"), said, advice)
+                yield info.problem(join_path(drive.path, "partial"), message, advice)
 
 
 def _greedy(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, PromptSamplerUse, RolloutUse, ResampleUse):
         for name, value in slot.values.items():
             if "temperature" in name and isinstance(value, int | float) and value == 0:
-                said = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
-                yield info.problem(join_path(slot.path, name), said, "a small temperature, as 0.1")
+                message = "at temperature 0 nothing is sampled: such completions have no probability to learn from"
+                yield info.problem(join_path(slot.path, name), message, "a small temperature, as 0.1")
 
 
 def _values(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     asking = [s for s in info.slots if "value_T" in s.signature.supplied and not isinstance(s.use, CriticLossUse)]
     if stage.critic is None:
         for slot in asking:
-            said = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
-            yield info.problem(slot.path, said, "add `critic: {learning_rate: 1e-3}`")
+            message = f"`{slot.use.use}` needs a critic's values, and this stage has no critic"
+            yield info.problem(slot.path, message, "add `critic: {learning_rate: 1e-3}`")
     elif not any(isinstance(slot.use, AdvantageUse) for slot in asking):
-        said = "nothing tells the critic what to predict: no operation of `advantage` reads its values"
-        yield info.problem("critic", said, "add `gae` to `advantage`, or leave the critic out")
+        message = "nothing tells the critic what to predict: no operation of `advantage` reads its values"
+        yield info.problem("critic", message, "add `gae` to `advantage`, or leave the critic out")
 
 
 def _rewards(info: StepInfo, stage: Rl) -> Iterator[Problem]:
-    names = number_names(stage.rewards)
-    beside = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
-    said = [(f"advantage_streams.{i}.of", b.of) for i, b in enumerate(stage.advantage_streams) if b.of not in beside]
-    said += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
-    said += [(join_path(s.path, "reward"), s.values.get("reward")) for s in _slots(info, FilterGroupsUse, ResampleUse)]
-    said += [(join_path(s.path, "reward"), s.values.get("reward")) for s in _slots(info, ExtraSamplesUse)]
-    for where, name in said:
-        if isinstance(name, str) and name not in names:
-            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, names, "rewards"))
+    known = number_names(stage.rewards)
+    columns = [column for name, block in stage.auxiliary_models.items() for column in block.columns(name)]
+    named = [(f"advantage_streams.{i}.of", s.of) for i, s in enumerate(stage.advantage_streams) if s.of not in columns]
+    named += [(join_path(s.path, "of"), s.values.get("of")) for s in _slots(info, TargetUse)]
+    choosing = (*_slots(info, FilterGroupsUse, ResampleUse), *_slots(info, ExtraSamplesUse))
+    named += [(join_path(slot.path, "reward"), slot.values.get("reward")) for slot in choosing]
+    for where, name in named:
+        if isinstance(name, str) and name not in known:
+            yield info.problem(where, f"no reward `{name}` in this stage", suggest(name, known, "rewards"))
 
 
 def _controls(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -191,9 +193,9 @@ def _references(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         for column in slot.signature.supplied:
             name = column.removeprefix("lp_").removesuffix("_T")
             if REFERENCE.fullmatch(column) and column not in MOVING and name not in stage.references:
-                said = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
+                message = f"`{slot.use.use}` asks for `{column}`, and `references` names no `{name}`"
                 advice = f"add `references: {{{name}: {{sync_steps: 1}}}}`; without `sync_steps` it is never updated"
-                yield info.problem(slot.path, said, advice)
+                yield info.problem(slot.path, message, advice)
 
 
 def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -201,11 +203,11 @@ def _biased(info: StepInfo, stage: Rl) -> Iterator[Problem]:
         return
     for slot in _slots(info, LossTermUse):
         if slot.values.get("estimator") in ("k2", "k3") and slot.values.get("importance") is False:
-            said = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
-            yield info.problem(slot.path, said, "write `importance: true`")
+            message = "several updates per batch, and this estimate is not weighted by the ratio: it is biased"
+            yield info.problem(slot.path, message, "write `importance: true`")
     if _trusts_samples(info, ("lp_behav_T", "lp_prox_T")):
-        said = f"several updates per batch, and `{stage.ratio.use}` takes all samples for the policy's own"
-        yield info.problem("ratio", said, "write `ratio: token`, or one update per batch")
+        message = f"several updates per batch, and `{stage.ratio.use}` takes all samples for the policy's own"
+        yield info.problem("ratio", message, "write `ratio: token`, or one update per batch")
 
 
 def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -214,8 +216,8 @@ def _wide_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     for slot in _slots(info, PolicyLossUse):
         epsilon, where = slot.values.get("epsilon"), join_path(slot.path, "epsilon")
         if isinstance(epsilon, float) and epsilon > 0.05 and not _of_preset(info, stage, where):
-            said = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
-            yield info.problem(where, said, "GSPO uses 3e-4 and 4e-4")
+            message = f"epsilon {epsilon} with a ratio per sequence: such ratios stay near 1 and are never clipped"
+            yield info.problem(where, message, "GSPO uses 3e-4 and 4e-4")
 
 
 def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
@@ -224,27 +226,27 @@ def _idle_clip(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     if _updates(stage) > 1 or not fresh:
         return
     for slot in _slots(info, PolicyLossUse):
-        said_there, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
+        written, where = slot.use.options.get("epsilon"), join_path(slot.path, "epsilon")
         usual = slot.signature.options["epsilon"].default if "epsilon" in slot.signature.options else None
-        if isinstance(said_there, float) and said_there != usual and not _of_preset(info, stage, where):
-            said = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
-            yield info.problem(where, said, "raise `num_iterations` or `num_mini_batches`, or leave it")
+        if isinstance(written, float) and written != usual and not _of_preset(info, stage, where):
+            message = "one update per batch of fresh samples: the ratio is 1, and nothing is clipped"
+            yield info.problem(where, message, "raise `num_iterations` or `num_mini_batches`, or leave it")
 
 
 def _unasked(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     asked = {name for slot in info.slots for name in slot.signature.supplied}
     for name in stage.references:
         if f"lp_{name}_T" not in asked:
-            said = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
+            message = f"no part of the loss asks for `lp_{name}_T`: this reference is never used"
             yield info.problem(
-                join_path("references", name), said, "leave it out, or name a function that compares with it"
+                join_path("references", name), message, "leave it out, or name a function that compares with it"
             )
     used = {name for _, name in _controlled(info)}
     for name in stage.controllers:
         if name not in used:
-            said = f"no number refers to the controller `{name}`"
+            message = f"no number refers to the controller `{name}`"
             yield info.problem(
-                join_path("controllers", name), said, f"write `{{controller: {name}}}` where a number stands"
+                join_path("controllers", name), message, f"write `{{controller: {name}}}` where a number stands"
             )
 
 

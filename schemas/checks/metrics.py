@@ -45,49 +45,49 @@ OF_STREAM = (
     "trained_length",
 )
 OPTION = re.compile(r"metric|objective|best")
-"""Options of controllers that name points; a map names them by its keys."""
+"""Options of controllers that name metrics; a map names them by its keys."""
 
 
 def metrics_of(info: StepInfo, stage: Rl) -> list[str]:
     """Return the names of all metrics that an iteration of a stage can have."""
-    found = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
-    found += [f"loss/{name}" for name in number_names(stage.loss_terms)]
-    found += [f"controller/{name}" for name in stage.controllers]
-    found += [f"{name}/{what}" for name, one in stage.auxiliary_models.items() if one.target for what in OF_NETWORK]
+    names = [*ALWAYS, *(f"reward/{name}" for name in number_names(stage.rewards))]
+    names += [f"loss/{name}" for name in number_names(stage.loss_terms)]
+    names += [f"controller/{name}" for name in stage.controllers]
+    names += [f"{name}/{what}" for name, one in stage.auxiliary_models.items() if one.target for what in OF_NETWORK]
     if stage.critic is not None:
-        found += OF_CRITIC
+        names += OF_CRITIC
     if stage.eval_prompts is not None:
-        found += ["eval_reward", "reward_gap"]
+        names += ["eval_reward", "reward_gap"]
     if any(keeps_older(slot) for slot in info.slots):
-        found += OF_AGE
+        names += OF_AGE
     if any("stream" in slot.signature.supplied for slot in info.slots if isinstance(slot.use, RolloutUse)):
-        found += OF_STREAM
+        names += OF_STREAM
     if any("lp_ref_T" in slot.signature.supplied for slot in info.slots):
-        found.append("kl")
-    return found
+        names.append("kl")
+    return names
 
 
 def number_names(uses: Sequence[Use]) -> list[str]:
     """Return the name of each function in curves: its own, numbered from the second of the same name."""
-    found: list[str] = []
+    names: list[str] = []
     for use in uses:
-        seen = sum(n == use.use or n.startswith(f"{use.use}#") for n in found)
-        found.append(f"{use.use}#{seen + 1}" if seen else use.use)
-    return found
+        seen = sum(n == use.use or n.startswith(f"{use.use}#") for n in names)
+        names.append(f"{use.use}#{seen + 1}" if seen else use.use)
+    return names
 
 
 def metric_problems(info: StepInfo, stage: Rl) -> Iterator[Problem]:
     """Yield controllers and watches of metrics that no iteration has: they would do nothing."""
     known = metrics_of(info, stage)
-    said = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
+    named = [(f"watch.{i}.metric", watch.metric) for i, watch in enumerate(stage.watch)]
     for slot in (
         slot for slot in info.slots if isinstance(slot.use, ControllerUse) and "metrics" in slot.signature.supplied
     ):
         for option, value in slot.values.items():
             if OPTION.fullmatch(option):
                 names = [value] if isinstance(value, str) else value if isinstance(value, dict) else []
-                said += [(join_path(slot.path, option), str(name)) for name in names]
-    for where, name in said:
+                named += [(join_path(slot.path, option), str(name)) for name in names]
+    for where, name in named:
         if name not in known:
             message, advice = f"no iteration has a metric `{name}`", suggest(name, known, "metrics")
             if name == "kl":

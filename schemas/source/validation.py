@@ -38,7 +38,7 @@ def convert_errors(
         else:
             known = _list_keys(kind, details["loc"]) + (list(more_keys) if len(details["loc"]) == 1 else [])
             problems.append(_convert_error(details, at, join_path(path, *keys), rest, known))
-    problems = _without_consequences(problems)
+    problems = _drop_consequences(problems)
     for where, branches in unions.items():
         problems += _convert_union(branches, roots[where], where)
     if (more := error.error_count() - _LOOKED_AT) > 0:
@@ -46,8 +46,8 @@ def convert_errors(
     return problems
 
 
-def _without_consequences(problems: list[Problem]) -> list[Problem]:
-    """Return the problems without missing keys that are present under their old names."""
+def _drop_consequences(problems: list[Problem]) -> list[Problem]:
+    """Return the problems without the missing keys that stand there under their old names."""
     old = {
         (p.path.rpartition(".")[0], p.message.rpartition(" is now ")[2]) for p in problems if " is now " in p.message
     }

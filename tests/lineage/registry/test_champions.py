@@ -17,13 +17,13 @@ GATE = {"gate": "exam", "key": "ab" * 32, "run": "run-1", "recipe": "small", "ga
 RACE = """
 import sys
 from pathlib import Path
-from lineage.registry.champions import Moved, move
+from lineage.registry.champions import Moved, move_champion
 from lineage.layout import Layout
 root, key = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    print(move(Layout(Path(root)), "chat", key, evidence={}, expected=None).key)
+    print(move_champion(Layout(Path(root)), "chat", key, evidence={}, expected=None).key)
 except Moved as error:
     print("lost:", error)
 """

@@ -25,7 +25,7 @@ def test_estimated_spent_and_saved(small_run):
     assert (lines["raw"].estimated, lines["raw"].spent) == (None, Cost(1.0, 1.0))
     assert (lines["base"].spent, lines["base"].saved) == (None, Cost(1.5, 1.5))
     assert (lines["lessons"].spent, lines["lessons"].saved) == (Cost(1.5, 1.5), None)  # made before it was resumed
-    assert found.whole.spent == Cost(4.0 + 1.0 + 2 * 1.5, 8.0 + 1.0 + 2 * 1.5, 4.0, 300)
+    assert found.total.spent == Cost(4.0 + 1.0 + 2 * 1.5, 8.0 + 1.0 + 2 * 1.5, 4.0, 300)
     assert (found.unknown, found.money) == (["raw"], {})
 
 
