@@ -22,7 +22,7 @@ MEMORY = "2GiB"
 
 
 def run(stage: Curate, context: Context) -> Result:
-    """Outputs `data` (the kept rows, in their order) and `report`.
+    """Write the kept rows to output `data`, in their order, and what was dropped to output `report`.
 
     Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when nothing is left, when the rows
     are of no known type, and when decontamination takes more than `max_dropped`.
@@ -45,7 +45,7 @@ def run(stage: Curate, context: Context) -> Result:
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
-    """The problems of every evaluation: generated again from their slots, or read from the stages that made them."""
+    """Return the problems of each evaluation, generated again from its slots or read from the stage that made them."""
     found = []
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
@@ -76,7 +76,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
 
 
 def describe_filter(bound: Bound, options: dict[str, Any]) -> str:
-    """A filter with its options, as a report names it; not with names of stages, which are not in the key."""
+    """Return a filter with its options, as a report names it; not with names of stages, which are not in the key."""
     plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
     return f"{bound.name} {plain}"
 

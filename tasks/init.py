@@ -35,7 +35,7 @@ def run(stage: Init, context: Context) -> Result:
 
 
 def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
-    """The configuration that `given` names, with the tokenizer's vocabulary and without dropout.
+    """Return the configuration that `given` names, with the tokenizer's vocabulary and without dropout.
 
     Raises StepError for an unknown model_type or argument, for dropout, and for what the tokenizer decides.
     """
@@ -73,7 +73,7 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
 
 
 def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Vocabulary and special ids; raises StepError when the recipe says otherwise."""
+    """Return the vocabulary and special ids; raises StepError when the recipe says otherwise."""
     decided = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -87,7 +87,7 @@ def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
 
 
 def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
-    """The configuration; raises StepError for values it refuses."""
+    """Return the configuration; raises StepError for values it refuses."""
     taken = {name: value for name, value in arguments.items() if name in names}
     try:
         return kind(**taken)
@@ -96,7 +96,7 @@ def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names:
 
 
 def make_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
+    """Return a model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
     try:
         return AutoModelForCausalLM.from_config(config).float().eval()
     except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:

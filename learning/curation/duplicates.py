@@ -33,7 +33,7 @@ def drop_exact_duplicates(rows: Curation) -> None:
 
 
 def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """Bands and rows of each for the search: the longest rows that still propose 99 % of the pairs at `threshold`.
+    """Return the number of bands and of rows in each: the most rows that propose 99 % of the pairs at `threshold`.
 
     A pair of similarity s is proposed with probability 1 - (1 - s^rows)^bands.
     """
@@ -61,7 +61,7 @@ def drop_near_duplicates(rows: Curation, threshold: float, num_perm: int, ngram:
 
 
 def join_texts(block: pa.RecordBatch, artifact_type: str) -> list[str]:
-    """What is said in each row: the contents of prompt and completions, a line break between two."""
+    """Return the text of each row: the contents of prompt and completions, joined by line breaks."""
     parts = [_contents(block.column(name)) for name in ["prompt", *WRITTEN[artifact_type]]]
     return pc.binary_join_element_wise(*parts, "\n", null_handling="skip").to_pylist()
 
@@ -70,13 +70,13 @@ def _contents(messages: pa.ListArray) -> pa.StringArray:
     flat = pc.fill_null(pc.struct_field(messages.flatten(), "content"), "")
     sizes = pc.fill_null(pc.list_value_length(messages), 0)
     ends = np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int32)
-    said = pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), flat)
-    joined = pc.binary_join(said, "\n")
+    listed = pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), flat)
+    joined = pc.binary_join(listed, "\n")
     return pc.if_else(pc.is_valid(messages), joined, pa.scalar(None, pa.string()))
 
 
 def _in_threads(hasher: Hasher, texts: Sequence[str], num_threads: int) -> Iterator[np.ndarray]:
-    """Signatures of the texts, in their order; numpy leaves the interpreter free while it computes."""
+    """Yield signatures of the texts, in their order; numpy leaves the interpreter free while it computes."""
     pieces = [texts[at : at + PIECE] for at in range(0, len(texts), PIECE)]
     with ThreadPoolExecutor(num_threads) as pool:
         yield from pool.map(lambda piece: hasher.signatures([normalise_text(text) for text in piece]), pieces)

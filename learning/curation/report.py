@@ -14,7 +14,7 @@ REASONS = {
     "length": "too few or too many characters",
     "exact_duplicate": "the text stood in an earlier row",
     "near_duplicate": "almost the text of an earlier row",
-    "quality": "a quality filter said no",
+    "quality": "a quality filter dropped it",
     "contaminated": "holds a problem of an evaluation",
     "limit": "beyond the limit",
 }
@@ -22,7 +22,7 @@ EXAMPLES = 5
 
 
 def summarise(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
-    """Counts of rows given, kept and dropped by reason, and the evaluations searched for."""
+    """Return counts of rows given, kept and dropped by reason, and the evaluations searched for."""
     counts = dict(rows.run("select reason, count(*) from dropped group by reason"))
     hits = Counter(
         dict(

@@ -60,7 +60,7 @@ class Examples:
 
 
 def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path) -> Examples:
-    """Chat rows of an artifact, encoded as `encode_rows` does; of too many for memory the ids are kept in `folder`.
+    """Return the encoded chat rows of an artifact; ids that do not fit into memory are kept in `folder`.
 
     A killed step finds there what it had encoded.
     """
@@ -92,7 +92,7 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
-    """One chat row as ids."""
+    """Return one chat row as ids."""
     given = encode_prompt(tokenizer, row["prompt"])
     return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
 
@@ -107,7 +107,7 @@ def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_len
 
 
 def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
-    """Tokens that the tokenizer does not know."""
+    """Return tokens that the tokenizer does not know."""
     token = cast(int | None, tokenizer.unk_token_id)
     return 0 if token is None else sum(example.ids.count(token) for example in examples)
 

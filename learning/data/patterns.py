@@ -32,15 +32,15 @@ class Pattern:
             raise re.error(str(error), text) from None
 
     def search(self, text: str) -> Any:
-        """The first match, None where there is none."""
+        """Return the first match, None where there is none."""
         return _within(lambda: self.compiled.search(text, timeout=SECONDS))
 
     def fullmatch(self, text: str) -> Any:
-        """The match of the whole text, None where there is none."""
+        """Return the match of the whole text, None where there is none."""
         return _within(lambda: self.compiled.fullmatch(text, timeout=SECONDS))
 
     def last(self, text: str) -> str | None:
-        """The last match, of it the first group if the pattern has any; None where nothing matches."""
+        """Return the last match, of it the first group if the pattern has any; None where nothing matches."""
 
         def find() -> str | None:
             found = None

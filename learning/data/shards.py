@@ -33,7 +33,7 @@ SPLIT = re.compile(r"([A-Za-z_]+)-\d+-of-\d+")
 
 
 def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
-    """The Parquet files of a table, in the order of their rows; raises StepError when there are none, or one lacks.
+    """Return the Parquet files of a table, in order of their rows; raises StepError if any is missing.
 
     Files named as the hub names them hold one split each: `train` is read, or the only one.
     """
@@ -51,7 +51,7 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
 
 
 def get_shard_path(folder: Path, stem: str, number: int) -> Path:
-    """The name of a file of a table that is more than one."""
+    """Return the name of a file of a table that is more than one."""
     return folder / f"{stem}-{number:05d}.parquet"
 
 
@@ -72,7 +72,7 @@ def _one_split(folder: Path, found: list[Path]) -> list[Path]:
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
-    """A Parquet file whose end could be read; raises StepError for a damaged one."""
+    """Return a Parquet file whose end could be read; raises StepError for a damaged one."""
     try:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
     except (pa.ArrowException, OSError) as error:
@@ -80,7 +80,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
 
 
 def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
-    """Rows in all files; raises StepError that names the file and the column which is missing or of another type."""
+    """Return the number of rows; raises StepError naming the file and column that is missing or of another type."""
     count = 0
     for path in paths:
         with open_shard(path) as file:
@@ -94,7 +94,7 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
 
 
 def count_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of the tables before compression."""
+    """Return bytes of the tables before compression."""
     total = 0
     for path in paths:
         with open_shard(path) as file:
@@ -105,7 +105,7 @@ def count_bytes(paths: Iterable[Path]) -> int:
 def scan_shards(
     paths: Sequence[Path], wanted: pa.Schema, what: str, *, start: int = 0, rows: int = GROUP_ROWS
 ) -> Iterator:
-    """Record batches of at most `rows` rows with the columns and types of `wanted`, from row `start` on, in order.
+    """Yield record batches of at most `rows` rows from row `start` on, with the columns and types of `wanted`.
 
     One row group is in memory at a time, compressed, and one batch of it decoded. Raises StepError that names file and
     column for what cannot be read.
@@ -224,7 +224,7 @@ class ShardWriter:
 
 
 def count_text_bytes(table: pa.Table) -> int:
-    """Bytes of all text of a table, also within lists and structures; the same however the table is cut."""
+    """Return bytes of all text of a table, also within lists and structures; the same however the table is cut."""
     return sum(_bytes_in(chunk) for column in table.columns for chunk in column.chunks)
 
 

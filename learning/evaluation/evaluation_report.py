@@ -31,7 +31,7 @@ def write_report(folder: Path, results: dict[str, Any], samples: list[dict[str, 
 
 
 def format_markdown(results: dict[str, Any]) -> str:
-    """The table, the comparisons and the gates for a reader."""
+    """Return the table, the comparisons and the gates for a reader."""
     level = f"{100 * results['confidence']:g} %"
     families = list(dict.fromkeys(line["family"] for line in results["table"]))
     parts = []
@@ -57,7 +57,7 @@ def format_markdown(results: dict[str, Any]) -> str:
 
 
 def format_comparison(line: dict[str, Any]) -> list[str]:
-    """Cells of one comparison."""
+    """Return cells of one comparison."""
     gain = f"{line['value']:+.3f} [{line['low']:+.3f}, {line['high']:+.3f}]"
     detectable = "" if line["detectable"] is None else f"{line['detectable']:.3f}"
     pair = f"{line['model']} − {line['against']}"
@@ -65,12 +65,12 @@ def format_comparison(line: dict[str, Any]) -> list[str]:
 
 
 def format_weight_line(line: dict[str, Any]) -> list[str]:
-    """Cells of one measure of one model's weights."""
+    """Return cells of one measure of one model's weights."""
     value = "—" if line["value"] is None else f"{line['value']:.4g}"
     return [line["model"], line["against"], line["measure"], value, str(line["tensors"])]
 
 
 def format_grid(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

@@ -1,7 +1,7 @@
 """Metrics of an evaluation: from which samples were correct to one value per problem.
 
 Shapes: P problems, N samples of each. `correct_PN` is 1 or 0, NaN where a sample could not be scored; a problem's value
-is NaN when nothing can be said about it. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
+is NaN when it cannot be measured. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
 the scores of the first model of the table on the same problems.
 """
 
@@ -42,7 +42,7 @@ def cons(
     """Whether the answer that most of the first k samples give is correct (self-consistency, Wang et al. 2022).
 
     Of answers with equally many votes the one given first counts; `marker` and `ignore_case` are those of
-    `answers.exact`. NaN for problems with fewer than k samples, or where nobody says anything.
+    `answers.exact`. NaN for problems with fewer than k samples, or where no sample has an answer.
     """
     found = np.full(len(correct_PN), np.nan)
     for p, (correct_N, text_N) in enumerate(zip(correct_PN, text_PN, strict=True)):

@@ -93,7 +93,7 @@ class Shape:
         return self.body_parameters + (0 if self.tied else self.vocabulary * self.width)
 
     def adapter_parameters(self, rank: int, targets: list[str] | str) -> int:
-        """Of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
+        """Return of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
         names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["gate_proj"] if self.gated else []), "up_proj", "down_proj"]
         chosen = [
             sides
@@ -104,7 +104,7 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
-    """The shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
+    """Return the shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         raise StepError(f"memory of a {kind} model is not known; known are {', '.join(sorted(ARCHITECTURES))}")

@@ -82,7 +82,7 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
-    """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
+    """Return the policy of a folder without its weights: only tokenizer and shape.
 
     Raises StepError when the folder is no model.
     """
@@ -103,7 +103,7 @@ def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
 
 
 def resolve_max_length(policy: Policy, max_length: int | None) -> int:
-    """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
+    """Return tokens of the longest sequence to train on; raises StepError for more than the model holds."""
     if max_length is not None and max_length > policy.max_length:
         raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
     return max_length or policy.max_length
@@ -129,7 +129,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def get_untied_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
+    """Return parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     return {name: tensor.detach().contiguous().cpu() for name, tensor in sorted(state.items())}

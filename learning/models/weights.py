@@ -62,7 +62,7 @@ class Weights:
         return bool(self.config.get("tie_word_embeddings", False))
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
+        """Return one tensor, in memory of its own."""
         entry = self.entries[name]
         out = torch.empty(entry.shape, dtype=entry.dtype)
         if entry.size:
@@ -137,7 +137,7 @@ class WeightsWriter:
             view = view[self._handle.write(view) :]
 
     def __enter__(self) -> "WeightsWriter":
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Workers of a role that keep no state: any of them may be asked anything, and be asked again when another has died."""
+"""Workers of a role that keep no state: any of them can take any call, and repeat the call of one that died."""
 
 import threading
 from collections import deque
@@ -24,7 +24,7 @@ class Pool:
         self.remotes = actors.start(role, factory, *args)
 
     def map(self, method: str, asked: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method answers to each of these arguments, in their order. Raises StepError."""
+        """Return a method's result for each of these arguments, in order. Raises StepError."""
         waiting, found, deaths = deque(range(len(asked))), {}, 0
         busy: dict[Future, tuple[int, int]] = {}
         loads = [0] * len(self.remotes)
@@ -47,7 +47,7 @@ class Pool:
         return [found[place] for place in range(len(asked))]
 
     def _revived(self, worker: int) -> bool:
-        """Make a worker that has died anew; False where another thread just did."""
+        """Restart a worker that has died; return False if another thread already did."""
         with self.lock:
             dead = not self.remotes[worker].alive()
             if dead:

@@ -49,12 +49,12 @@ def bind_losses(stage: Preference, inputs: Mapping[str, Path]) -> list[Term]:
 
 
 def collect_asked(terms: Sequence[Term]) -> set[str]:
-    """What some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
+    """Return what some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
     return {name.removesuffix("_P").removesuffix("_B") for term in terms for name in term.function.asks}
 
 
 def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
-    """Log-probabilities (P, 2) of the chosen and the rejected completions given their prompt, which is computed once.
+    """Return the log-probabilities (P, 2) of chosen and rejected completions; their prompt is computed once.
 
     Prompt tokens count nothing; the end-of-sequence token that closes a completion does.
     """
@@ -78,7 +78,7 @@ def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
 
 @torch.no_grad()
 def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
-    """The same for any number of pairs, without gradient and dropout, on the CPU.
+    """Return the same for any number of pairs, without gradient and dropout, on the CPU.
 
     `each` is how the ranks of a group share the forward passes.
     """
@@ -133,7 +133,7 @@ def add_gradient(
 
 
 def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
-    """Where each forward pass lies among the pairs of the step."""
+    """Yield where each forward pass lies among the pairs of the step."""
     start = 0
     for micro in micros:
         yield slice(start, start + len(micro))
@@ -141,7 +141,7 @@ def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
 
 
 def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
-    """Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
+    """Return Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
     known = dict(have)
     for name, value in have.items():
         if name.endswith("_B"):
@@ -159,13 +159,13 @@ def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], 
 
 
 def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
-    """The loss of pairs that are not trained on; no function remembers having seen them."""
+    """Return the loss of held-out pairs; the losses' states are left unchanged."""
     states = {"states": deepcopy(have["states"])}
     return float(compute_loss(terms, lp_B2, {**have, **states}, slice(None), step))
 
 
 def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
-    """What the policy thinks of both sides (B, 2): β·(log-ratio to the reference), else β·(mean log-prob per token).
+    """Return implicit rewards (B, 2): β·(log-ratio to the reference), or without one β·(mean log-prob per token).
 
     β is the first that a loss has, else 1. Without `reference` it is `previous` that log-ratios are against.
     """
@@ -178,7 +178,7 @@ def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping
 
 
 def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
-    """Every prompt with the completions of the next pair that has another prompt and fits: KTO's mismatched pairs.
+    """Return KTO's mismatched pairs: each prompt with the completions of the next pair of another prompt that fit.
 
     Raises StepError when a pair has none.
     """

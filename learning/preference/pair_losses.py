@@ -1,6 +1,6 @@
 """Losses of preference pairs against a reference: DPO and its relatives. Each gives one loss per pair; lower is better.
 
-A function asks by the names of its parameters, and what nobody asks for is not computed: without `_ref` no reference
+A function asks by the names of its parameters, and what no loss asks for is not computed: without `_ref` no reference
 policy is loaded. `chosen`, `rejected`: log-probability of the whole completion under the policy that is trained, with
 its gradient; `_ref`, `_prev`: under the stage's `reference` and `previous`; `_tokens`: length; `_score`: what was
 noted about a completion when the pair was made; `margin`: of the pair; `kl`: KTO's baseline. `state` is the function's

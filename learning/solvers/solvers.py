@@ -1,6 +1,6 @@
-"""Slot program: what an evaluation does with a model beside asking it once.
+"""Slot solver: how an evaluation uses a model besides asking it once.
 
-A program is given the problems (prompts rows) and `ask`, which answers any number of rows at once, one text each, with
+A solver receives the problems (prompts rows) and `ask`, which answers any number of rows at once, one text each, with
 the model that is evaluated; it returns one text per problem. A row that it makes up needs an id of its own, on which
 the random stream of its answer hangs. Nothing is trained.
 """
@@ -53,7 +53,7 @@ def lambda_rlm(
     for row in rows:
         question, bar, body = row["prompt"][-1]["content"].partition(border)
         if not bar:
-            raise StepError(f"program lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
+            raise StepError(f"solver lambda_rlm: the prompt of {row['id']} has no {border!r} after its question")
         trees.append(take_apart(body, plan_split(len(body), window, cost_input, cost_compose), separator))
         for i, piece in enumerate(iterate_leaves(trees[-1])):
             prompt = [*row["prompt"][:-1], {"role": "user", "content": f"{question}{border}{piece}"}]
@@ -76,7 +76,7 @@ def _pattern(keep: str) -> Pattern:
     try:
         return Pattern(keep, re.DOTALL)
     except re.error as error:
-        raise StepError(f"program lambda_rlm: keep {keep!r}: {error}") from error
+        raise StepError(f"solver lambda_rlm: keep {keep!r}: {error}") from error
 
 
 def _kept(pattern: Pattern, text: str) -> bool:
