@@ -25,7 +25,7 @@ class Result:
     """Result of `run`: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
         rows.drop(dropped)
 
 
-def describe_filter(bound: Bound, options: dict[str, Any]) -> str:
+def describe_filter(bound: Bound, options: Mapping[str, Any]) -> str:
     """Return a filter with its options, as a report names it; not with names of stages, which are not in the key."""
     plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
     return f"{bound.name} {plain}"

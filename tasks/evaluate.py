@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -239,7 +238,9 @@ def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> d
     return found
 
 
-def make_sample_rows(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+def make_sample_rows(
+    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+) -> list[Row]:
     """Return every sample of every model, one row each."""
     return [
         {
@@ -259,7 +260,9 @@ def make_sample_rows(problems: list[Row], samples: dict[str, Any], scores: dict[
     ]
 
 
-def select_examples(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
+def select_examples(
+    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+) -> list[Row]:
     """Return a few problems with the first completion of each model."""
     picked: list[Row] = []
     count: dict[str, int] = {}

@@ -1,5 +1,6 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -34,7 +35,7 @@ def run(stage: Init, context: Context) -> Result:
     return Result({**counts, "max_length": stage.max_length})
 
 
-def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
+def make_config(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
     """Return the configuration that `given` names, with the tokenizer's vocabulary and without dropout.
 
     Raises StepError for an unknown model_type or argument, for dropout, and for what the tokenizer decides.
@@ -72,7 +73,7 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
     return config
 
 
-def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
+def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the vocabulary and special ids; raises StepError when the recipe says otherwise."""
     decided = {
         "vocab_size": len(tokenizer),
@@ -86,7 +87,7 @@ def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
     return decided
 
 
-def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
+def build_config(kind: type[PreTrainedConfig], arguments: Mapping[str, Any], names: list[str]) -> PreTrainedConfig:
     """Return the configuration; raises StepError for values it refuses."""
     taken = {name: value for name, value in arguments.items() if name in names}
     try:

@@ -6,6 +6,7 @@ tokenizer lies in the same folder.
 """
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
 from learning.models.packed import unwrap
-from learning.models.policy import Policy, load_policy, save_policy
+from learning.models.policy import LOCAL_ONLY, Policy, load_policy, save_policy
 from learning.models.reward_model import FILE as REWARD_FILE
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights
@@ -82,7 +83,7 @@ def is_network(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def read_network_info(folder: Path) -> dict[str, Any]:
+def read_network_info(folder: Path) -> Mapping[str, Any]:
     """Return the content of a network's auxiliary.json; raises StepError if the folder holds no network."""
     if not is_network(folder):
         raise StepError(
@@ -99,15 +100,14 @@ def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -
         trained = load_policy(folder, device=device, dtype=dtype)
         start = load_policy(folder / "start", device=device, dtype=dtype)
         return Likelihood(trained.model, start.model, settings["beta"]), trained
-    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     loaded = AutoModelForTokenClassification.from_pretrained(
-        folder, dtype=getattr(torch, dtype), use_safetensors=True, **kwargs
+        folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
     network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
     kept = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
     put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
-    tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL_ONLY)
     return network, Policy(loaded, tokenizer, settings["max_length"])
 
 

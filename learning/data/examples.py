@@ -68,7 +68,7 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
         return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
     shortest = 0
 
-    def encode(row: Row) -> dict[str, Any] | None:
+    def encode(row: Row) -> Row | None:
         nonlocal shortest
         example = encode_row(tokenizer, row)
         length = len(example.ids)

@@ -6,10 +6,10 @@ Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample cou
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
+from learning.data.rows import Row
 from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
@@ -80,7 +80,7 @@ def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.nd
     return found
 
 
-def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
     """Return one line per model, family and metric: value, low, high, n."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     lines = []
@@ -92,7 +92,7 @@ def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any
     return lines
 
 
-def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
+def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
     """Return paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]

@@ -63,7 +63,7 @@ def sample_rows(
 
 
 def _sampled(
-    engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
+    engine: EngineProtocol, tokenizer: Any, rows: dict[str, Row], *, n: int, seed: int, sampling: Sampling
 ) -> Iterator[tuple[dict[str, list[Sample]], int]]:
     """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
@@ -100,7 +100,7 @@ def _read(value: list[list[Any]]) -> list[Sample]:
     ]
 
 
-def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[dict[str, Any]]]:
+def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
     """Yield the rows, `size` at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

@@ -19,6 +19,9 @@ from schemas.use import MergeMethodUse
 WITHOUT_EFFECT = {"int8_mask"}
 """mergekit's parameters that change how it computes and not what: masks take one byte per entry here anyhow."""
 
+Options = dict[str, Any]
+"""Arguments of a method by name."""
+
 
 @dataclass
 class Method:
@@ -40,7 +43,7 @@ class Method:
         self.supplied = {p.name for p in parameters if p not in keyword}
         self.options = {p.name: list in (hints[p.name], *get_args(hints[p.name])) for p in keyword}
         self.required = {p.name for p in keyword if p.default is inspect.Parameter.empty}
-        self._checked: dict[str, dict[str, Any]] = {}
+        self._checked: dict[str, Options] = {}
 
     @property
     def takes_base(self) -> bool:
@@ -55,7 +58,7 @@ class Method:
             hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}"
             raise StepError(f"merge_method {self.name}: no parameter {name!r}; {hint}")
 
-    def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> Options:
         """Return the options for one tensor, checked against the signature; raises StepError when one is missing."""
         given = {}
         for option, per_model in self.options.items():
@@ -118,12 +121,12 @@ def read_tensors(target: Target) -> list[Tensor]:
 
 def collect_arguments(
     target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
-) -> tuple[list[Source], dict[str, Any]]:
+) -> tuple[list[Source], Options]:
     """Return the models that are merged and what their method is given of them; takes the tensors out of the list."""
     models, base = select_participants(target, method)
     by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
     tensors.clear()
-    given: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
+    given: Options = {"tensors": [by_source[id(source)] for source in models]}
     if base is not None:
         given["base"] = by_source[id(base)]
     return models, given

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,6 +24,13 @@ SEAL = "seal.json"
 """Digest of every file of a checkpoint, written last; without it nothing of the folder is read."""
 KEPT = 2
 """How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
+
+
+class CheckpointContent(TypedDict):
+    """What state.json holds."""
+
+    step: int
+    state: Any
 
 
 def save_checkpoint(
@@ -84,7 +91,7 @@ def load_latest(
 
 def _latest_whole(
     folder: Path, upto: int | None, refuse: Callable[[Any], str | None]
-) -> tuple[Path, dict[str, Any]] | None:
+) -> tuple[Path, CheckpointContent] | None:
     """Return the folder and the content of the latest checkpoint whose files are as they were written.
 
     Others are renamed: they are never read, and do not count among those that are kept.
@@ -93,12 +100,12 @@ def _latest_whole(
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         if upto is not None and candidate.name > f"step-{upto:08d}":
             continue
-        problem, content = find_folder_problem(candidate), {}
+        problem = find_folder_problem(candidate)
         if problem is None:
-            content = json.loads((candidate / STATE).read_text())
+            content: CheckpointContent = json.loads((candidate / STATE).read_text())
             problem = refuse(content["state"])
-        if problem is None:
-            return candidate, content
+            if problem is None:
+                return candidate, content
         refused += 1
         print(f"checkpoint {candidate.name}: {problem}; it is not used")
         aside = candidate.with_name(f"damaged-{candidate.name}")

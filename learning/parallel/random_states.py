@@ -9,11 +9,14 @@ import torch
 
 from learning.parallel.group import Group
 
+RandomValues = dict[str, list[Any]]
+"""The parts of states that are no tensors, as JSON."""
 
-def collect_random_states(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+
+def collect_random_states(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, RandomValues]]:
     """Return the states of all ranks: tensors `rng/<name>` (rank 0) and `rng<rank>/<name>`, and JSON named alike."""
     tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, Any] = {}
+    rest: dict[str, RandomValues] = {}
     for rank, (states, values) in enumerate(group.gather(get_rng_state())):
         tensors |= {f"{_of(rank)}/{name}": tensor for name, tensor in states.items()}
         rest[_of(rank)] = values
@@ -38,7 +41,7 @@ def _of(rank: int) -> str:
     return f"rng{rank}" if rank else "rng"
 
 
-def get_rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def get_rng_state() -> tuple[dict[str, torch.Tensor], RandomValues]:
     """Return states of torch's, numpy's and Python's global generators, as tensors and JSON."""
     state: Any = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
     kind, keys, position, has_gauss, cached = state
@@ -50,7 +53,7 @@ def get_rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, rest
 
 
-def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+def set_rng_state(tensors: dict[str, torch.Tensor], rest: RandomValues) -> None:
     """Restore what `get_rng_state` returned."""
     torch.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -59,7 +58,7 @@ def read_pairs(
         pairs = encode_pairs(tokenizer, rows, max_length)
         return pairs, len(rows) - len(pairs)
 
-    def encode(row: Row) -> dict[str, Any] | None:
+    def encode(row: Row) -> Row | None:
         pairs = encode_pairs(tokenizer, [row], max_length)
         return asdict(pairs[0]) | {"size": pairs[0].size} if pairs else None
 

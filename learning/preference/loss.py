@@ -94,12 +94,12 @@ def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, e
 
 
 def add_gradient(
-    terms: Sequence[Term], trained: Trained, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
+    terms: Sequence[Term], trained: Trained, pairs: list[Pair], columns: Mapping[str, Any], step: int, max_tokens: int
 ) -> tuple[float, Tensor]:
     """Add the gradient of the step's loss to the model; returns the loss and the log-probabilities (B, 2).
 
-    `have` holds the columns of the step's pairs by their names with `_B`, `kl` and `states`. Ranks of a group share the
-    forward passes.
+    `columns` are those of the step's pairs, named with `_B`, and `kl` and `states`. Ranks of a group share the forward
+    passes.
     """
     model, group = trained.model, trained.group
     sizes = [pair.size for pair in pairs]
@@ -115,7 +115,7 @@ def add_gradient(
             parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
         whole_B2 = torch.cat(parts)
         leaf_B2 = whole_B2.detach().requires_grad_()
-        total = compute_loss(comparing, leaf_B2, have, slice(None), step)
+        total = compute_loss(comparing, leaf_B2, columns, slice(None), step)
         (pull_B2,) = torch.autograd.grad(total, leaf_B2)
         loss = float(total.detach())
     rest = [term for term in terms if not term.compares]
@@ -123,7 +123,7 @@ def add_gradient(
     def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
         micro, part = given
         lp_P2 = whole_B2 if once and whole_B2 is not None else compute_logprobs(model, micro)
-        total = compute_loss(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
+        total = compute_loss(rest, lp_P2, columns, part, step) * len(micro) / len(pairs)
         pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
         return pulled, (float(total.detach()), lp_P2.detach() if group.size == 1 else lp_P2.detach().cpu())
 
@@ -140,15 +140,15 @@ def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
         start += len(micro)
 
 
-def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
+def compute_loss(terms: Sequence[Term], lp_P2: Tensor, columns: Mapping[str, Any], part: slice, step: int) -> Tensor:
     """Return Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
-    known = dict(have)
-    for name, value in have.items():
+    known = dict(columns)
+    for name, value in columns.items():
         if name.endswith("_B"):
             known[name] = value.to(lp_P2)
             known[f"{name.removesuffix('_B')}_P"] = known[name][part]
     known |= {f"{side}_{shape}": lp_P2[:, i] for i, side in enumerate(SIDES) for shape in "PB"}
-    known |= {"step": step, "kl": have["kl"].to(lp_P2)} if "kl" in have else {"step": step}
+    known |= {"step": step, "kl": columns["kl"].to(lp_P2)} if "kl" in columns else {"step": step}
     total = lp_P2.new_zeros(())
     for term in terms:
         loss_P = term.function.ask(step, known)
@@ -158,13 +158,13 @@ def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], 
     return total
 
 
-def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
+def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> float:
     """Return the loss of held-out pairs; the losses' states are left unchanged."""
-    states = {"states": deepcopy(have["states"])}
-    return float(compute_loss(terms, lp_B2, {**have, **states}, slice(None), step))
+    states = {"states": deepcopy(columns["states"])}
+    return float(compute_loss(terms, lp_B2, {**columns, **states}, slice(None), step))
 
 
-def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
+def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> Tensor:
     """Return implicit rewards (B, 2): β·(log-ratio to the reference), or without one β·(mean log-prob per token).
 
     β is the first that a loss has, else 1. Without `reference` it is `previous` that log-ratios are against.
@@ -172,9 +172,9 @@ def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping
     betas = [term.function.options["beta"] for term in terms if "beta" in term.function.options]
     beta = value_at(betas[0], step) if betas else 1.0
     for base in ("ref", "prev"):
-        if f"chosen_{base}_B" in have:
-            return beta * (lp_B2.cpu() - torch.stack([have[f"{side}_{base}_B"] for side in SIDES], 1))
-    return beta * lp_B2.cpu() / torch.stack([have[f"{side}_tokens_B"] for side in SIDES], 1)
+        if f"chosen_{base}_B" in columns:
+            return beta * (lp_B2.cpu() - torch.stack([columns[f"{side}_{base}_B"] for side in SIDES], 1))
+    return beta * lp_B2.cpu() / torch.stack([columns[f"{side}_tokens_B"] for side in SIDES], 1)
 
 
 def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
