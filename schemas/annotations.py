@@ -13,6 +13,7 @@ _WORDS: dict[str, Any] = {
     "list": list, "dict": dict, "tuple": tuple, "List": list, "Dict": dict, "Tuple": tuple,
     "Sequence": list, "Mapping": dict, "Number": schedules.Number, "Endpoint": endpoint.EndpointOption,
 }  # fmt: skip
+_WORDS["ScheduledNumber"] = _WORDS["Number"]
 _WORDS |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}
 _WORDS |= {n: v for n, v in vars(use).items() if isinstance(v, type) and issubclass(v, use.Use)}
 _WORDS |= {n: getattr(schedules, n) for n in ("Linear", "Cosine", "Piecewise", "Ramp")}
