@@ -47,17 +47,19 @@ def run(stage: Curate, context: Context) -> Result:
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
     """Return the problems of each evaluation, generated again from its slots or read from the stage that made them."""
-    found = []
+    evaluations = []
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
         plain = [f"{name}={value}" for name, value in sorted(use.options.items()) if not isinstance(value, dict | list)]
-        found.append(Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)()))
+        evaluations.append(
+            Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)())
+        )
     for i in range(len(settings.against_prompts)):
         problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
         # Named by what it holds: the stage's name is not in the key, so it must not be in the artifact.
         families = ", ".join(sorted({row["family"] or "no family" for row in problems})[:3])
-        found.append(Evaluation(f"against_prompts.{i}({families})", problems))
-    return found
+        evaluations.append(Evaluation(f"against_prompts.{i}({families})", problems))
+    return evaluations
 
 
 def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:

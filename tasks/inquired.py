@@ -54,14 +54,14 @@ class Inquired:
         cap = Cap(stage.max_tokens_total, stage.max_cost, self.used)
         try:
             asked = ask(self.endpoint, self.desk, wanted, cap=cap, on_answer=heard)
-            found = replies(problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None)
+            answered = replies(problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None)
         finally:
             self.bills.tell()
-        self._count(asked, found, len(problems))
-        return [_row(r) for r in found if r.answer is not None], [_row(r) for r in found if r.ended == ACCEPTED]
+        self._count(asked, answered, len(problems))
+        return [_row(r) for r in answered if r.answer is not None], [_row(r) for r in answered if r.ended == ACCEPTED]
 
-    def _count(self, asked: Asked, found: list[Reply], problems: int) -> None:
-        self.ends.add(found)
+    def _count(self, asked: Asked, answered: list[Reply], problems: int) -> None:
+        self.ends.add(answered)
         self.done += problems
         self.retries.update(asked.retries)
         self.failures += [answer for answer in asked.answers if isinstance(answer, Failed)]

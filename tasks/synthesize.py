@@ -68,14 +68,14 @@ def write_rows_of(
 def gather_problems(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
     """Return problems of all generators (or of the stage named by `prompts`), each once; how many came twice."""
     if stage.prompts is not None:
-        found = read_rows(context.input("prompts"), "prompts")
+        problems = read_rows(context.input("prompts"), "prompts")
     else:
         bound = [bind(use, f"problems.{i}", context.inputs) for i, use in enumerate(stage.problems)]
-        found = [row for generator in bound for row in generator()]
-    if not found:
+        problems = [row for generator in bound for row in generator()]
+    if not problems:
         raise StepError("synthesize: no problems; look at what the stage before it dropped")
-    unique = {row["id"]: row for row in reversed(found)}
-    return list(reversed(unique.values())), len(found) - len(unique)
+    unique = {row["id"]: row for row in reversed(problems)}
+    return list(reversed(unique.values())), len(problems) - len(unique)
 
 
 def ask_teacher(

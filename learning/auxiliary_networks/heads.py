@@ -73,8 +73,8 @@ def _classifier(network: Valued, policy: Policy) -> Any:
 def _linear(model: Any) -> nn.Linear:
     """Return the head of a token classifier; models name it differently."""
     for name in ("score", "classifier"):
-        if isinstance(found := getattr(model, name, None), nn.Linear):
-            return found
+        if isinstance(head := getattr(model, name, None), nn.Linear):
+            return head
     raise StepError(f"the classifier of {model.config.model_type} has no linear head")
 
 

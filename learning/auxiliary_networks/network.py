@@ -74,12 +74,12 @@ class Valued(nn.Module):
     def _actions(self, rows_TC: Tensor, rows_PC: Tensor | None, ids_T: Tensor) -> Values:
         """Return action values; only the sampled actions' rows of the head need a gradient."""
         weight_TC, bias_T = self.head.weight[ids_T], self.head.bias[ids_T]
-        found = Values(((rows_TC * weight_TC).sum(-1) + bias_T)[:, None])
+        values = Values(((rows_TC * weight_TC).sum(-1) + bias_T)[:, None])
         if rows_PC is not None:
-            for into, rows_XC in ((found.tokens, rows_TC), (found.ends, rows_PC)):
+            for into, rows_XC in ((values.tokens, rows_TC), (values.ends, rows_PC)):
                 into["_max"] = self._best(rows_XC)
                 into["_mean"] = rows_XC @ self.head.weight.mean(0) + self.head.bias.mean()
-        return found
+        return values
 
     @torch.no_grad()
     def _best(self, rows_XC: Tensor) -> Tensor:

@@ -53,12 +53,12 @@ def _paths_by_group(batch: Batch) -> dict[int, list[int]]:
 
 
 def _segments(batch: Batch, paths: list[int]) -> set[int]:
-    found: set[int] = set()
+    segments: set[int] = set()
     for segment in (batch.leaves[p] for p in paths):
-        while segment >= 0 and segment not in found:
-            found.add(segment)
+        while segment >= 0 and segment not in segments:
+            segments.add(segment)
             segment = batch.parents[segment]
-    return found
+    return segments
 
 
 def _new_tokens(batch: Batch, paths: list[int], held: set[int]) -> int:

@@ -55,8 +55,8 @@ def drop_near_duplicates(rows: Curation, threshold: float, num_perm: int, ngram:
         for block in rows.blocks(["prompt", *WRITTEN[rows.artifact_type]]):
             for made in _in_threads(hasher, join_texts(block, rows.artifact_type), rows.num_threads):
                 signatures.add(made)
-        found = find_near_duplicates(signatures, threshold)
-        while piece := list(islice(found, PIECE)):
+        pairs = find_near_duplicates(signatures, threshold)
+        while piece := list(islice(pairs, PIECE)):
             _drop_near(rows, [(int(numbers[a]), int(numbers[b]), similarity) for a, b, similarity in piece])
 
 
@@ -82,10 +82,10 @@ def _in_threads(hasher: Hasher, texts: Sequence[str], num_threads: int) -> Itera
         yield from pool.map(lambda piece: hasher.signatures([normalise_text(text) for text in piece]), pieces)
 
 
-def _drop_near(rows: Curation, found: list[tuple[int, int, float]]) -> None:
+def _drop_near(rows: Curation, pairs: list[tuple[int, int, float]]) -> None:
     """Drop rows with the name of the row that each is like."""
-    others = pa.table({"row": pa.array(sorted({other for _, other, _ in found}), pa.int64())})
+    others = pa.table({"row": pa.array(sorted({other for _, other, _ in pairs}), pa.int64())})
     rows.connection.register("others", others)
     names = dict(rows.run("select row, id from texts semi join others using (row)"))
     rows.connection.unregister("others")
-    rows.drop([(row, "near_duplicate", f"of {names[other]}, similarity {value:.2f}") for row, other, value in found])
+    rows.drop([(row, "near_duplicate", f"of {names[other]}, similarity {value:.2f}") for row, other, value in pairs])

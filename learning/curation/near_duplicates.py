@@ -103,18 +103,18 @@ def find_groups(signatures: Signatures) -> tuple[np.ndarray, np.ndarray, int]:
 
 def _stayed(latest: np.ndarray, bands: np.ndarray, before_Ab: np.ndarray) -> list[int]:
     """Return places of the rows that stayed and are in one of the groups, by following each group back; ascending."""
-    found: set[int] = set()
+    stayed: set[int] = set()
     while len(latest := latest[(here := latest != NONE)]):
         bands = bands[here]
-        found.update(latest.tolist())
+        stayed.update(latest.tolist())
         latest = before_Ab[latest, bands]
-    return sorted(found)
+    return sorted(stayed)
 
 
 def _nearest(signatures: Signatures, row: int, others: list[int], threshold: float) -> tuple[int, float] | None:
     """Return the most similar row among those that share a band, if it is similar enough; hashes may collide."""
-    found = signatures.rows([row, *others])
-    equal = found[1:] == found[0]
+    signed = signatures.rows([row, *others])
+    equal = signed[1:] == signed[0]
     used = signatures.bands * signatures.size
     proposed = equal[:, :used].reshape(len(others), signatures.bands, signatures.size).all(2).any(1)
     similarity = np.where(proposed, equal.sum(1) / signatures.num_perm, -1.0)

@@ -92,10 +92,10 @@ def _markdown(rows: Curation, counts: CurationCounts) -> str:
 
 
 def _examples(rows: Curation, reason: str, number: int) -> list[str]:
-    found = rows.run(
+    examples = rows.run(
         "select id, detail from dropped join texts using (row) where reason = $1 order by row limit $2",
         reason,
         EXAMPLES,
     )
-    shown = [f"- `{name}`: {' '.join(detail.split())}" for name, detail in found]
-    return shown + ([f"- and {number - len(found)} more, in dropped.parquet"] if number > len(found) else [])
+    shown = [f"- `{name}`: {' '.join(detail.split())}" for name, detail in examples]
+    return shown + ([f"- and {number - len(examples)} more, in dropped.parquet"] if number > len(examples) else [])

@@ -68,11 +68,11 @@ def find_turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | None) -> int:
     special = _special_of(tokenizer, size)
     try:
-        found = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
+        match = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
     except StepError:  # a template that takes no such conversation does not say how turns end
-        found = None
-    if found:
-        return cast(int, tokenizer.convert_tokens_to_ids(found[0]))
+        match = None
+    if match:
+        return cast(int, tokenizer.convert_tokens_to_ids(match[0]))
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
     return cast(int, tokenizer.eos_token_id)
@@ -81,8 +81,8 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | Non
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
     """Return what a template writes after an assistant's text, with further messages."""
     asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}, *then]
-    _, found, after = _rendered(tokenizer, asked, generate=generate).partition(PLACE)
-    if not found:
+    _, place, after = _rendered(tokenizer, asked, generate=generate).partition(PLACE)
+    if not place:
         raise StepError("the chat template leaves out earlier turns of the assistant, so no episode can be laid out")
     return after
 
@@ -129,9 +129,9 @@ def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messag
     special = re.compile(f"{MARK}|{special.pattern}")
     marks: dict[str, str] = {}
 
-    def mark(found: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str:
         key = f"{MARK}{len(marks)}{MARK}"
-        marks[key] = found[0]
+        marks[key] = match[0]
         return key
 
     changed = [

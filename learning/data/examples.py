@@ -99,11 +99,11 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
 
 def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int) -> Examples:
     """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
-    found = [encode_row(tokenizer, row) for row in rows]
-    kept = [example for example in found if len(example.ids) <= max_length]
+    examples = [encode_row(tokenizer, row) for row in rows]
+    kept = [example for example in examples if len(example.ids) <= max_length]
     if not kept:
-        raise _make_empty_error(len(found), min((len(example.ids) for example in found), default=0), max_length)
-    return Examples(kept, len(found) - len(kept), _count_unknown(tokenizer, kept))
+        raise _make_empty_error(len(examples), min((len(example.ids) for example in examples), default=0), max_length)
+    return Examples(kept, len(examples) - len(kept), _count_unknown(tokenizer, kept))
 
 
 def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:

@@ -43,10 +43,10 @@ class Pattern:
         """Return the last match, of it the first group if the pattern has any; None where nothing matches."""
 
         def find() -> str | None:
-            found = None
-            for found in self.compiled.finditer(text, timeout=SECONDS):  # noqa: B007 - the last one is wanted
+            match = None
+            for match in self.compiled.finditer(text, timeout=SECONDS):  # noqa: B007 - the last one is wanted
                 pass
-            return None if found is None else found[1] if self.groups else found[0]
+            return None if match is None else match[1] if self.groups else match[0]
 
         return _within(find)
 

@@ -15,10 +15,10 @@ FIELD = re.compile(r"\{(\w+)\}")
 def fill_template(template: str, fields: Mapping[str, str]) -> str:
     """Return the template with `{name}` replaced, once; raises StepError for an unknown name."""
 
-    def put(found: re.Match[str]) -> str:
-        if found[1] not in fields:
-            raise StepError(f"template: no field {found[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
-        return fields[found[1]]
+    def put(match: re.Match[str]) -> str:
+        if match[1] not in fields:
+            raise StepError(f"template: no field {match[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
+        return fields[match[1]]
 
     return FIELD.sub(put, template)
 
@@ -42,7 +42,7 @@ class Inquiry:
     def kept(self, reply: str) -> str | None:
         """Return the completion in a reply; None where there is none, or the pattern finds none within its time."""
         try:
-            found = reply if self.pattern is None else self.pattern.last(reply)
+            completion = reply if self.pattern is None else self.pattern.last(reply)
         except MatchTimeout:
             return None
-        return (found or "").strip() or None
+        return (completion or "").strip() or None

@@ -44,10 +44,10 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
             if path != (wanted := get_shard_path(folder, stem, number)):
                 raise StepError(f"{folder}: {wanted.name} is missing, {path.name} is there")
         return own
-    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
-    if not found:
+    paths = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
+    if not paths:
         raise StepError(f"{folder}: no {stem}.parquet and no other Parquet file")
-    return _one_split(folder, found)
+    return _one_split(folder, paths)
 
 
 def get_shard_path(folder: Path, stem: str, number: int) -> Path:
@@ -59,12 +59,12 @@ def _seen(path: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _one_split(folder: Path, found: list[Path]) -> list[Path]:
-    named = {path: match[1] for path in found if (match := SPLIT.fullmatch(path.stem))}
+def _one_split(folder: Path, paths: list[Path]) -> list[Path]:
+    named = {path: match[1] for path in paths if (match := SPLIT.fullmatch(path.stem))}
     splits = sorted(set(named.values()))
     if len(splits) > 1 and "train" not in splits:
         raise StepError(f"{folder}: holds {', '.join(splits)} and no train; name a folder that holds one of them")
-    kept = [path for path in found if len(splits) < 2 or named.get(path, "train") == "train"]
+    kept = [path for path in paths if len(splits) < 2 or named.get(path, "train") == "train"]
     places = sorted({path.parent.relative_to(folder).as_posix() for path in kept if path in named})
     if len(places) > 1:
         raise StepError(f"{folder}: holds several data sets ({', '.join(places)}); name the folder of one of them")

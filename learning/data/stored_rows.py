@@ -63,12 +63,12 @@ class StoredRows(Sequence[T], Generic[T]):
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of numbers of all rows."""
-        found = []
+        parts = []
         for part in range(len(self._ends) - 1):
             for batch in range(self._reader(part).num_record_batches):
                 # A copy: a view would keep the whole batch in memory.
-                found.append(self._batch(part, batch).column(name).to_numpy().copy())
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+                parts.append(self._batch(part, batch).column(name).to_numpy().copy())
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _count(self, part: int) -> int:
         last = self._reader(part).num_record_batches - 1

@@ -66,10 +66,10 @@ def make_metric_name(use: Use) -> str:
 
 def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
     """Return the value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    by_metric: dict[str, dict[str, np.ndarray]] = {}
     for i, use in enumerate(stage.metrics):
         metric = bind(use, f"metrics.{i}")
-        found[make_metric_name(use)] = of_model = {}
+        by_metric[make_metric_name(use)] = of_model = {}
         for model in scores.models:
             of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
             if np.isnan(of_model[model]).all():
@@ -77,7 +77,7 @@ def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.nd
                     f"metric {make_metric_name(use)}: no value on any problem for {model}; raise num_generations, or "
                     "check that the rewards can score these problems"
                 )
-    return found
+    return by_metric
 
 
 def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
@@ -102,7 +102,9 @@ def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
     for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
         for metric, of_model in measured.items():
             for family, chosen_P in scores.subsets().items():
-                found = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
-                if found:
-                    lines.append({"model": new, "against": old, "family": family, "metric": metric, **asdict(found)})
+                difference = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
+                if difference:
+                    lines.append(
+                        {"model": new, "against": old, "family": family, "metric": metric, **asdict(difference)}
+                    )
     return lines

@@ -67,11 +67,11 @@ def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str])
         if gate.against is not None and gate.against != CHAMPION:
             refuse_unknown("gate: against", gate.against, [*models, *stage.against])
         for name in (gate.metric, *gate.regressions):
-            found = split_metric(name, metrics)
-            if found is None:
+            parts = split_metric(name, metrics)
+            if parts is None:
                 refuse_unknown("gate: metric", name, metrics)
-            elif found[1] is not None:
-                refuse_unknown(f"gate: family of {found[0]}", found[1], known_families)
+            elif parts[1] is not None:
+                refuse_unknown(f"gate: family of {parts[0]}", parts[1], known_families)
 
 
 def refuse_unknown(what: str, name: str, names: Iterable[str]) -> None:

@@ -110,10 +110,10 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         raise StepError(f"memory of a {kind} model is not known; known are {', '.join(sorted(ARCHITECTURES))}")
 
     def number(name: str, default: int | None = None) -> int:
-        found = config.get(name) or config.get(ALIASES.get(name, name)) or default
-        if found is None:
+        value = config.get(name) or config.get(ALIASES.get(name, name)) or default
+        if value is None:
             raise StepError(f"its configuration does not say `{name}`")
-        return int(found)
+        return int(value)
 
     width, heads = number("hidden_size"), number("num_attention_heads")
     experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)

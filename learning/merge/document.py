@@ -53,17 +53,17 @@ class Target:
 
 def list_targets(slices: list[Slice], template: Weights) -> Iterator[Target]:
     """Yield every tensor of the result in the order of its name; those outside the layers are the template's."""
-    found = []
+    targets = []
     for name in template.entries:
         if not LAYER.search(name):
             piece, position = (slices[0], 0.0) if BEFORE.search(name) else (slices[-1], 1.0)
-            found.append(Target(name, [name] * len(piece.sources), piece, position))
+            targets.append(Target(name, [name] * len(piece.sources), piece, position))
     offset = 0
     for piece in slices:
         for layer in range(piece.sources[0].count):
-            found += _layer(piece, layer, offset)
+            targets += _layer(piece, layer, offset)
         offset += piece.sources[0].count
-    yield from sorted(found, key=lambda target: target.name)
+    yield from sorted(targets, key=lambda target: target.name)
 
 
 def _layer(piece: Slice, layer: int, offset: int) -> Iterator[Target]:

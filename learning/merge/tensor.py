@@ -149,8 +149,8 @@ def sum_totals(
         if tensors[0].is_floating_point():
             models, given = collect_arguments(target, tensors, method, dtype)
             bound = method.bind(target, models, document)
-            found = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
-            totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
+            counts = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
+            totals = [a + b for a, b in zip(totals or [0.0] * len(counts), counts, strict=True)]
     return totals
 
 

@@ -80,10 +80,10 @@ def load_latest(
     It may come from any number of processes. `like` says which of its tensors are wanted as shards, and `refuse` what
     is wrong with that to which a state refers.
     """
-    found = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
-    if found is None:
+    latest = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
+    if latest is None:
         return None
-    chosen, content = found
+    chosen, content = latest
     whole = (chosen / WHOLE).is_file() and not group.shards
     tensors = load_file(chosen / WHOLE) if whole else read_shards(chosen, like)
     return content["step"], tensors, content["state"]
@@ -135,10 +135,10 @@ def load_training(
     folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, group: Group = ALONE
 ) -> tuple[int, Any] | None:
     """Restore the latest checkpoint of `save_training` and return its step and progress. Raises StepError."""
-    found = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
-    if found is None:
+    checkpoint = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
+    if checkpoint is None:
         return None
-    step, tensors, state = found
+    step, tensors, state = checkpoint
     load_weights(parameters, strip_prefix("model", tensors))
     load_optimizer_state(optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
     restore_random_states(tensors, state, group)

@@ -157,8 +157,8 @@ def packed_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the log-probability (M,) of every token given its path, and with `entropy` that of its distribution."""
     followed = ("lp", "entropy") if entropy else ("lp",)
-    found = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
-    return found["lp"], found.get("entropy")
+    statistics = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
+    return statistics["lp"], statistics.get("entropy")
 
 
 def packed_statistics(
@@ -300,12 +300,12 @@ def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", 
     return "shared" if is_close(compute_logits(model, hidden_MC), padded_logits(model, probe)) else "own"
 
 
-def is_close(found: Tensor, truth: Tensor) -> bool:
+def is_close(values: Tensor, truth: Tensor) -> bool:
     """Return whether tensors differ by no more than rounding, relative to the largest value."""
-    coarse = {found.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
-    found, truth = found.float(), truth.float()
+    coarse = {values.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
+    values, truth = values.float(), truth.float()
     bound = (COARSE if coarse else FINE) * truth.abs().max()
-    return bool(torch.isfinite(found).all()) and bool((found - truth).abs().max() <= bound)
+    return bool(torch.isfinite(values).all()) and bool((values - truth).abs().max() <= bound)
 
 
 FINE, COARSE = 2e-5, 5e-2

@@ -76,9 +76,9 @@ class Trained:
         with torch.no_grad():
             if not self.group.shards:
                 return self.group.each(parts, function)
-            found = self.group.each(parts, lambda part: self(lambda: function(part)))
+            results = self.group.each(parts, lambda part: self(lambda: function(part)))
             self.calls.reshard()  # after a backward pass that would happen by itself
-            return found
+            return results
 
     @torch.no_grad()
     def copy_to(self, other: nn.Module) -> None:

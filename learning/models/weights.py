@@ -101,7 +101,7 @@ def _entries(file: Path) -> dict[str, Entry]:
         except ValueError as error:
             raise broken from error
     header.pop("__metadata__", None)
-    found = {}
+    entries = {}
     for name, item in header.items():
         start, end = item["data_offsets"]
         if item["dtype"] not in DTYPES:
@@ -109,8 +109,8 @@ def _entries(file: Path) -> dict[str, Entry]:
         dtype, shape = DTYPES[item["dtype"]], tuple(item["shape"])
         if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > total or start < 0:
             raise broken
-        found[name] = Entry(file, 8 + length + start, end - start, shape, dtype)
-    return found
+        entries[name] = Entry(file, 8 + length + start, end - start, shape, dtype)
+    return entries
 
 
 class WeightsWriter:

@@ -27,8 +27,8 @@ def restore_random_states(tensors: Mapping[str, torch.Tensor], state: Mapping[st
     """Restore what `collect_random_states` returned; a rank without a saved state keeps its own."""
     mine = _of(group.rank)
     if mine in state:
-        found = {name.removeprefix(f"{mine}/"): t for name, t in tensors.items() if name.startswith(f"{mine}/")}
-        set_rng_state(found, state[mine])
+        states = {name.removeprefix(f"{mine}/"): t for name, t in tensors.items() if name.startswith(f"{mine}/")}
+        set_rng_state(states, state[mine])
 
 
 def seed_rank(group: Group, seed: int) -> None:

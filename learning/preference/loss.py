@@ -85,12 +85,12 @@ def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, e
     active = [module for module in model.modules() if module.training]
     for module in active:
         module.training = False
-    micros, found = iterate_groups(pairs, max_tokens), []
+    micros, logprobs = iterate_groups(pairs, max_tokens), []
     while some := list(islice(micros, AT_A_TIME)):
-        found += each(some, lambda micro: compute_logprobs(model, micro).cpu())
+        logprobs += each(some, lambda micro: compute_logprobs(model, micro).cpu())
     for module in active:
         module.training = True
-    return torch.cat(found) if found else torch.zeros(0, 2)
+    return torch.cat(logprobs) if logprobs else torch.zeros(0, 2)
 
 
 def add_gradient(

@@ -60,7 +60,7 @@ def lambda_rlm(
             asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
     answers = iter(ask(asked))
     pattern, operation = _pattern(keep), globals()[combine]
-    found = []
+    texts = []
     for tree in trees:
         own = [
             keep_matching(partial(_kept, pattern), [text.strip()])
@@ -68,8 +68,8 @@ def lambda_rlm(
         ]
         kept = combine_tree(tree, iter(own), lambda parts: [operation(concatenate(parts), separator)])
         whole = operation(kept, separator)
-        found.append(crossed(whole, separator) if pairs else whole)
-    return found
+        texts.append(crossed(whole, separator) if pairs else whole)
+    return texts
 
 
 def _pattern(keep: str) -> Pattern:
