@@ -24,12 +24,12 @@ def make_slices(stage: Merge, weights_at: Open) -> list[Slice]:
         raise StepError("merge: give either `models` or `slices`")
     base = weights_at("base_model") if stage.base_model else None
     if stage.models:
-        slices = [
+        models = [
             (f"models.{i}", m.model, weights_at(f"models.{i}.model"), m.parameters) for i, m in enumerate(stage.models)
         ]
         whole = [
             Source(f"{port} ({ref})", w, parameters, 0, _layers(w), base is not None and w.folder == base.folder)
-            for port, ref, w, parameters in slices
+            for port, ref, w, parameters in models
         ]
         if base is not None and not any(source.is_base for source in whole):
             whole.append(Source(f"base_model ({stage.base_model})", base, {}, 0, _layers(base), True, False))
