@@ -25,6 +25,7 @@ _TYPES: dict[str, object] = {
     "Sequence": list,
     "Mapping": dict,
     "Number": number_schedules.Number,
+    "ScheduledNumber": number_schedules.Number,
     "Endpoint": endpoint.EndpointOption,
 }
 _TYPES |= {n: v for n, v in vars(references).items() if isinstance(v, type) and issubclass(v, references.Reference)}

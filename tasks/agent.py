@@ -28,7 +28,7 @@ def run(stage: AgentStage, context: Context) -> Result:
     agent = given if stage.author is None else write_drafts(drafting, stage, stage.author, context)
     write_agent(context.output("agent"), agent, context.inputs)
     if agent.environment is not None:
-        Environment(folder=str(context.output("agent")))  # what is wrong with it is said now, not by later stages
+        Environment(folder=str(context.output("agent")))  # raises its errors here, not in later stages
     lines = [json.dumps(line, ensure_ascii=False, sort_keys=True) + "\n" for line in drafting.lines]
     (context.output("report") / "written.jsonl").write_text("".join(lines), encoding="utf-8")
     return Result(count_drafts(agent, drafting.lines), {"written": drafting.lines})
@@ -46,7 +46,7 @@ def write_drafts(drafting: Drafting, stage: AgentStage, use: AuthorUse, context:
 
 
 def count_drafts(agent: Agent, lines: list[Row]) -> dict[str, Metric]:
-    """What became of everything that was written."""
+    """Return how many tools and drafts were accepted and refused."""
     tools = [line["accepted"] for line in lines if line["what"] == "tool"]
     drafts = [line["accepted"] for line in lines if line["what"] == "draft"]
     return {

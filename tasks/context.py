@@ -1,4 +1,4 @@
-"""What a task is given: its inputs, where to write, its seed, and a way to tell how it goes."""
+"""What a task receives: its inputs, where to write, its seed, and how to report progress."""
 
 import json
 import os
@@ -22,10 +22,10 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """What `run` returns: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
+    """Result of `run`: `metrics` are final numbers (gates and loops read them), `details` are for reports."""
 
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class Context:
     device: str = "cpu"
     on_progress: Callable[[Event], None] = lambda event: None
     group: "Group | None" = None
-    """Who does the step together; None: this process alone."""
+    """The processes that run the step together; None: this process alone."""
     actors: "Actors | None" = None
-    """Workers of the roles that have places of their own; None: everything is done in this process."""
+    """Workers of the roles that run in processes of their own; None: everything runs in this process."""
     key: str = ""
     """Key of the step."""
     remote: Path | None = None
-    """Folder of the answers of remote models, which all steps of a checkout share; None: one beside `checkpoints`."""
+    """Folder of remote models' responses, shared by all steps of a checkout; None: one next to `checkpoints`."""
     redact: Callable[[Event], Event] = lambda values: values
-    """Takes the secrets that the settings refer to out of names and values of curves."""
+    """Removes the secrets that the settings refer to from names and values of curves."""
 
     def input(self, port: str) -> Path:
-        """Folder of the artifact that the port received, by the dotted path of the field."""
+        """Return the folder of the artifact that the port received, by the dotted path of the field."""
         if port not in self.inputs:
             raise StepError(f"no input {port!r}; this step has: {', '.join(sorted(self.inputs)) or 'none'}")
         return self.inputs[port]
 
     def output(self, name: str) -> Path:
-        """Folder of a named output, created."""
+        """Return the folder of a named output, created."""
         path = self.folder / "outputs" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -77,12 +77,12 @@ class Context:
         self.on_progress({"step": step, **values})
 
     def spend(self, tokens: int, paid: float | None = None) -> None:
-        """Say that so many more tokens were sampled or trained on; they count against the recipe's budget.
+        """Report so many more tokens as sampled or trained on; they count against the recipe's budget.
 
-        `paid` is what a server charged for them, null where none did.
+        `paid` is what a server charged for them, None if none did.
         """
         self.on_progress({"spent": tokens} | ({} if paid is None else {"paid": paid, "paid_tokens": tokens}))
 
     def progress(self, step: int, total: int, **values: float) -> None:
-        """Say how far the step is, without adding to the curves."""
+        """Report how far the step is, without adding to the curves."""
         self.on_progress({"step": step, "total": total, **values})

@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ MEMORY = "2GiB"
 
 
 def run(stage: Curate, context: Context) -> Result:
-    """Outputs `data` (the kept rows, in their order) and `report`.
+    """Write the kept rows to output `data`, in their order, and what was dropped to output `report`.
 
     Metrics: `rows`, `kept`, `dropped` and `dropped.<reason>`. Raises StepError when nothing is left, when the rows
     are of no known type, and when decontamination takes more than `max_dropped`.
@@ -45,18 +46,20 @@ def run(stage: Curate, context: Context) -> Result:
 
 
 def find_evaluations(settings: Decontaminate, context: Context) -> list[Evaluation]:
-    """The problems of every evaluation: generated again from their slots, or read from the stages that made them."""
-    found = []
+    """Return the problems of each evaluation, generated again from its slots or read from the stage that made them."""
+    evaluations = []
     for i, use in enumerate(settings.against):
         port = f"decontaminate.against.{i}"
         plain = [f"{name}={value}" for name, value in sorted(use.options.items()) if not isinstance(value, dict | list)]
-        found.append(Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)()))
+        evaluations.append(
+            Evaluation(f"against.{i}({', '.join([use.use, *plain])})", bind(use, port, context.inputs)())
+        )
     for i in range(len(settings.against_prompts)):
         problems = read_rows(context.input(f"decontaminate.against_prompts.{i}"), "prompts")
         # Named by what it holds: the stage's name is not in the key, so it must not be in the artifact.
         families = ", ".join(sorted({row["family"] or "no family" for row in problems})[:3])
-        found.append(Evaluation(f"against_prompts.{i}({families})", problems))
-    return found
+        evaluations.append(Evaluation(f"against_prompts.{i}({families})", problems))
+    return evaluations
 
 
 def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
@@ -75,8 +78,8 @@ def drop_by_quality(rows: Curation, stage: Curate, context: Context) -> None:
         rows.drop(dropped)
 
 
-def describe_filter(bound: Bound, options: dict[str, Any]) -> str:
-    """A filter with its options, as a report names it; not with names of stages, which are not in the key."""
+def describe_filter(bound: Bound, options: Mapping[str, Any]) -> str:
+    """Return a filter with its options, as a report names it; not with names of stages, which are not in the key."""
     plain = {key: value for key, value in options.items() if not isinstance(bound.options.get(key), Path)}
     return f"{bound.name} {plain}"
 

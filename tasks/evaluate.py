@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -47,13 +46,13 @@ def run(stage: Evaluate, context: Context) -> Result:
     work = Work(stage, context, problems, total=(len(ports) + sum(map(len, again))) * len(problems))
     for name, port in ports.items():
         samples[name], scores[name], calls[name] = work.evaluated(port, context.seed)
-    repeats, said = [], []
+    repeats, repeated_texts = [], []
     for number, chosen in enumerate(again):
         found = {name: work.evaluated(ports[name], context.seed + REPEAT * (number + 1)) for name in chosen}
         repeats.append({name: score_PN for name, (_, score_PN, _) in found.items()})
-        said.append({name: collect_texts(groups) for name, (groups, _, _) in found.items()})
+        repeated_texts.append({name: collect_texts(groups) for name, (groups, _, _) in found.items()})
     texts = {name: collect_texts(groups) for name, groups in samples.items()}
-    measured = Scores(scores, families, repeats, texts, said, first=names[0])
+    measured = Scores(scores, families, repeats, texts, repeated_texts, first=names[0])
     results = {
         "confidence": stage.confidence,
         "problems": len(problems),
@@ -75,7 +74,7 @@ def run(stage: Evaluate, context: Context) -> Result:
 
 
 def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
-    """Held-out problems, each once, at most `limit` of each source; how many came twice."""
+    """Return held-out problems, each once, at most `limit` of each source; how many came twice."""
     sources = [bind(use, f"tasks.{i}", context.inputs)() for i, use in enumerate(stage.tasks)]
     if stage.prompts is not None:
         sources.append(read_rows(context.input("prompts"), "prompts"))
@@ -87,7 +86,7 @@ def gather_problems(stage: Evaluate, context: Context) -> tuple[list[Row], int]:
 
 
 def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:
-    """For each further evaluation that gates want for their noise floor, the models that take part."""
+    """Return for each further evaluation that gates want for their noise floor, the models that take part."""
     wanted = [(gate.noise_repeats, gate.model or names[-1], gate.against) for gate in stage.gate if gate.noise_repeats]
     there = {*names, *stage.against}
     return [
@@ -98,7 +97,7 @@ def choose_repeats(stage: Evaluate, names: list[str]) -> list[list[str]]:
 
 @dataclass
 class Work:
-    """Models asked one after the other, told as progress through `total` problems."""
+    """Models evaluated one after the other, reported as progress through `total` problems."""
 
     stage: Evaluate
     context: Context
@@ -120,7 +119,7 @@ class Work:
         self.shown: set[str] = set()
 
     def evaluated(self, port: str, seed: int) -> tuple[list[list[Sample]], np.ndarray, dict[str, int]]:
-        """Completions of one model, their scores (P, N), and with a program what it asked.
+        """Return completions of one model, their scores (P, N), and with a program what it asked.
 
         All models draw the same random numbers from a seed.
         """
@@ -134,7 +133,7 @@ class Work:
             self.bills.tell()
 
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
-        """What a killed step had sampled is not sampled again."""
+        """Sample one row each; what a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
         policy = policy_for(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
@@ -163,19 +162,19 @@ class Work:
 
 
 def collect_texts(samples: list[list[Sample]]) -> np.ndarray:
-    """What was said, (P, N)."""
+    """Return the texts of the samples (P, N)."""
     return np.array([[one.text for one in group] for group in samples], dtype=object)
 
 
 def summarise_episodes(samples: list[list[Sample]]) -> dict[str, float]:
-    """Whole turns of the model per episode, and how many of them the environment could not carry out."""
+    """Return whole turns of the model per episode, and how many of them the environment could not carry out."""
     turns = [one.turns for group in samples for one in group]
     failed = sum(not turn.ok for of in turns for turn in of)
     return {"turns": sum(map(len, turns)) / len(turns), "failed_turns": failed / len(turns)}
 
 
 def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) -> list[Row]:
-    """Every measure of every model's weights against those of the first."""
+    """Return every measure of every model's weights against those of the first."""
     words = [use.use.rpartition(":")[2] for use in stage.weight_diff]
     names = [n if words.count(n) == 1 else make_metric_name(u) for n, u in zip(words, stage.weight_diff, strict=True)]
     measures = {n: bind(u, f"weight_diff.{i}") for i, (n, u) in enumerate(zip(names, stage.weight_diff, strict=True))}
@@ -192,7 +191,7 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
 def select_samples(
     selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
 ) -> list[list[Sample]]:
-    """Of every problem's samples the one that the selector likes best; all of them without a selector."""
+    """Return of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
         return groups
     rows = [row for row, group in zip(problems, groups, strict=True) for _ in group]
@@ -210,7 +209,7 @@ def score_samples(
     desk: Desk,
     shown: set[str],
 ) -> np.ndarray:
-    """Scores (P, N), NaN where a reward could say nothing."""
+    """Return scores (P, N), NaN where a reward gives none."""
     rows = [row for row, group in zip(problems, samples, strict=True) for _ in group]
     flat_samples = [one for group in samples for one in group]
     found = compute_weighted_scores(
@@ -220,7 +219,7 @@ def score_samples(
 
 
 def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> dict[str, float | int]:
-    """Metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
+    """Return metrics for gates, loops and MLflow: `accuracy` of the last model, `accuracy.<model>[.<family>]`."""
     found: dict[str, float | int] = {"problems": results["problems"]}
     for line in results["table"]:
         name = f"{line['metric']}.{line['model']}"
@@ -229,8 +228,8 @@ def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> d
             found[line["metric"]] = line["value"]
     for model, counts in results.get("calls", {}).items():
         found |= {f"{what}.{model}": count for what, count in counts.items()}
-    for model, told in results.get("episodes", {}).items():
-        found |= {f"{what}.{model}": value for what, value in told.items()}
+    for model, values in results.get("episodes", {}).items():
+        found |= {f"{what}.{model}": value for what, value in values.items()}
     for line in results.get("weights", []):
         if line["value"] is not None:
             found[f"{line['measure']}.{line['model']}"] = line["value"]
@@ -239,8 +238,10 @@ def flatten_metrics(results: Row, scores: dict[str, np.ndarray], last: str) -> d
     return found
 
 
-def make_sample_rows(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
-    """Every sample of every model, one row each."""
+def make_sample_rows(
+    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+) -> list[Row]:
+    """Return every sample of every model, one row each."""
     return [
         {
             "model": model,
@@ -259,15 +260,17 @@ def make_sample_rows(problems: list[Row], samples: dict[str, Any], scores: dict[
     ]
 
 
-def select_examples(problems: list[Row], samples: dict[str, Any], scores: dict[str, np.ndarray]) -> list[Row]:
-    """A few problems with every model's first completion, side by side."""
+def select_examples(
+    problems: list[Row], samples: dict[str, list[list[Sample]]], scores: dict[str, np.ndarray]
+) -> list[Row]:
+    """Return a few problems with the first completion of each model."""
     picked: list[Row] = []
     count: dict[str, int] = {}
     for p, row in enumerate(problems):
         count[row["family"]] = count.get(row["family"], 0) + 1
         if count[row["family"]] <= SHOWN_PER_FAMILY:
-            said = {model: groups[p][0].whole or groups[p][0].text for model, groups in samples.items()}
+            completions = {model: groups[p][0].whole or groups[p][0].text for model, groups in samples.items()}
             marks = {model: None if np.isnan(s[p, 0]) else float(s[p, 0]) for model, s in scores.items()}
             shared = {"family": row["family"], "prompt": row["prompt"][-1]["content"], "answer": row["answer"]}
-            picked.append(shared | {"completions": said, "scores": marks})
+            picked.append(shared | {"completions": completions, "scores": marks})
     return picked

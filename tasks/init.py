@@ -1,5 +1,6 @@
 """kind: init — a tokenizer and a randomly initialised model from a configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -34,8 +35,8 @@ def run(stage: Init, context: Context) -> Result:
     return Result({**counts, "max_length": stage.max_length})
 
 
-def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
-    """The configuration that `given` names, with the tokenizer's vocabulary and without dropout.
+def make_config(given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int) -> PreTrainedConfig:
+    """Return the configuration that `given` names, with the tokenizer's vocabulary and without dropout.
 
     Raises StepError for an unknown model_type or argument, for dropout, and for what the tokenizer decides.
     """
@@ -72,8 +73,8 @@ def make_config(given: dict[str, Any], tokenizer: PreTrainedTokenizerBase, max_l
     return config
 
 
-def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Vocabulary and special ids; raises StepError when the recipe says otherwise."""
+def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary and special ids; raises StepError when the recipe says otherwise."""
     decided = {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,
@@ -86,8 +87,8 @@ def read_tokenizer(tokenizer: PreTrainedTokenizerBase, arguments: dict[str, Any]
     return decided
 
 
-def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names: list[str]) -> PreTrainedConfig:
-    """The configuration; raises StepError for values it refuses."""
+def build_config(kind: type[PreTrainedConfig], arguments: Mapping[str, Any], names: list[str]) -> PreTrainedConfig:
+    """Return the configuration; raises StepError for values it refuses."""
     taken = {name: value for name, value in arguments.items() if name in names}
     try:
         return kind(**taken)
@@ -96,7 +97,7 @@ def build_config(kind: type[PreTrainedConfig], arguments: dict[str, Any], names:
 
 
 def make_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
+    """Return a model with weights drawn from torch's generator; raises StepError for sizes that do not fit together."""
     try:
         return AutoModelForCausalLM.from_config(config).float().eval()
     except (AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:

@@ -40,7 +40,7 @@ class Inquired:
         self.failures: list[Failed] = []
 
     def some(self, problems: list[Row], inquiries: list[Inquiry]) -> tuple[list[Row], list[Row]]:
-        """Replies for some problems, one row each, and the rows of those that pass. Raises StepError."""
+        """Return replies for some problems, one row each, and the rows of those that pass. Raises StepError."""
         stage, n = self.stage, self.stage.num_generations
         endpoint_of([Inquiry(self.endpoint, ()), *inquiries])
         wanted = questions(inquiries, n, temperature=stage.temperature, max_tokens=stage.max_completion_length)
@@ -54,14 +54,14 @@ class Inquired:
         cap = Cap(stage.max_tokens_total, stage.max_cost, self.used)
         try:
             asked = ask(self.endpoint, self.desk, wanted, cap=cap, on_answer=heard)
-            found = replies(problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None)
+            answered = replies(problems, inquiries, asked, n, self.score, stage.min_reward if stage.rewards else None)
         finally:
             self.bills.tell()
-        self._count(asked, found, len(problems))
-        return [_row(r) for r in found if r.answer is not None], [_row(r) for r in found if r.ended == ACCEPTED]
+        self._count(asked, answered, len(problems))
+        return [_row(r) for r in answered if r.answer is not None], [_row(r) for r in answered if r.ended == ACCEPTED]
 
-    def _count(self, asked: Asked, found: list[Reply], problems: int) -> None:
-        self.ends.add(found)
+    def _count(self, asked: Asked, answered: list[Reply], problems: int) -> None:
+        self.ends.add(answered)
         self.done += problems
         self.retries.update(asked.retries)
         self.failures += [answer for answer in asked.answers if isinstance(answer, Failed)]
@@ -72,7 +72,7 @@ class Inquired:
                 self.used += Spent(*tokens, price.cost(*tokens) if price else 0.0)
 
     def report(self, problems: Mapping[str, int]) -> tuple[list[Row], Row, Row]:
-        """The yield by family, and further metrics and details."""
+        """Return the yield by family, and further metrics and details."""
         table = self.ends.table(problems)
         whole = table[-1]
         numbers = {
@@ -87,15 +87,15 @@ class Inquired:
             "unscorable": whole.get("rejected: unscorable", 0),
             "capped": whole["missing"] > 0,
         }
-        said = [f"{one.reason}: {one.said}" for one in self.failures[:SHOWN]]
-        details: Row = {"retries": dict(sorted(self.retries.items())), "failures": said}
+        messages = [f"{one.reason}: {one.said}" for one in self.failures[:SHOWN]]
+        details: Row = {"retries": dict(sorted(self.retries.items())), "failures": messages}
         if whole["missing"]:
             cap = Cap(self.stage.max_tokens_total, self.stage.max_cost)
             details["capped"] = f"{whole['missing']} of {whole['wanted']} replies were not asked for: the cap is {cap}"
         return table, metrics, details
 
     def why(self, problems: Mapping[str, int]) -> str:
-        """What became of replies, in a sentence for an error."""
+        """Return how the replies ended, as a sentence for an error."""
         table, _, details = self.report(problems)
         ends = ", ".join(f"{table[-1][name]} {name}" for name in table[-1] if ": " in name)
         return "; ".join(part for part in (ends, *details["failures"][:1], details.get("capped")) if part)

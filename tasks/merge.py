@@ -22,7 +22,7 @@ HALF = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "fl
 
 
 def run(stage: Merge, context: Context) -> Result:
-    """Output `model`. Metrics: `models`, `tensors` and `parameters`.
+    """Write the merged model to output `model` and return the metrics `models`, `tensors` and `parameters`.
 
     Raises StepError when the models do not fit together, naming the tensor and both shapes, and for parameters that the
     method does not have.
@@ -69,7 +69,7 @@ def open_models(stage: Merge, context: Context, folded: Path) -> tuple[list[Slic
 
 
 def fold_model(folder: Path, into: Path) -> Path:
-    """A folder with whole weights: the model itself, or an adapter folded into its base."""
+    """Return a folder with whole weights: the model itself, or an adapter folded into its base."""
     if not (folder / "adapter_config.json").is_file():
         return folder
     entries = Weights(folder / "base").entries.values()
@@ -89,14 +89,14 @@ def refuse_unknown(stage: Merge, method: Method, slices: list[Slice], wanted: li
 
 
 def choose_precisions(stage: Merge, template: Weights) -> tuple[torch.dtype, torch.dtype]:
-    """Precision of the arithmetic's operands and of the result."""
+    """Return the precision of the arithmetic's operands and of the result."""
     own = next((entry.dtype for entry in template.entries.values() if entry.dtype in HALF), torch.float32)
     dtype = getattr(torch, stage.dtype) if stage.dtype else own
     return dtype, getattr(torch, stage.out_dtype) if stage.out_dtype else dtype
 
 
 def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
-    """Precision of a tensor in the result: integers stay what they are."""
+    """Return the precision of a tensor in the result: integers stay what they are."""
     entry = target.slice.sources[0].weights.entries.get(target.source_names[0])
     return out_dtype if entry is None or entry.dtype in HALF else entry.dtype
 
@@ -104,7 +104,7 @@ def _kept(target: Target, out_dtype: torch.dtype) -> torch.dtype:
 def make_in_parallel(
     wanted: list[Target], make: Callable[[Target], Tensor], workers: int
 ) -> Iterator[tuple[Target, Tensor]]:
-    """Every target with its tensor, in order; as many at once as there are workers, each on one core.
+    """Yield every target with its tensor, in order; as many at once as there are workers, each on one core.
 
     Torch's own threads would meet at the end of every small operation; tensors need not wait for each other.
     """

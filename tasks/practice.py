@@ -34,7 +34,7 @@ SHOWN = 8
 
 
 def run(stage: Practice, context: Context) -> Result:
-    """Round after round: sample with what is known, score, compare within groups, write down what was learnt."""
+    """Practise in rounds: sample with the experiences so far, score, compare within groups, extract new experiences."""
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
@@ -89,7 +89,7 @@ class Work:
         self.bills, self.spend = Bills(context, self.desk), choose_spend(context, self.engine)
 
     def round(self, step: int) -> None:
-        """Sample with the experiences so far, score, compare, and put down what came of it."""
+        """Sample with the experiences so far, score, compare, and save the round."""
         sampler = self.sampler(step)
         have = self.have(step, sampler)
         asks = self.plan.ask(step, have)
@@ -120,12 +120,12 @@ class Work:
             )
 
     def sampler(self, step: int) -> Sampler:
-        """Episodes of one round, each stream its own."""
+        """Return episodes of one round, each stream its own."""
         sampling = Sampling(self.stage.temperature, self.stage.max_completion_length)
         return Sampler(self.episodes, self.policy, sampling, self.context.seed, step)
 
     def have(self, step: int, sampler: Sampler) -> dict[str, Any]:
-        """What plan, rewards and extractor may ask for; who asks the model does so outside of the environment."""
+        """Return what sampler, rewards and extractor may ask for; `sampler` answers outside of the environment."""
         stage, plain = self.stage, replace(sampler, engine=self.engine)
         return {
             "rows": ShownRows(self.rows, self.agent.model_copy(update={"experiences": self.experiences})),
@@ -149,7 +149,7 @@ class Work:
         write_sealed(self.file(step), f"round {step}", state)
 
     def resume(self) -> int:
-        """Take up what a killed step has put down; the round to go on with."""
+        """Restore the rounds that a killed step saved; return the round to continue with."""
         step = 0
         while step < self.stage.max_steps and (state := self.put_down(step)) is not None:
             self.experiences, self.states = state["experiences"], state["states"]
@@ -161,7 +161,7 @@ class Work:
         return step
 
     def put_down(self, step: int) -> dict[str, Any] | None:
-        """What a round left; None where it did not end, or is not as it was written, which is said."""
+        """Return the saved state of a round; None if it did not finish or its file is damaged, which is reported."""
         try:
             return read_sealed(self.file(step), f"round {step}")
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class Work:
             return None
 
     def file(self, step: int) -> Path:
-        """Where a round is put down."""
+        """Return the file of a round's state."""
         return self.context.checkpoints / f"round-{step:05d}.json"
 
     def publish(self) -> None:
@@ -182,7 +182,7 @@ class Work:
         (self.context.output("rounds") / "rounds.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def result(self) -> Result:
-        """Numbers of the first and the last round, and what was learnt."""
+        """Return the numbers of the first and the last round, and what was learnt."""
         first, last = self.points[0], self.points[-1]
         metrics = {name: value for name, value in last.items() if name != "learnt"}
         metrics |= {"learnt": int(sum(one["learnt"] for one in self.points)), "rollouts": 0}
@@ -193,14 +193,14 @@ class Work:
 
 
 def summarise_group(group: Row) -> Row:
-    """A group that taught something, for a reader: what its best and its worst rollout said, and the lesson."""
+    """Return a group for the report: its best and worst rollout, and the experiences learnt from it."""
     best, worst = ("\n".join(group["rollouts"][place]["said"]) for place in (0, -1))
-    told = {name: group[name] for name in ("round", "learnt", "dropped")}
-    return told | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
+    summary = {name: group[name] for name in ("round", "learnt", "dropped")}
+    return summary | {"problem": group["prompt"][-1]["content"], "best": best, "worst": worst}
 
 
 def summarise_round(trials: list[Trial], groups: list[Row], experiences: int) -> dict[str, float]:
-    """A round in the curves."""
+    """Return a round in the curves."""
     scored = [trial.reward for trial in trials if trial.reward is not None]
     return {
         **({"reward": sum(scored) / len(scored)} if scored else {}),

@@ -1,6 +1,6 @@
 """kind: preference — direct optimisation on preference pairs, tested on held-out pairs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class PreferenceObjective(Objective):
         """Add the gradient of one batch of pairs and return its metrics."""
         rows = self.epochs.at(step)[0]
         batch = [self.pairs.train.pairs[row] for row in rows]
-        columns = {**self.pairs.train.have(self.model, rows, self.max_tokens), "states": self.state}
+        columns = {**self.pairs.train.select_columns(self.model, rows, self.max_tokens), "states": self.state}
         loss, lp_B2 = add_gradient(self.terms, self.model, batch, columns, step, self.max_tokens)
         metrics = {"loss": loss, **self.measure_pairs(lp_B2, columns, step)}
         return BatchResult(metrics, sum(pair.size for pair in batch))
@@ -70,14 +70,14 @@ class PreferenceObjective(Objective):
         if not held_out.pairs:
             return {}
         lp_B2 = compute_fixed_logprobs(model.model, held_out.pairs, self.max_tokens, model.each)
-        columns = {**held_out.have(model, range(len(held_out.pairs)), self.max_tokens), "states": self.state}
+        columns = {**held_out.select_columns(model, range(len(held_out.pairs)), self.max_tokens), "states": self.state}
         metrics = {
             "loss": compute_held_out_loss(self.terms, lp_B2, columns, step),
             **self.measure_pairs(lp_B2, columns, step),
         }
         return {f"eval_{name}": value for name, value in metrics.items()}
 
-    def measure_pairs(self, lp_B2: Tensor, columns: dict[str, Any], step: int) -> dict[str, float]:
+    def measure_pairs(self, lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> dict[str, float]:
         """Return mean implicit rewards and log-probabilities of pairs, named as in TRL."""
         chosen_B, rejected_B = compute_implicit_rewards(self.terms, lp_B2, columns, step).double().T
         values = {

@@ -49,7 +49,7 @@ def check_output(stage: Python, context: Context, name: str, artifact_type: str)
 
 
 def as_result(stage: Python, returned: Any) -> Result:
-    """A Result, a dictionary of metrics, or nothing; raises StepError for anything else."""
+    """Return a Result, a dictionary of metrics, or nothing; raises StepError for anything else."""
     if isinstance(returned, Result):
         return returned
     metrics = {} if returned is None else returned

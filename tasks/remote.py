@@ -11,12 +11,12 @@ EVERY = 20
 
 
 def choose_spend(context: Context, engine: object) -> Callable[[int], None]:
-    """What hears of sampled tokens: nobody, where a server charges for them and `Bills` tells."""
+    """Return the function that counts sampled tokens; it does nothing if a server charges: `Bills` counts then."""
     return (lambda tokens: None) if getattr(engine, "charges", False) else context.spend
 
 
 def make_desk(context: Context, max_tokens: int | None = None, max_cost: float | None = None) -> Desk:
-    """Where a step's questions go through; the limits are on what it pays."""
+    """Return the desk for a step's remote requests; the limits apply to what it pays."""
     return Desk(context.remote or context.checkpoints.parent / "remote", context.key, max_tokens, max_cost)
 
 

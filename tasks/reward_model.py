@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,12 @@ from learning.models.sharded_model import Trained
 from learning.parallel.group import ALONE
 from learning.parallel.random_states import seed_rank
 from learning.preference.batches import Pair, count_tokens, group_by_tokens, read_pairs, split_by_prompt
-from learning.preference.reward_modelling import compute_bradley_terry_loss, measure_quality, score_correct
+from learning.preference.reward_modelling import (
+    RewardQuality,
+    compute_bradley_terry_loss,
+    measure_quality,
+    score_correct,
+)
 from learning.training.loop import BatchResult, Objective, TrainingLoop, count_steps
 from schemas.errors import StepError
 from schemas.stages.reward_model import RewardModel as Stage
@@ -137,7 +141,7 @@ def publish(
     return Result(metrics | describe_forward(judge.policy.model), quality)
 
 
-def write_report(context: Context, held_out: Sequence[Pair], quality: dict[str, Any], rewards_P2: np.ndarray) -> None:
+def write_report(context: Context, held_out: Sequence[Pair], quality: RewardQuality, rewards_P2: np.ndarray) -> None:
     """Write report.json (the quality) and held_out.jsonl (both rewards of every held-out pair)."""
     folder = context.output("report")
     (folder / "report.json").write_text(json.dumps(quality, indent=1) + "\n")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tasks.inquired import Inquired
 
 PROBLEMS = 1000
-"""Problems that a teacher writes about before what it wrote is put down."""
+"""Problems that a teacher answers before the rows are written."""
 SAMPLES = 32_768
 """Samples of a model that are held in memory; the same on any number of workers, since rewards see them together."""
 SAMPLES_TO_CAP = 512
@@ -55,7 +55,7 @@ def run(stage: Synthesize, context: Context) -> Result:
 def write_rows_of(
     stage: Synthesize, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
-    """What the author wrote for some of the problems after the others, and the rows made of it."""
+    """Yield what the author wrote for some problems at a time, and the rows made of it."""
     if stage.emit == "prompts":
         yield problems, problems
     elif stage.teacher:
@@ -66,22 +66,22 @@ def write_rows_of(
 
 
 def gather_problems(stage: Synthesize, context: Context) -> tuple[list[Row], int]:
-    """Problems of all generators (or of the stage named by `prompts`), each once; how many came twice."""
+    """Return problems of all generators (or of the stage named by `prompts`), each once; how many came twice."""
     if stage.prompts is not None:
-        found = read_rows(context.input("prompts"), "prompts")
+        problems = read_rows(context.input("prompts"), "prompts")
     else:
         bound = [bind(use, f"problems.{i}", context.inputs) for i, use in enumerate(stage.problems)]
-        found = [row for generator in bound for row in generator()]
-    if not found:
+        problems = [row for generator in bound for row in generator()]
+    if not problems:
         raise StepError("synthesize: no problems; look at what the stage before it dropped")
-    unique = {row["id"]: row for row in reversed(found)}
-    return list(reversed(unique.values())), len(found) - len(unique)
+    unique = {row["id"]: row for row in reversed(problems)}
+    return list(reversed(unique.values())), len(problems) - len(unique)
 
 
 def ask_teacher(
     stage: Synthesize, use: TeacherUse, context: Context, problems: list[Row], tally: "Tally"
 ) -> Iterator[tuple[list[Row], list[Row]]]:
-    """The teacher's completion of every problem; each problem has a random stream of its own."""
+    """Yield the teacher's completion of every problem; each problem has a random stream of its own."""
     teacher = bind(use, "teacher", context.inputs)
     for start in range(0, len(problems), PROBLEMS):
         rows = problems[start : start + PROBLEMS]
@@ -98,7 +98,7 @@ def ask_teacher(
 
 
 def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally: "Tally") -> Iterator[list[Row]]:
-    """A model's samples, one row each. What a killed step had sampled is not sampled again."""
+    """Yield a model's samples, one row each. What a killed step had sampled is not sampled again."""
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.data.row_journal import RowJournal
     from learning.evaluation.sampled_answers import compute_weighted_scores, sample_rows
@@ -123,12 +123,12 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
         spend = choose_spend(context, engine)
         for start in range(0, len(problems), size):
 
-            def told(done: int, tokens: int, before: int = start) -> None:
+            def report(done: int, tokens: int, before: int = start) -> None:
                 spend(tokens)
                 context.progress(before + done, len(problems))
 
             how = {"n": stage.num_generations, "seed": context.seed, "sampling": sampling, "journal": journal}
-            ask = partial(sample_rows, engine, policy.tokenizer, on_progress=told, **how)
+            ask = partial(sample_rows, engine, policy.tokenizer, on_progress=report, **how)
             tried = search(problems[start : start + size], ask, score)
             bills.tell()
             yield tried
@@ -140,12 +140,12 @@ def sample_model(stage: Synthesize, context: Context, problems: list[Row], tally
 
 
 def bind_rewards(stage: Synthesize, context: Context) -> list[Bound]:
-    """The functions that score samples."""
+    """Return the functions that score samples."""
     return [bind(use, f"rewards.{i}", context.inputs) for i, use in enumerate(stage.rewards)]
 
 
 def accept_samples(stage: Synthesize, tried: list[Row]) -> list[Row]:
-    """Rejection: samples that ended by themselves with at least `min_reward`, the same text for a problem once."""
+    """Return the samples that ended by themselves with at least `min_reward`, each text once per problem."""
     kept = {}
     for row in tried:
         if row["whole"] and row["score"] is not None and row["score"] >= stage.min_reward:
@@ -154,7 +154,7 @@ def accept_samples(stage: Synthesize, tried: list[Row]) -> list[Row]:
 
 
 def make_pairs(stage: Synthesize, tried: list[Row]) -> list[Row]:
-    """Best and worst sample of each problem, if their rewards differ by `min_margin`; the first among equals."""
+    """Return the best and worst sample of each problem, if they differ by `min_margin`; the first of equals."""
     groups: dict[str, list[Row]] = {}
     for row in tried:
         if row["score"] is not None:
@@ -175,12 +175,12 @@ def make_pairs(stage: Synthesize, tried: list[Row]) -> list[Row]:
 
 
 def add_notes(row: Row, notes: Mapping[str, Any]) -> Row:
-    """The row with notes in its metadata."""
+    """Return the row with notes in its metadata."""
     return row | {"metadata": json.dumps(json.loads(row["metadata"] or "{}") | dict(notes))} if notes else row
 
 
 def make_completion(text: str) -> list[dict[str, str]]:
-    """A completion as messages."""
+    """Return a completion as messages."""
     return [{"role": "assistant", "content": text}]
 
 
@@ -222,7 +222,7 @@ class Tally:
                 self.examples, self.stride = self.examples[::2], 2 * self.stride
 
     def report(self, repeated: int) -> Result:
-        """What there is to say of a stage that has ended."""
+        """Return metrics and details of the finished stage."""
         counts = {name: getattr(self, name) for name in self.totals}
         table: list[Row] = [{"family": f} | {name: of[f] for name, of in counts.items()} for f in sorted(self.problems)]
         for line in table:

@@ -1,1 +1,1 @@
-"""Networks beside a policy: value models and process reward models."""
+"""Auxiliary networks: value models and process reward models."""

@@ -1,11 +1,12 @@
-"""Folders of networks that stand beside policies: value models and process reward models, written and read.
+"""Folders of auxiliary networks, value models and process reward models: written and read.
 
 One with a head is one of transformers' token classifiers, its labels being the values; one by likelihood is a language
 model with the one it started from in `start/`. `auxiliary.json` says what is valued. Weights are safetensors, and the
-tokenizer lies beside them.
+tokenizer lies in the same folder.
 """
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from learning.auxiliary_networks.network import Head, Likelihood, Valued, copy_body
 from learning.batch.batch import Batch
 from learning.models.packed import unwrap
-from learning.models.policy import Policy, load_policy, save_policy
+from learning.models.policy import LOCAL_ONLY, Policy, load_policy, save_policy
 from learning.models.reward_model import FILE as REWARD_FILE
 from learning.models.reward_model import load_reward_model
 from learning.models.weights import Weights
@@ -31,7 +32,7 @@ BETA = 0.05
 """Usual scale of log-ratios as rewards (Cui et al. 2025)."""
 
 
-def save_network(network: Valued | Likelihood, policy: Policy, folder: Path, **told: Any) -> None:
+def save_network(network: Valued | Likelihood, policy: Policy, folder: Path, **settings: Any) -> None:
     """Write a network in the clothes of `policy`, whose tokenizer it reads; equal ones give equal bytes.
 
     Raises StepError when transformers has no token classifier of the architecture.
@@ -39,11 +40,11 @@ def save_network(network: Valued | Likelihood, policy: Policy, folder: Path, **t
     if isinstance(network, Likelihood):
         save_policy(Policy(network.model, policy.tokenizer, policy.max_length), folder)
         save_policy(Policy(network.start, policy.tokenizer, policy.max_length), folder / "start")
-        told = {**told, "head": "likelihood", "beta": network.beta}
+        settings = {**settings, "head": "likelihood", "beta": network.beta}
     else:
         save_policy(Policy(_classifier(network, policy), policy.tokenizer, policy.max_length), folder)
-        told = {**told, "head": network.reads, "heads": network.head.out_features}
-    text = json.dumps({**told, "max_length": policy.max_length}, indent=1, sort_keys=True)
+        settings = {**settings, "head": network.reads, "heads": network.head.out_features}
+    text = json.dumps({**settings, "max_length": policy.max_length}, indent=1, sort_keys=True)
     (folder / FILE).write_text(text + "\n")
 
 
@@ -70,20 +71,20 @@ def _classifier(network: Valued, policy: Policy) -> Any:
 
 
 def _linear(model: Any) -> nn.Linear:
-    """The head of a token classifier; models name it differently."""
+    """Return the head of a token classifier; models name it differently."""
     for name in ("score", "classifier"):
-        if isinstance(found := getattr(model, name, None), nn.Linear):
-            return found
+        if isinstance(head := getattr(model, name, None), nn.Linear):
+            return head
     raise StepError(f"the classifier of {model.config.model_type} has no linear head")
 
 
 def is_network(folder: Path) -> bool:
-    """Whether a folder holds what `save_network` writes."""
+    """Return whether a folder holds what `save_network` writes."""
     return (folder / FILE).is_file()
 
 
-def read_network_info(folder: Path) -> dict[str, Any]:
-    """What the folder of a network says of it; raises StepError when it holds none."""
+def read_network_info(folder: Path) -> Mapping[str, Any]:
+    """Return the content of a network's auxiliary.json; raises StepError if the folder holds no network."""
     if not is_network(folder):
         raise StepError(
             f"{folder.name}: no value model or process reward model here, {FILE} is missing; give the output of an rl "
@@ -93,22 +94,21 @@ def read_network_info(folder: Path) -> dict[str, Any]:
 
 
 def load_network(folder: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Valued | Likelihood, Policy]:
-    """What `save_network` wrote, and its tokenizer with the longest sequence; raises StepError for another folder."""
-    told = read_network_info(folder)
-    if told["head"] == "likelihood":
+    """Return a saved network and its tokenizer; raises StepError for another folder."""
+    settings = read_network_info(folder)
+    if settings["head"] == "likelihood":
         trained = load_policy(folder, device=device, dtype=dtype)
         start = load_policy(folder / "start", device=device, dtype=dtype)
-        return Likelihood(trained.model, start.model, told["beta"]), trained
-    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        return Likelihood(trained.model, start.model, settings["beta"]), trained
     loaded = AutoModelForTokenClassification.from_pretrained(
-        folder, dtype=getattr(torch, dtype), use_safetensors=True, **kwargs
+        folder, dtype=getattr(torch, dtype), use_safetensors=True, **LOCAL_ONLY
     )
-    network = Valued(loaded.to(device).eval().base_model, told["head"], told["heads"], 0)
+    network = Valued(loaded.to(device).eval().base_model, settings["head"], settings["heads"], 0)
     kept = Weights(folder)
     name = next(n for n, module in loaded.named_children() if module is _linear(loaded))
     put_head(network, kept.read(f"{name}.weight"), kept.read(f"{name}.bias"))
-    tokenizer = AutoTokenizer.from_pretrained(folder, **kwargs)
-    return network, Policy(loaded, tokenizer, told["max_length"])
+    tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL_ONLY)
+    return network, Policy(loaded, tokenizer, settings["max_length"])
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,19 @@ class TokenJudge:
 
     @torch.no_grad()
     def rewards(self, batch: Batch) -> torch.Tensor:
-        """Values at sampled tokens (T,), the mean of the heads where there are several."""
-        said = self.network(batch, whole=True)
-        value_T = said.tokens[""] if isinstance(self.network, Likelihood) else said.values_XH.mean(-1)
+        """Return the values at sampled tokens (T,), the mean of the heads where there are several."""
+        values = self.network(batch, whole=True)
+        value_T = values.tokens[""] if isinstance(self.network, Likelihood) else values.values_XH.mean(-1)
         return value_T.sigmoid() if self.link == "logistic" else value_T
 
 
 def load_token_judge(folder: Path, *, device: str = "cpu") -> TokenJudge:
-    """A published process reward model; raises StepError for another folder, or one that values no tokens."""
-    told = read_network_info(folder)
-    if told["head"] not in ("token", "likelihood"):
-        raise StepError(f"{folder.name}: its values are of `{told['head']}`; a process reward model values tokens")
+    """Return a published process reward model; raises StepError for another folder, or one that values no tokens."""
+    settings = read_network_info(folder)
+    if settings["head"] not in ("token", "likelihood"):
+        raise StepError(f"{folder.name}: its values are of `{settings['head']}`; a process reward model values tokens")
     network, policy = load_network(folder, device=device)
-    return TokenJudge(network, policy, told["link"])
+    return TokenJudge(network, policy, settings["link"])
 
 
 def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:
@@ -148,7 +148,7 @@ def put_head(network: Valued, weight: torch.Tensor, bias: torch.Tensor) -> None:
 
 
 def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, seed: int, name: str) -> nn.Module:
-    """The network of a block: from `folder`, or a copy of the policy's body with a new head. Raises StepError."""
+    """Return the network of a block, from `folder` or a copy of the policy's body with a new head."""
     device, dtype = str(policy.model.device), str(policy.model.dtype).removeprefix("torch.")
     how = {"device": device, "dtype": dtype}
     if folder is not None and is_network(folder):
@@ -169,14 +169,14 @@ def make_network(block: Any, reads: Reads, policy: Policy, folder: Path | None, 
 
 
 def _continued(folder: Path, block: Any, reads: Reads, seed: int, name: str, how: dict[str, str]) -> nn.Module:
-    """What another stage has published, to be read or trained further."""
-    told, (loaded, _) = read_network_info(folder), load_network(folder, **how)
+    """Return a network that another stage published, to be read or trained further."""
+    settings, (loaded, _) = read_network_info(folder), load_network(folder, **how)
     if isinstance(loaded, Likelihood) and reads == "likelihood":
-        loaded.beta = block.beta or told["beta"]
+        loaded.beta = block.beta or settings["beta"]
         return loaded
     if isinstance(loaded, Likelihood) or reads == "likelihood":
-        raise StepError(f"{name}: `model` was learnt with `head: {told['head']}`, and here it is `{reads}`")
+        raise StepError(f"{name}: `model` was learnt with `head: {settings['head']}`, and here it is `{reads}`")
     network = Valued(loaded.body, reads, block.heads, seed, name)
-    if told["head"] == reads:
+    if settings["head"] == reads:
         put_head(network, loaded.head.weight.data, loaded.head.bias.data)
     return network

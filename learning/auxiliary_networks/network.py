@@ -29,7 +29,7 @@ LOGITS_PER_CHUNK = 1 << 24
 
 @dataclass
 class Values:
-    """What is trained, (X, H), and what others see beside it: `<suffix>` columns of tokens, and of ends of paths."""
+    """The trained values (X, H), and `<suffix>` columns at tokens and at ends of paths for other parts."""
 
     values_XH: Tensor
     tokens: dict[str, Tensor] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Valued(nn.Module):
             self.head.weight.data.copy_(drawn * SPREAD / width**0.5)
 
     def forward(self, batch: Batch, whole: bool = False) -> Values:
-        """Values of a batch; with `whole` also those of the states after paths, and over the whole vocabulary."""
+        """Return the values of a batch; `whole` adds those of states after paths and over the vocabulary."""
         packed = batch.packed.to(self.head.weight.device)
         hidden_MC = packed_hidden(self.body, packed).to(self.head.weight.dtype)
         if self.reads == "path":
@@ -72,18 +72,18 @@ class Valued(nn.Module):
         return self._actions(rows_TC, rows_PC, packed.input_ids_M[batch.sampled_T.to(hidden_MC.device)])
 
     def _actions(self, rows_TC: Tensor, rows_PC: Tensor | None, ids_T: Tensor) -> Values:
-        """Only the sampled actions' rows of the head are needed for a gradient."""
+        """Return action values; only the sampled actions' rows of the head need a gradient."""
         weight_TC, bias_T = self.head.weight[ids_T], self.head.bias[ids_T]
-        found = Values(((rows_TC * weight_TC).sum(-1) + bias_T)[:, None])
+        values = Values(((rows_TC * weight_TC).sum(-1) + bias_T)[:, None])
         if rows_PC is not None:
-            for into, rows_XC in ((found.tokens, rows_TC), (found.ends, rows_PC)):
+            for into, rows_XC in ((values.tokens, rows_TC), (values.ends, rows_PC)):
                 into["_max"] = self._best(rows_XC)
                 into["_mean"] = rows_XC @ self.head.weight.mean(0) + self.head.bias.mean()
-        return found
+        return values
 
     @torch.no_grad()
     def _best(self, rows_XC: Tensor) -> Tensor:
-        """The highest action value after each row (X,), some rows at a time."""
+        """Return the highest action value after each row (X,), some rows at a time."""
         size = max(1, LOGITS_PER_CHUNK // self.head.weight.shape[0])
         return torch.cat([self.head(rows).amax(-1) for rows in rows_XC.split(size)])
 
@@ -96,7 +96,7 @@ class Likelihood(nn.Module):
         self.model, self.start, self.beta = model.requires_grad_(True), start.requires_grad_(False), beta
 
     def forward(self, batch: Batch, whole: bool = False) -> Values:
-        """Values of paths (P, 1); with `whole` those of their tokens too."""
+        """Return the values of paths (P, 1); with `whole` those of their tokens too."""
         packed = batch.packed.to(self.model.device)
         learn_M = batch.tokens["learn"]
         at_T = batch.sampled_T
@@ -110,12 +110,12 @@ class Likelihood(nn.Module):
 
 
 def copy_body(policy: Policy) -> Any:
-    """A copy of the transformer of a policy, without its head; adapters' base, where there are some."""
+    """Return a copy of the transformer of a policy, without its head; adapters' base, where there are some."""
     return deepcopy(unwrap(policy.model).base_model)
 
 
 def find_path_ends(batch: Batch) -> Tensor:
-    """Packed index of the last token of each path (P,)."""
+    """Return the packed index of the last token of each path (P,)."""
     borders = batch.packed.cu_seqlens_S1.tolist()
     ends = []
     for segment in batch.leaves:

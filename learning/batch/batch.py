@@ -54,11 +54,11 @@ class Batch:
         return order[found]
 
     def sampled(self, column: str) -> Tensor:
-        """A token column at the sampled tokens: (T,)."""
+        """Return a token column at the sampled tokens: (T,)."""
         return self.tokens[column][self.sampled_T]
 
     def key(self, by: str) -> Tensor:
-        """Ids (P,) by which statistics are taken; `batch` puts all paths together."""
+        """Return ids (P,) by which statistics are taken; `batch` puts all paths together."""
         return torch.zeros(self.num_paths, dtype=torch.long) if by == "batch" else self.paths[by]
 
     def with_paths(self, **columns: Tensor) -> "Batch":
@@ -72,11 +72,11 @@ class Batch:
         return replace(self, tokens=_added(self.tokens, spread))
 
     def replaced(self, **columns: Tensor) -> "Batch":
-        """Token columns, given at the sampled tokens (T,), in the place of those of the same names."""
+        """Return token columns, given at the sampled tokens (T,), in the place of those of the same names."""
         return replace(self, tokens={k: v for k, v in self.tokens.items() if k not in columns}).with_tokens(**columns)
 
     def take(self, chosen: Sequence[int]) -> "Batch":
-        """The chosen paths, in that order, with the segments they need; tokens owned by other paths become context."""
+        """Return the chosen paths, in that order, with their segments; tokens of other paths become context."""
         needed: set[int] = set()
         for segment in (self.leaves[p] for p in chosen):
             while segment >= 0 and segment not in needed:

@@ -46,7 +46,7 @@ class _Forest:
 
 
 def forest(trials: Sequence[Trial]) -> Batch:
-    """The trials as paths, in their order. The sampled stop token is part of a completion and trained on.
+    """Return the trials as the paths of a batch, in their order; the sampled stop token is trained on.
 
     Token columns beside those of `learning.batch.batch`: `external` bool (nobody's policy sampled it: probability 1),
     `version` (iteration that sampled it), `entropy_behav` (nats, 0 where the engine was not asked), `turn` (of its
@@ -67,7 +67,7 @@ def forest(trials: Sequence[Trial]) -> Batch:
 
 
 def _sampled(trial: Trial) -> dict[str, list[Any]]:
-    """Token columns of what was sampled, or given by somebody outside to be learnt from."""
+    """Return the token columns of a sampled completion, or of one from outside that is learnt from."""
     cut, size = trial.given, len(trial.completion_ids) - trial.given
     outside, learn = trial.logprobs is None, trial.source != "greedy"
     return _turns(trial, size) | {
@@ -80,7 +80,7 @@ def _sampled(trial: Trial) -> dict[str, list[Any]]:
 
 
 def _turns(trial: Trial, size: int) -> dict[str, list[Any]]:
-    """Which turn each token is of, with the answer that followed it, what that took and what it earned."""
+    """Return each token's turn, the seconds that the environment took for it, and the reward that it earned."""
     if not trial.turns:
         return {}
     turn = [i for i, of in enumerate(trial.turns) for _ in range(of.sampled + of.observed)]
@@ -136,7 +136,7 @@ def _numbers(values: list[float | None]) -> torch.Tensor:
 
 
 def single_turn(prompts: Sequence[list[int]], generations: Sequence[Sequence[Generation]]) -> Batch:
-    """Groups of completions, one group per prompt."""
+    """Return groups of completions, one group per prompt."""
     return forest(
         [
             Trial({"id": str(group)}, group, "policy", list(prompt), list(g.token_ids), list(g.logprobs), g.finish, "")

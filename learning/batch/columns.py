@@ -25,7 +25,7 @@ class Column:
 
 
 def of_rewards(batch: Batch) -> Column:
-    """The column that a pipeline starts from."""
+    """Return the column that a pipeline starts from."""
     reward_P = batch.paths["reward"]
     return Column(reward_P, reward_P, torch.arange(batch.num_paths), "path")
 
@@ -33,7 +33,7 @@ def of_rewards(batch: Batch) -> Column:
 def broadcast_to_tokens(
     column: Column, batch: Batch, *, at: Literal["all", "last"] = "all", tree: Literal["mean", "max", "owner"] = "mean"
 ) -> Column:
-    """From paths to sampled tokens: every token of the path, or only its last one (0 elsewhere).
+    """Return a column of paths lifted to sampled tokens: every token of the path, or only its last one (0 elsewhere).
 
     A token that several paths share gets the mean of their values, their maximum, or that of the path that owns it.
     """
@@ -50,7 +50,7 @@ def broadcast_to_tokens(
 
 
 def _over_paths(values_P: Tensor, batch: Batch, tree: str) -> Tensor:
-    """Mean or maximum over all paths that hold a sampled token, at each of them (T,)."""
+    """Return the mean or maximum over all paths that hold a sampled token, at each of them (T,)."""
     held: list[tuple[int, int]] = []
     for path, segment in enumerate(batch.leaves):
         while segment >= 0:
@@ -64,7 +64,7 @@ def _over_paths(values_P: Tensor, batch: Batch, tree: str) -> Tensor:
 
 
 def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of the same path before and after each token."""
+    """Return tokens of the same path before and after each token."""
     order = path_T.argsort(stable=True)
     counts_P = path_T.bincount()
     first_P = counts_P.cumsum(0) - counts_P
@@ -74,7 +74,7 @@ def place(path_T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def after(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
-    """Value of the state after each sampled token (T,), which is that before the next one.
+    """Return the value of the state after each sampled token (T,), which is that before the next one.
 
     At the end of a path that was cut it is `end_P`, at that of one which ended by itself 0.
     """
@@ -84,7 +84,7 @@ def after(value_T: Tensor, end_P: Tensor, batch: Batch) -> Tensor:
 
 
 def following(value_T: Tensor, end_T: Tensor, path_T: Tensor) -> Tensor:
-    """Each token's entry is that of the next token of its path, the last one's its own of `end_T`."""
+    """Return the entry of the next token of the same path, and of `end_T` at the last one."""
     before_T, after_T = place(path_T)
     order = (path_T * (int(before_T.max()) + 1 if len(before_T) else 1) + before_T).argsort()
     next_T = torch.zeros_like(value_T)
@@ -101,12 +101,12 @@ def sum_of_path(values_T: Tensor, path_T: Tensor) -> Tensor:
 
 
 def mean_of_path(values_T: Tensor, path_T: Tensor) -> Tensor:
-    """Mean over the path."""
+    """Return the mean over each path."""
     return sum_of_path(values_T, path_T) / sum_of_path(torch.ones_like(values_T), path_T)
 
 
 def any_of_path(flags_T: Tensor, path_T: Tensor) -> Tensor:
-    """Whether a token of the path is flagged."""
+    """Return whether a token of the path is flagged."""
     return sum_of_path(flags_T.double(), path_T) > 0
 
 

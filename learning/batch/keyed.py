@@ -16,7 +16,7 @@ Key = Literal["group", "batch", "episode", "prompt", "family", "source"]
 
 
 def index_of(batch: Batch, path_X: Tensor, by: str, within: str | None = None) -> Tensor:
-    """Number (0..) of each entry's key, or of its two keys."""
+    """Return the number (0..) of each entry's key, or of its two keys."""
     key_KP = torch.stack([batch.key(by), batch.key(within or "batch")])
     return key_KP[:, path_X].unique(dim=1, return_inverse=True)[1]
 
@@ -27,7 +27,7 @@ def totals(values_X: Tensor, index_X: Tensor) -> Tensor:
 
 
 def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Tensor | None:
-    """Which entries come from one of the named sources; None stands for all."""
+    """Return which entries come from one of the named sources; None stands for all."""
     if sources is None:
         return None
     codes = torch.tensor([SOURCES.index(name) for name in sources])
@@ -37,7 +37,7 @@ def among_of(batch: Batch, path_X: Tensor, sources: Sequence[str] | None) -> Ten
 def per_key(
     values_X: Tensor, index_X: Tensor, function: Callable[[Tensor], Tensor], among_X: Tensor | None = None
 ) -> Tensor:
-    """A statistic of each key's entries (of those in `among_X`), at every entry of the key; NaN where there is none."""
+    """Return a statistic of each key's entries (in `among_X`), at every entry of the key; NaN if it has none."""
     out_X = torch.full_like(values_X, torch.nan)
     order = index_X.argsort(stable=True)
     for members in order.split(index_X.bincount().tolist()):
@@ -54,23 +54,23 @@ def sums(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Te
 
 
 def equal(values_X: Tensor, index_X: Tensor, among_X: Tensor | None = None) -> Tensor:
-    """Whether all of the key's entries (of those in `among_X`) are equal; a single one is, none are not."""
+    """Return whether the entries of each key (in `among_X`) are equal; True for one entry, False for none."""
     low_X, high_X = (per_key(values_X, index_X, f, among_X) for f in (torch.min, torch.max))
     return low_X == high_X
 
 
 def median(values: Tensor) -> Tensor:
-    """The mean of the two middle values for an even count (torch takes the lower)."""
+    """Return the mean of the two middle values for an even count (torch takes the lower)."""
     return values.quantile(0.5)
 
 
 def deviation(values: Tensor, correction: int = 1) -> Tensor:
-    """Standard deviation; 0 of a single value."""
+    """Return the standard deviation; 0 of a single value."""
     return values.std(correction=correction) if len(values) > 1 else values.new_zeros(())
 
 
 def standardised(values_X: Tensor, index_X: Tensor, epsilon: float) -> Tensor:
-    """Mean 0 and deviation 1 in every key, exactly 0 where its entries are equal."""
+    """Return mean 0 and deviation 1 in every key, exactly 0 where its entries are equal."""
     centred_X = values_X - per_key(values_X, index_X, torch.mean)
     scaled_X = centred_X / (per_key(values_X, index_X, deviation) + epsilon)
     return scaled_X.masked_fill(equal(values_X, index_X), 0.0)

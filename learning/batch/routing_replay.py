@@ -25,7 +25,7 @@ from schemas.errors import StepError
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """The routers of a model in the order of its layers: those of Mixtral, Qwen-MoE and others built like them.
+    """Return the routers of a model in the order of its layers: those of Mixtral, Qwen-MoE and others built like them.
 
     A router's output is (logits (M, E), weights (M, K), indices (M, K)). Raises StepError for a model without one.
     """
@@ -70,7 +70,7 @@ def replayed(model: nn.Module, experts_MLK: Tensor | None) -> Iterator[None]:
 
 
 def _chosen(indices_MK: Tensor) -> Any:
-    """A hook that puts the record in the place of a router's choice."""
+    """Return a hook that puts the record in the place of a router's choice."""
 
     def hook(router: nn.Module, _: Any, out: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         logits_ME, weights_MK, own_MK = out

@@ -7,7 +7,7 @@ from learning.parallel.group import Group
 
 
 def mini_batches(batch: Batch, count: int) -> list[Batch]:
-    """At most `count` parts with whole groups, in the order in which groups appear."""
+    """Return at most `count` parts with whole groups, in the order in which groups appear."""
     groups = list(_paths_by_group(batch).values())
     borders = [len(groups) * i // count for i in range(count + 1)]
     parts = [groups[a:b] for a, b in pairwise(borders)]
@@ -15,7 +15,7 @@ def mini_batches(batch: Batch, count: int) -> list[Batch]:
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Parts of at most `max_tokens` tokens (a longer path is a part of its own), a shared prompt counted once a part.
+    """Return parts of at most `max_tokens` tokens, a shared prompt counted once; a longer path is alone.
 
     Groups stay whole where they fit, so that their prompt is computed once.
     """
@@ -38,7 +38,7 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
 
 
 def shared_micro_batches(batch: Batch, max_tokens: int, group: Group) -> list[Batch]:
-    """The same, in parts that leave no rank of a group idle."""
+    """Return micro-batches that leave no rank of a group idle."""
     if group.size == 1 or not batch.num_paths:
         return micro_batches(batch, max_tokens)
     longest = int(batch.packed.position_ids_M.max()) + 1
@@ -53,12 +53,12 @@ def _paths_by_group(batch: Batch) -> dict[int, list[int]]:
 
 
 def _segments(batch: Batch, paths: list[int]) -> set[int]:
-    found: set[int] = set()
+    segments: set[int] = set()
     for segment in (batch.leaves[p] for p in paths):
-        while segment >= 0 and segment not in found:
-            found.add(segment)
+        while segment >= 0 and segment not in segments:
+            segments.add(segment)
             segment = batch.parents[segment]
-    return found
+    return segments
 
 
 def _new_tokens(batch: Batch, paths: list[int], held: set[int]) -> int:

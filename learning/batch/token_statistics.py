@@ -17,7 +17,7 @@ from learning.models.packed import packed_statistics
 def forward_of(
     model: Any, micro: Batch, names: tuple[str, ...], *, temperature: float, replay: bool = False
 ) -> dict[str, Tensor]:
-    """Statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
+    """Return statistics (T,) in float64 of the sampled tokens of one micro-batch: one forward pass."""
     with replayed(model, micro.tokens.get("experts") if replay else None):
         columns = packed_statistics(
             model,

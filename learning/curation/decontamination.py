@@ -54,7 +54,7 @@ class Evaluation:
 
 
 def find_core(problems: list[list[str]]) -> list[list[str]]:
-    """The words of each problem of one family without the template at its start and end."""
+    """Return the words of each problem of one family without the template at its start and end."""
     enough = max(3, SHARED_BY * len(problems))
     starts = _shared(problems, enough)
     ends = _shared([words[::-1] for words in problems], enough)
@@ -62,7 +62,7 @@ def find_core(problems: list[list[str]]) -> list[list[str]]:
 
 
 def _shared(problems: list[list[str]], enough: float) -> list[int]:
-    """For each problem the length of its longest prefix that at least `enough` problems have."""
+    """Return for each problem the length of its longest prefix that at least `enough` problems have."""
     nodes: dict[tuple[int, str], int] = {}
     paths = []
     for words in problems:
@@ -122,7 +122,7 @@ def _load(rows: Curation, evaluations: list[Evaluation], ngram: int) -> None:
 
 
 def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[str]]:
-    """Core of each problem by its number; a problem asked twice counts once towards the template."""
+    """Return the core of each problem by its number; a problem asked twice counts once towards the template."""
     families: dict[str, dict[str, tuple[int, list[str]]]] = {}
     for family, whole, problem, words in problems:
         families.setdefault(family, {}).setdefault(whole, (problem, words))
@@ -134,11 +134,11 @@ def _cores(problems: list[tuple[str, str, int, list[str]]]) -> dict[int, list[st
 
 
 def _grams_of(artifact_type: str) -> str:
-    """Adds to `hits` the rows of a block that hold more than $2 of a problem's distinct n-grams ($1 words)."""
-    said = [f"contents({column})" for column in ["prompt", *WRITTEN[artifact_type]]]
+    """Return the statement that adds the rows with more than $2 of a problem's distinct n-grams of $1 words."""
+    contents = [f"contents({column})" for column in ["prompt", *WRITTEN[artifact_type]]]
     return f"""insert into hits with
-        told as materialized (select row, words(unnest([{", ".join(said)}])) as words from block),
-        held as (select distinct row, gram from (select row, unnest(grams(words, $1)) as gram from told)
+        texts as materialized (select row, words(unnest([{", ".join(contents)}])) as words from block),
+        held as (select distinct row, gram from (select row, unnest(grams(words, $1)) as gram from texts)
          semi join marks using (gram)),
         sizes as (select problem, count(*) as size from marks group by problem)
         select row, problem, count(*) / any_value(size) as overlap

@@ -33,7 +33,7 @@ def drop_exact_duplicates(rows: Curation) -> None:
 
 
 def choose_bands(threshold: float, num_perm: int) -> tuple[int, int]:
-    """Bands and rows of each for the search: the longest rows that still propose 99 % of the pairs at `threshold`.
+    """Return the number of bands and of rows in each: the most rows that propose 99 % of the pairs at `threshold`.
 
     A pair of similarity s is proposed with probability 1 - (1 - s^rows)^bands.
     """
@@ -55,13 +55,13 @@ def drop_near_duplicates(rows: Curation, threshold: float, num_perm: int, ngram:
         for block in rows.blocks(["prompt", *WRITTEN[rows.artifact_type]]):
             for made in _in_threads(hasher, join_texts(block, rows.artifact_type), rows.num_threads):
                 signatures.add(made)
-        found = find_near_duplicates(signatures, threshold)
-        while piece := list(islice(found, PIECE)):
+        pairs = find_near_duplicates(signatures, threshold)
+        while piece := list(islice(pairs, PIECE)):
             _drop_near(rows, [(int(numbers[a]), int(numbers[b]), similarity) for a, b, similarity in piece])
 
 
 def join_texts(block: pa.RecordBatch, artifact_type: str) -> list[str]:
-    """What is said in each row: the contents of prompt and completions, a line break between two."""
+    """Return the text of each row: the contents of prompt and completions, joined by line breaks."""
     parts = [_contents(block.column(name)) for name in ["prompt", *WRITTEN[artifact_type]]]
     return pc.binary_join_element_wise(*parts, "\n", null_handling="skip").to_pylist()
 
@@ -70,22 +70,22 @@ def _contents(messages: pa.ListArray) -> pa.StringArray:
     flat = pc.fill_null(pc.struct_field(messages.flatten(), "content"), "")
     sizes = pc.fill_null(pc.list_value_length(messages), 0)
     ends = np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int32)
-    said = pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), flat)
-    joined = pc.binary_join(said, "\n")
+    listed = pa.ListArray.from_arrays(pa.array(np.append(np.int32(0), ends)), flat)
+    joined = pc.binary_join(listed, "\n")
     return pc.if_else(pc.is_valid(messages), joined, pa.scalar(None, pa.string()))
 
 
 def _in_threads(hasher: Hasher, texts: Sequence[str], num_threads: int) -> Iterator[np.ndarray]:
-    """Signatures of the texts, in their order; numpy leaves the interpreter free while it computes."""
+    """Yield signatures of the texts, in their order; numpy leaves the interpreter free while it computes."""
     pieces = [texts[at : at + PIECE] for at in range(0, len(texts), PIECE)]
     with ThreadPoolExecutor(num_threads) as pool:
         yield from pool.map(lambda piece: hasher.signatures([normalise_text(text) for text in piece]), pieces)
 
 
-def _drop_near(rows: Curation, found: list[tuple[int, int, float]]) -> None:
+def _drop_near(rows: Curation, pairs: list[tuple[int, int, float]]) -> None:
     """Drop rows with the name of the row that each is like."""
-    others = pa.table({"row": pa.array(sorted({other for _, other, _ in found}), pa.int64())})
+    others = pa.table({"row": pa.array(sorted({other for _, other, _ in pairs}), pa.int64())})
     rows.connection.register("others", others)
     names = dict(rows.run("select row, id from texts semi join others using (row)"))
     rows.connection.unregister("others")
-    rows.drop([(row, "near_duplicate", f"of {names[other]}, similarity {value:.2f}") for row, other, value in found])
+    rows.drop([(row, "near_duplicate", f"of {names[other]}, similarity {value:.2f}") for row, other, value in pairs])

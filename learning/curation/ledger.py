@@ -1,6 +1,6 @@
-"""Rows under curation, block by block, and the ledger of what was dropped from them: the bed of the curate kind.
+"""Rows under curation, block by block, and the ledger of dropped rows: what the curate kind works on.
 
-The rows themselves stay in their files: every filter reads them as a stream. DuckDB holds what is short: the tables
+The rows themselves stay in their files: every filter reads them as a stream. DuckDB holds the small columns: the tables
 `texts` (row, id, length, key, malformed) and `dropped` (row, reason, detail) and the view `kept` (texts whose row is
 not in `dropped`). `row` is a row's number. While a statement runs over the blocks, `block` is the kept rows of one.
 """
@@ -57,14 +57,14 @@ class Curation:
     num_threads: int
 
     def run(self, sql: str, *values: Any) -> list[tuple]:
-        """Execute one statement and fetch what it gives; raises StepError with DuckDB's words."""
+        """Execute one statement and return its rows; raises StepError with DuckDB's message."""
         try:
             return self.connection.execute(sql, list(values)).fetchall()
         except duckdb.Error as error:
             raise StepError(f"curate: {error}") from error
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows kept so far, in their order, with their number as column `row`; a block is never empty."""
+        """Yield the rows kept so far, in their order, with their number as column `row`; a block is never empty."""
         kept, start = self.mask(), 0
         for batch in scan_rows(self.folder, self.artifact_type, columns=columns):
             numbers = np.arange(start, start + batch.num_rows)
@@ -103,24 +103,24 @@ class Curation:
         self.connection.unregister("batch")
 
     def mask(self) -> np.ndarray:
-        """For every row whether it was kept so far."""
+        """Return for every row whether it was kept so far."""
         kept = np.ones(self.num_rows, bool)
         kept[self.connection.execute("select row from dropped").fetchnumpy()["row"].astype(np.int64)] = False
         return kept
 
     def kept(self) -> int:
-        """Rows not dropped so far."""
+        """Return rows not dropped so far."""
         return self.run("select count(*) from kept")[0][0]
 
     def ledger(self) -> pa.RecordBatchReader:
-        """Row number, id, reason and detail of every dropped row, in order."""
+        """Return the row number, id, reason and detail of every dropped row, in order."""
         return self.connection.sql(
             "select row, id, reason, detail from dropped join texts using (row) order by row"
         ).to_arrow_reader(MORSEL)
 
 
 def detect_type(folder: Path) -> str:
-    """The artifact type of rows, told by their columns; raises StepError when they are none of ours."""
+    """Return the artifact type of rows by their columns; raises StepError if no type has these columns."""
     first = find_shards(folder)[0]
     with open_shard(first) as file:
         columns = file.schema_arrow.names
@@ -167,7 +167,7 @@ def _listed(call: str, columns: Sequence[str]) -> str:
 
 
 def _malformed(artifact_type: str) -> str:
-    """What is wrong with a row, or null: an expression over a block."""
+    """Return what is wrong with a row, or null: an expression over a block."""
     asked = "known(prompt, ['system', 'user', 'assistant', 'tool'])"
     reasons = [
         ("id is null or id = ''", "no id"),

@@ -25,7 +25,7 @@ class Hasher:
         self.offsets_K = source.randint(0, 1 << 32, num_perm, dtype=np.uint32)
 
     def signatures(self, texts: Sequence[str]) -> np.ndarray:
-        """The signature of each text, N x K. Of shingles that occur twice one counts: a minimum sees to that."""
+        """Return the signature of each text, N x K. Of shingles that occur twice one counts: a minimum sees to that."""
         sizes_N = np.fromiter(map(len, texts), np.int64, len(texts))
         counts_N = np.maximum(sizes_N - self.ngram + 1, 1)
         signatures_NK = np.empty((len(texts), len(self.factors_K)), np.uint32)
@@ -49,19 +49,19 @@ class Hasher:
 
 
 def normalise_text(text: str) -> str:
-    """Text as shingles see it: case folded, white space squeezed."""
+    """Return text as shingles see it: case folded, white space squeezed."""
     return " ".join(text.casefold().split())
 
 
 def mix_bits(hashes: np.ndarray) -> np.ndarray:
-    """The 32-bit finaliser of MurmurHash3 (Appleby 2011), a bijection under which near inputs lie far apart."""
+    """Return the 32-bit finaliser of MurmurHash3 (Appleby 2011), a bijection under which near inputs lie far apart."""
     hashes = (hashes ^ (hashes >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hashes = (hashes ^ (hashes >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return hashes ^ (hashes >> np.uint32(16))
 
 
 def hash_shingles(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarray, ngram: int) -> np.ndarray:
-    """CRC-32 of every shingle, text after text (S); `sizes_N` are the characters of each, `counts_N` its shingles."""
+    """Return the CRC-32 of every shingle (S); `sizes_N` are the characters of each text, `counts_N` its shingles."""
     bytes_B = np.frombuffer("".join(texts).encode(), np.uint8)
     if len(bytes_B) == sizes_N.sum() and sizes_N.min() >= ngram:
         return hash_plain_shingles(bytes_B, sizes_N.cumsum(), ngram)
@@ -81,7 +81,7 @@ def hash_shingles(texts: Sequence[str], sizes_N: np.ndarray, counts_N: np.ndarra
 
 
 def hash_plain_shingles(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> np.ndarray:
-    """The same where each character is a byte and no text is shorter than a shingle: a window begins at every byte."""
+    """Return the same for texts of ASCII that are no shorter than a shingle: a window begins at every byte."""
     tables, constant = make_crc_tables(ngram)
     count = len(bytes_B) - ngram + 1
     hashes = np.full(count, constant, np.uint32)
@@ -94,7 +94,7 @@ def hash_plain_shingles(bytes_B: np.ndarray, ends_N: np.ndarray, ngram: int) -> 
 
 
 def compute_window_crcs(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> np.ndarray:
-    """CRC-32 of the windows of `width` bytes that begin at `from_S`.
+    """Return the CRC-32 of the windows of `width` bytes that begin at `from_S`.
 
     CRC is affine over GF(2): that of a window is the sum (xor) of what each byte at its place gives, and of a constant.
     """
@@ -107,7 +107,7 @@ def compute_window_crcs(bytes_B: np.ndarray, from_S: np.ndarray, width: int) -> 
 
 @lru_cache(maxsize=64)
 def make_crc_tables(width: int) -> tuple[np.ndarray, np.uint32]:
-    """For windows of `width` bytes: what each byte adds at each place (width x 256), and the CRC of zeros."""
+    """Return for windows of `width` bytes: what each byte adds at each place (width x 256), and the CRC of zeros."""
     zeros = crc32(bytes(width))
     tables = np.empty((width, 256), np.uint32)
     for place in range(width):

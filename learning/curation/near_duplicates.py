@@ -45,19 +45,19 @@ class Signatures(AbstractContextManager):
         self.count += len(signatures_NK)
 
     def band(self, i: int) -> np.ndarray:
-        """The hashes of band `i` (N)."""
+        """Return the hashes of band `i` (N)."""
         self._band_files[i].flush()
         return np.fromfile(self._band_paths[i], np.uint64)
 
     def rows(self, numbers: list[int]) -> np.ndarray:
-        """The signatures of some rows (len(numbers) x K)."""
+        """Return the signatures of some rows (len(numbers) x K)."""
         width = 4 * self.num_perm
         raw = b"".join(os.pread(self._file.fileno(), width, width * number) for number in numbers)
         return np.frombuffer(raw, np.uint32).reshape(-1, self.num_perm)
 
 
 def find_near_duplicates(signatures: Signatures, threshold: float) -> Iterator[tuple[int, int, float]]:
-    """For each row that goes: its place, that of the most similar earlier row that stays, and their similarity.
+    """Yield for each row that goes: its place, that of the most similar earlier row that stays, and their similarity.
 
     Similarity is the share of equal numbers. Of equally similar rows the first is named.
     """
@@ -80,7 +80,7 @@ def find_near_duplicates(signatures: Signatures, threshold: float) -> Iterator[t
 
 
 def find_groups(signatures: Signatures) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows that share a band with another (A, ascending), their group in each band or NONE (A x b), and how many."""
+    """Return the rows that share a band (A, ascending), their group in each band or NONE (A x b), and their number."""
     members, total = [], 0
     for i in range(signatures.bands):
         hashes_N = signatures.band(i)
@@ -102,19 +102,19 @@ def find_groups(signatures: Signatures) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _stayed(latest: np.ndarray, bands: np.ndarray, before_Ab: np.ndarray) -> list[int]:
-    """Places of the rows that stayed and are in one of the groups, by following each group back; ascending."""
-    found: set[int] = set()
+    """Return places of the rows that stayed and are in one of the groups, by following each group back; ascending."""
+    stayed: set[int] = set()
     while len(latest := latest[(here := latest != NONE)]):
         bands = bands[here]
-        found.update(latest.tolist())
+        stayed.update(latest.tolist())
         latest = before_Ab[latest, bands]
-    return sorted(found)
+    return sorted(stayed)
 
 
 def _nearest(signatures: Signatures, row: int, others: list[int], threshold: float) -> tuple[int, float] | None:
-    """The most similar of the rows that truly share a band (a hash of one may collide), if it is similar enough."""
-    found = signatures.rows([row, *others])
-    equal = found[1:] == found[0]
+    """Return the most similar row among those that share a band, if it is similar enough; hashes may collide."""
+    signed = signatures.rows([row, *others])
+    equal = signed[1:] == signed[0]
     used = signatures.bands * signatures.size
     proposed = equal[:, :used].reshape(len(others), signatures.bands, signatures.size).all(2).any(1)
     similarity = np.where(proposed, equal.sum(1) / signatures.num_perm, -1.0)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from learning.curation.decontamination import Evaluation
 from learning.curation.ledger import Curation
@@ -14,15 +14,33 @@ REASONS = {
     "length": "too few or too many characters",
     "exact_duplicate": "the text stood in an earlier row",
     "near_duplicate": "almost the text of an earlier row",
-    "quality": "a quality filter said no",
+    "quality": "a quality filter dropped it",
     "contaminated": "holds a problem of an evaluation",
     "limit": "beyond the limit",
 }
 EXAMPLES = 5
 
 
-def summarise(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
-    """Counts of rows given, kept and dropped by reason, and the evaluations searched for."""
+class EvaluationCounts(TypedDict):
+    """How many rows an evaluation's problems contaminated."""
+
+    name: str
+    problems: int
+    rows_dropped: int
+
+
+class CurationCounts(TypedDict):
+    """How many rows were given, kept, and dropped by reason."""
+
+    type: str
+    rows: int
+    kept: int
+    dropped: dict[str, int]
+    evaluations: list[EvaluationCounts]
+
+
+def summarise(rows: Curation, evaluations: list[Evaluation]) -> CurationCounts:
+    """Return counts of rows given, kept and dropped by reason, and the evaluations searched for."""
     counts = dict(rows.run("select reason, count(*) from dropped group by reason"))
     hits = Counter(
         dict(
@@ -43,7 +61,7 @@ def summarise(rows: Curation, evaluations: list[Evaluation]) -> dict[str, Any]:
     }
 
 
-def write_report(rows: Curation, counts: dict[str, Any], folder: Path) -> None:
+def write_report(rows: Curation, counts: CurationCounts, folder: Path) -> None:
     """Write the three files; every dropped row is in dropped.parquet with its id, reason and detail."""
     ledger = rows.ledger()
     with ShardWriter(folder, ledger.schema, "dropped", whole=True) as writer:
@@ -53,7 +71,7 @@ def write_report(rows: Curation, counts: dict[str, Any], folder: Path) -> None:
     (folder / "report.md").write_text(_markdown(rows, counts))
 
 
-def _markdown(rows: Curation, counts: dict[str, Any]) -> str:
+def _markdown(rows: Curation, counts: CurationCounts) -> str:
     lines = [
         "# Curation",
         "",
@@ -74,10 +92,10 @@ def _markdown(rows: Curation, counts: dict[str, Any]) -> str:
 
 
 def _examples(rows: Curation, reason: str, number: int) -> list[str]:
-    found = rows.run(
+    examples = rows.run(
         "select id, detail from dropped join texts using (row) where reason = $1 order by row limit $2",
         reason,
         EXAMPLES,
     )
-    shown = [f"- `{name}`: {' '.join(detail.split())}" for name, detail in found]
-    return shown + ([f"- and {number - len(found)} more, in dropped.parquet"] if number > len(found) else [])
+    shown = [f"- `{name}`: {' '.join(detail.split())}" for name, detail in examples]
+    return shown + ([f"- and {number - len(examples)} more, in dropped.parquet"] if number > len(examples) else [])

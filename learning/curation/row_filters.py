@@ -112,5 +112,5 @@ def unanswered(
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(row["id"].encode()).digest()[:8], "big"))
     text = row["prompt"][-1]["content"]
     asked = [*row["prompt"][:-1], {"role": "user", "content": text.rpartition(after)[2] if after else text}]
-    said = replies(guest(model), [asked], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
-    return said is None or 1.0 not in exact([row] * len(said), said, marker=marker)
+    answers = replies(guest(model), [asked], n=tries, sampling=Sampling(1.0, max_completion_length), rng=rng)[0]
+    return answers is None or 1.0 not in exact([row] * len(answers), answers, marker=marker)

@@ -1,4 +1,4 @@
-"""Messages to token ids and back. Ids of a prompt and of a completion are made once and only ever concatenated."""
+"""Messages to token ids and back. A prompt and a completion are encoded once, and their ids only ever concatenated."""
 
 import re
 from datetime import date
@@ -17,11 +17,11 @@ MARK = "\uf8ff"
 PLACE = "\uf8fe"
 """Stands where an earlier turn of the assistant is."""
 PINNED_DATE = date(2024, 7, 26)
-"""What a template that asks for today's date is told, so that the same data give the same tokens on any day."""
+"""The date that templates receive as today's, so that the same data give the same tokens on any day."""
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> list[int]:
-    """Ids of the conversation so far, up to where the assistant begins.
+    """Return ids of the conversation so far, up to where the assistant begins.
 
     Text that looks like a special token stays text: only the template writes special tokens. Raises StepError without a
     chat template, or when the template refuses the messages.
@@ -31,7 +31,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> lis
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "user") -> list[int]:
-    """Ids between the token that ends an assistant's turn and the beginning of its next one.
+    """Return ids between the token that ends an assistant's turn and the beginning of its next one.
 
     They are what the chat template puts there, with `text` as the message in between: what a rendering of the whole
     conversation has more than one up to that end. Text that looks like a special token stays text. Raises StepError
@@ -50,7 +50,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, role: str = "use
 def find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the id of the token that ends an assistant's turn.
 
-    It is the first special token that the chat template writes after what the assistant said (`<end_of_turn>` for
+    It is the first special token that the chat template writes after the assistant's text (`<end_of_turn>` for
     Gemma, `<|im_end|>` for ChatML), and the end-of-sequence token where the template writes none. Raises StepError for
     a tokenizer with neither.
     """
@@ -68,21 +68,21 @@ def find_turn_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 def _turn_end(tokenizer: PreTrainedTokenizerBase, size: int, template: str | None) -> int:
     special = _special_of(tokenizer, size)
     try:
-        found = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
+        match = special and template and special.search(_after_assistant(tokenizer, [], generate=False))
     except StepError:  # a template that takes no such conversation does not say how turns end
-        found = None
-    if found:
-        return cast(int, tokenizer.convert_tokens_to_ids(found[0]))
+        match = None
+    if match:
+        return cast(int, tokenizer.convert_tokens_to_ids(match[0]))
     if tokenizer.eos_token_id is None:
         raise StepError("the model's tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json")
     return cast(int, tokenizer.eos_token_id)
 
 
 def _after_assistant(tokenizer: PreTrainedTokenizerBase, then: Messages, *, generate: bool) -> str:
-    """What a template writes after an assistant's text, with further messages."""
+    """Return what a template writes after an assistant's text, with further messages."""
     asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}, *then]
-    _, found, after = _rendered(tokenizer, asked, generate=generate).partition(PLACE)
-    if not found:
+    _, place, after = _rendered(tokenizer, asked, generate=generate).partition(PLACE)
+    if not place:
         raise StepError("the chat template leaves out earlier turns of the assistant, so no episode can be laid out")
     return after
 
@@ -100,12 +100,12 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages, *, generat
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of what an assistant says, without the token that ends its turn."""
+    """Return token ids of what an assistant says, without the token that ends its turn."""
     return encode_completion(tokenizer, [{"role": "assistant", "content": text}])[:-1]
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, str]) -> list[int]:
-    """Ids of a rendering; what stands in the place of a mark is plain text."""
+    """Return ids of a rendering; what stands in the place of a mark is plain text."""
     if not marked:
         return tokenizer.encode(text, add_special_tokens=False)
     ids: list[int] = []
@@ -117,7 +117,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, marked: dict[str, st
 
 
 def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messages, dict[str, str]]:
-    """Messages with a mark in the place of what looks like a special token, and what each mark stands for."""
+    """Return messages with marks in place of text that looks like special tokens, and the text of each mark."""
     messages = [
         {**m, "content": replace_half_characters(m["content"])} if isinstance(m.get("content"), str) else m
         for m in messages
@@ -129,9 +129,9 @@ def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messag
     special = re.compile(f"{MARK}|{special.pattern}")
     marks: dict[str, str] = {}
 
-    def mark(found: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str:
         key = f"{MARK}{len(marks)}{MARK}"
-        marks[key] = found[0]
+        marks[key] = match[0]
         return key
 
     changed = [
@@ -142,7 +142,7 @@ def _marked(messages: Messages, special: re.Pattern[str] | None) -> tuple[Messag
 
 @lru_cache(maxsize=16)
 def _special_of(tokenizer: PreTrainedTokenizerBase, size: int) -> re.Pattern[str] | None:
-    """What finds the texts of a tokenizer's special tokens; `size` because tokens may be added."""
+    """Return a pattern of a tokenizer's special tokens; `size` is part of the cache key, tokens may be added."""
     texts = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     longest = sorted(texts | {str(token) for token in tokenizer.all_special_tokens}, key=len, reverse=True)
     return re.compile("|".join(re.escape(text) for text in longest)) if longest else None
@@ -163,5 +163,5 @@ def encode_completion(tokenizer: PreTrainedTokenizerBase, messages: Messages) ->
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Text of ids, without special tokens."""
+    """Return text of ids, without special tokens."""
     return cast(str, tokenizer.decode(ids, skip_special_tokens=True))

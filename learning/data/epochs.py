@@ -38,7 +38,7 @@ class Epochs:
         self.steps_per_epoch = math.ceil(count / (per_pass * passes))
 
     def at(self, step: int) -> list[list[int]]:
-        """Row numbers of each forward pass of a step (0-based)."""
+        """Return the row numbers of each forward pass of a step (0-based)."""
         epoch, within = divmod(step, self.steps_per_epoch)
         size = self.per_pass * self.passes
         rows, sequences = self._shuffled(epoch)
@@ -51,7 +51,7 @@ class Epochs:
         return [[row for sequence in group for row in filled.members(rows, sequence)] for group in groups]
 
     def uses(self, steps: int) -> np.ndarray:
-        """How often each row is among the first so many steps; whole epochs hold each row once."""
+        """Return how often each row is among the first so many steps; whole epochs hold each row once."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         counts = np.full(len(self.lengths), epochs, np.int64)
         for step in range(steps - rest, steps):
@@ -60,7 +60,7 @@ class Epochs:
         return counts
 
     def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The rows in their order; with a budget, sorted as `Filled` wants them, and the order of the sequences."""
+        """Return the rows of an epoch in order; with a budget, sorted for `Filled`, and the order of the sequences."""
         source = np.random.default_rng([self.seed, epoch])
         order = source.permutation(len(self.lengths))
         if self._filled is None:
@@ -97,12 +97,12 @@ class Filled:
         self._starts = np.searchsorted(places[self._members], np.arange(self.count + 1))
 
     def members(self, rows: np.ndarray, sequence: int) -> list[int]:
-        """The rows of a sequence; `rows` are all of them, longest first."""
+        """Return the rows of a sequence; `rows` are all of them, longest first."""
         return rows[self._members[self._starts[sequence] : self._starts[sequence + 1]]].tolist()
 
 
 def sort_longest_first(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Rows by falling length; those of equal length as they stand in `order`."""
+    """Return rows by falling length; those of equal length as they stand in `order`."""
     return order[np.argsort(-lengths[order], kind="stable")]
 
 

@@ -60,7 +60,7 @@ class Examples:
 
 
 def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path) -> Examples:
-    """Chat rows of an artifact, encoded as `encode_rows` does; of too many for memory the ids are kept in `folder`.
+    """Return the encoded chat rows of an artifact; ids that do not fit into memory are kept in `folder`.
 
     A killed step finds there what it had encoded.
     """
@@ -68,7 +68,7 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
         return encode_rows(tokenizer, read_rows(data, "chat"), max_length)
     shortest = 0
 
-    def encode(row: Row) -> dict[str, Any] | None:
+    def encode(row: Row) -> Row | None:
         nonlocal shortest
         example = encode_row(tokenizer, row)
         length = len(example.ids)
@@ -92,22 +92,22 @@ def read_examples(tokenizer: PreTrainedTokenizerBase, data: Path, max_length: in
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
-    """One chat row as ids."""
+    """Return one chat row as ids."""
     given = encode_prompt(tokenizer, row["prompt"])
     return Example(given + encode_completion(tokenizer, row["completion"]), len(given), row.get("id", ""))
 
 
 def encode_rows(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], max_length: int) -> Examples:
     """Encode chat rows; rows of more than `max_length` tokens are dropped. Raises StepError when none is left."""
-    found = [encode_row(tokenizer, row) for row in rows]
-    kept = [example for example in found if len(example.ids) <= max_length]
+    examples = [encode_row(tokenizer, row) for row in rows]
+    kept = [example for example in examples if len(example.ids) <= max_length]
     if not kept:
-        raise _make_empty_error(len(found), min((len(example.ids) for example in found), default=0), max_length)
-    return Examples(kept, len(found) - len(kept), _count_unknown(tokenizer, kept))
+        raise _make_empty_error(len(examples), min((len(example.ids) for example in examples), default=0), max_length)
+    return Examples(kept, len(examples) - len(kept), _count_unknown(tokenizer, kept))
 
 
 def _count_unknown(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> int:
-    """Tokens that the tokenizer does not know."""
+    """Return tokens that the tokenizer does not know."""
     token = cast(int | None, tokenizer.unk_token_id)
     return 0 if token is None else sum(example.ids.count(token) for example in examples)
 

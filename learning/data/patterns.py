@@ -32,21 +32,21 @@ class Pattern:
             raise re.error(str(error), text) from None
 
     def search(self, text: str) -> Any:
-        """The first match, None where there is none."""
+        """Return the first match, None where there is none."""
         return _within(lambda: self.compiled.search(text, timeout=SECONDS))
 
     def fullmatch(self, text: str) -> Any:
-        """The match of the whole text, None where there is none."""
+        """Return the match of the whole text, None where there is none."""
         return _within(lambda: self.compiled.fullmatch(text, timeout=SECONDS))
 
     def last(self, text: str) -> str | None:
-        """The last match, of it the first group if the pattern has any; None where nothing matches."""
+        """Return the last match, of it the first group if the pattern has any; None where nothing matches."""
 
         def find() -> str | None:
-            found = None
-            for found in self.compiled.finditer(text, timeout=SECONDS):  # noqa: B007 - the last one is wanted
+            match = None
+            for match in self.compiled.finditer(text, timeout=SECONDS):  # noqa: B007 - the last one is wanted
                 pass
-            return None if found is None else found[1] if self.groups else found[0]
+            return None if match is None else match[1] if self.groups else match[0]
 
         return _within(find)
 

@@ -13,18 +13,18 @@ FIELD = re.compile(r"\{(\w+)\}")
 
 
 def fill_template(template: str, fields: Mapping[str, str]) -> str:
-    """The template with `{name}` replaced; braces in what is put in stay. Raises StepError for an unknown name."""
+    """Return the template with `{name}` replaced, once; raises StepError for an unknown name."""
 
-    def put(found: re.Match[str]) -> str:
-        if found[1] not in fields:
-            raise StepError(f"template: no field {found[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
-        return fields[found[1]]
+    def put(match: re.Match[str]) -> str:
+        if match[1] not in fields:
+            raise StepError(f"template: no field {match[0]}; there is: {', '.join(f'{{{n}}}' for n in fields)}")
+        return fields[match[1]]
 
     return FIELD.sub(put, template)
 
 
 def make_question(template: str, row: Mapping[str, Any], **more: str) -> list[dict[str, str]]:
-    """The message put to a judge: the template with the problem's `{prompt}` and `{answer}`, and `more`."""
+    """Return the message put to a judge: the template with the problem's `{prompt}` and `{answer}`, and `more`."""
     prompt = "\n".join(message["content"] for message in row["prompt"])
     fields = {"prompt": prompt, "answer": row.get("answer") or "", **more}
     return [{"role": "user", "content": fill_template(template, fields)}]
@@ -32,17 +32,17 @@ def make_question(template: str, row: Mapping[str, Any], **more: str) -> list[di
 
 @dataclass(frozen=True)
 class Inquiry:
-    """A prompt for a model behind an endpoint; the stage asks for as many replies as it wants, within its limits."""
+    """A prompt for a remote teacher; the stage requests replies to it within its limits."""
 
     endpoint: Endpoint
     messages: Sequence[Mapping[str, str]]
     pattern: Pattern | None = None
-    """What is kept of a reply: its last match, of it the first group, if any; null: the whole reply."""
+    """Keeps the last match of a reply, or its first group if it has one; None keeps the whole reply."""
 
     def kept(self, reply: str) -> str | None:
-        """The completion in a reply; None where there is none, or the pattern finds none within its time."""
+        """Return the completion in a reply; None where there is none, or the pattern finds none within its time."""
         try:
-            found = reply if self.pattern is None else self.pattern.last(reply)
+            completion = reply if self.pattern is None else self.pattern.last(reply)
         except MatchTimeout:
             return None
-        return (found or "").strip() or None
+        return (completion or "").strip() or None

@@ -22,7 +22,7 @@ FLUSH = 1.0
 
 
 def make_row_key(row: Mapping[str, Any]) -> str:
-    """Name of what is asked of a model with a row, 32 hex digits: the same for equal ids and prompts."""
+    """Return name of what is asked of a model with a row, 32 hex digits: the same for equal ids and prompts."""
     return hashlib.sha256(json.dumps([row["id"], row["prompt"]]).encode()).hexdigest()[:32]
 
 
@@ -60,7 +60,7 @@ class RowJournal:
         return b'%s, "%s"]\n' % (body[:-1], self._seal(body, place))
 
     def _read(self, line: bytes, place: int) -> tuple[str, Any] | None:
-        """Name and value of a line; None when its seal does not fit."""
+        """Return name and value of a line; None when its seal does not fit."""
         body = line[:-SEALED] + b"]"
         if not is_sealed(self._label(place), body, line[3 - SEALED : -3].decode(errors="replace")):
             return None
@@ -80,7 +80,7 @@ class RowJournal:
         return len(self.places)
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a name. Raises KeyError."""
+        """Return the value of a name. Raises KeyError."""
         start, made = self.places[name], b""
         while not made.endswith(b"\n"):
             made += os.pread(self.handle, 1 << 14, start + len(made))

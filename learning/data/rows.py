@@ -5,7 +5,7 @@ chat              … and completion
 preference_pairs  … and chosen, rejected, margin
 
 `prompt`, `completion`, `chosen` and `rejected` are lists of messages {role, content}, as in TRL's conversational
-formats; `metadata` is JSON text that belongs to whoever generated the problem.
+formats; `metadata` is JSON text of the generator of the problem.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,14 +42,14 @@ def write_table(folder: Path, artifact_type: str, table: pa.Table) -> None:
 
 
 def open_row_writer(folder: Path, artifact_type: str) -> ShardWriter:
-    """What writes the rows of an artifact piece by piece."""
+    """Return what writes the rows of an artifact piece by piece."""
     return ShardWriter(folder, SCHEMAS[artifact_type])
 
 
 def scan_rows(
     folder: Path, artifact_type: str, *, columns: Sequence[str] | None = None, start: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of an artifact as record batches, in order, from row `start` on; never more than one batch in memory.
+    """Yield the rows of an artifact from row `start` on, as record batches, one in memory at a time.
 
     Raises StepError, before the first batch, when a column of any file is missing or of another type.
     """
@@ -60,17 +60,17 @@ def scan_rows(
 
 
 def count_rows(folder: Path, artifact_type: str) -> int:
-    """Rows of an artifact; raises StepError as `scan_rows` does."""
+    """Return rows of an artifact; raises StepError as `scan_rows` does."""
     return check_shards(find_shards(folder), SCHEMAS[artifact_type], artifact_type)
 
 
 def count_missing(folder: Path, artifact_type: str, column: str) -> int:
-    """Rows of an artifact that have nothing in a column."""
+    """Return rows of an artifact that have nothing in a column."""
     return sum(batch.column(0).null_count for batch in scan_rows(folder, artifact_type, columns=[column]))
 
 
 def fits_in_memory(folder: Path) -> bool:
-    """Whether a loop should hold the rows of an artifact in memory; it trains alike if not, to the same bits."""
+    """Return whether a loop should hold the rows in memory; training is bit-identical either way."""
     return count_bytes(find_shards(folder)) <= IN_MEMORY
 
 

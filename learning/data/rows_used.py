@@ -1,6 +1,6 @@
 """Which rows of its data a stage drew, and which of them it computed a gradient from: `rows_used.parquet`.
 
-The file lies beside the outputs of the artifact, under its seal, so it changes no digest of a model. A row that is not
+The file lies next to the outputs of the artifact, under its seal, so it changes no digest of a model. A row that is not
 in it was never drawn.
 """
 
@@ -29,12 +29,12 @@ def write_rows_used(folder: Path, used: Iterable[Used]) -> None:
 
 
 def count_batched(ids: Iterable[str], counts: np.ndarray) -> Iterator[Used]:
-    """The rows that were in a batch, from how often each was: every batch was trained on."""
+    """Yield the rows that were in a batch, from how often each was: every batch was trained on."""
     return ((name, count, count) for name, count in zip(ids, counts.tolist(), strict=True) if count)
 
 
 def sum_tallies(tallies: Iterable[Mapping[str, tuple[int, int]]]) -> Iterator[Used]:
-    """The rows of several tallies by id, in the order of the ids."""
+    """Yield the rows of several tallies by id, in the order of the ids."""
     total: dict[str, tuple[int, int]] = {}
     for tally in tallies:
         for name, (sampled, trained) in tally.items():

@@ -33,7 +33,7 @@ SPLIT = re.compile(r"([A-Za-z_]+)-\d+-of-\d+")
 
 
 def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
-    """The Parquet files of a table, in the order of their rows; raises StepError when there are none, or one lacks.
+    """Return the Parquet files of a table, in order of their rows; raises StepError if any is missing.
 
     Files named as the hub names them hold one split each: `train` is read, or the only one.
     """
@@ -44,14 +44,14 @@ def find_shards(folder: Path, stem: str = "rows") -> list[Path]:
             if path != (wanted := get_shard_path(folder, stem, number)):
                 raise StepError(f"{folder}: {wanted.name} is missing, {path.name} is there")
         return own
-    found = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
-    if not found:
+    paths = sorted(path for path in folder.rglob("*.parquet") if path.is_file() and _seen(path.relative_to(folder)))
+    if not paths:
         raise StepError(f"{folder}: no {stem}.parquet and no other Parquet file")
-    return _one_split(folder, found)
+    return _one_split(folder, paths)
 
 
 def get_shard_path(folder: Path, stem: str, number: int) -> Path:
-    """The name of a file of a table that is more than one."""
+    """Return the name of a file of a table that is more than one."""
     return folder / f"{stem}-{number:05d}.parquet"
 
 
@@ -59,12 +59,12 @@ def _seen(path: Path) -> bool:
     return not any(part.startswith((".", "_")) for part in path.parts)
 
 
-def _one_split(folder: Path, found: list[Path]) -> list[Path]:
-    named = {path: match[1] for path in found if (match := SPLIT.fullmatch(path.stem))}
+def _one_split(folder: Path, paths: list[Path]) -> list[Path]:
+    named = {path: match[1] for path in paths if (match := SPLIT.fullmatch(path.stem))}
     splits = sorted(set(named.values()))
     if len(splits) > 1 and "train" not in splits:
         raise StepError(f"{folder}: holds {', '.join(splits)} and no train; name a folder that holds one of them")
-    kept = [path for path in found if len(splits) < 2 or named.get(path, "train") == "train"]
+    kept = [path for path in paths if len(splits) < 2 or named.get(path, "train") == "train"]
     places = sorted({path.parent.relative_to(folder).as_posix() for path in kept if path in named})
     if len(places) > 1:
         raise StepError(f"{folder}: holds several data sets ({', '.join(places)}); name the folder of one of them")
@@ -72,7 +72,7 @@ def _one_split(folder: Path, found: list[Path]) -> list[Path]:
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
-    """A Parquet file whose end could be read; raises StepError for a damaged one."""
+    """Return a Parquet file whose end could be read; raises StepError for a damaged one."""
     try:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
     except (pa.ArrowException, OSError) as error:
@@ -80,7 +80,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
 
 
 def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
-    """Rows in all files; raises StepError that names the file and the column which is missing or of another type."""
+    """Return the number of rows; raises StepError naming the file and column that is missing or of another type."""
     count = 0
     for path in paths:
         with open_shard(path) as file:
@@ -94,7 +94,7 @@ def check_shards(paths: Sequence[Path], wanted: pa.Schema, what: str) -> int:
 
 
 def count_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of the tables before compression."""
+    """Return bytes of the tables before compression."""
     total = 0
     for path in paths:
         with open_shard(path) as file:
@@ -105,7 +105,7 @@ def count_bytes(paths: Iterable[Path]) -> int:
 def scan_shards(
     paths: Sequence[Path], wanted: pa.Schema, what: str, *, start: int = 0, rows: int = GROUP_ROWS
 ) -> Iterator:
-    """Record batches of at most `rows` rows with the columns and types of `wanted`, from row `start` on, in order.
+    """Yield record batches of at most `rows` rows from row `start` on, with the columns and types of `wanted`.
 
     One row group is in memory at a time, compressed, and one batch of it decoded. Raises StepError that names file and
     column for what cannot be read.
@@ -224,7 +224,7 @@ class ShardWriter:
 
 
 def count_text_bytes(table: pa.Table) -> int:
-    """Bytes of all text of a table, also within lists and structures; the same however the table is cut."""
+    """Return bytes of all text of a table, also within lists and structures; the same however the table is cut."""
     return sum(_bytes_in(chunk) for column in table.columns for chunk in column.chunks)
 
 

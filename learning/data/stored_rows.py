@@ -62,13 +62,13 @@ class StoredRows(Sequence[T], Generic[T]):
                 yield from map(self.make, self._batch(part, batch).to_pylist())
 
     def column(self, name: str) -> np.ndarray:
-        """A column of numbers of all rows."""
-        found = []
+        """Return a column of numbers of all rows."""
+        parts = []
         for part in range(len(self._ends) - 1):
             for batch in range(self._reader(part).num_record_batches):
                 # A copy: a view would keep the whole batch in memory.
-                found.append(self._batch(part, batch).column(name).to_numpy().copy())
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+                parts.append(self._batch(part, batch).column(name).to_numpy().copy())
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _count(self, part: int) -> int:
         last = self._reader(part).num_record_batches - 1
@@ -92,7 +92,7 @@ class StoredRows(Sequence[T], Generic[T]):
         return self._open[part]
 
     def _damaged(self, part: int, error: Exception) -> StepError:
-        return StepError(f"{get_part_path(self.folder, part)}: damaged: {error}; delete its folder, it is made anew")
+        return StepError(f"{get_part_path(self.folder, part)}: damaged: {error}; delete its folder to encode again")
 
 
 class RowSubset(Sequence[T], Generic[T]):
@@ -117,7 +117,7 @@ class RowSubset(Sequence[T], Generic[T]):
 
 
 def get_part_path(folder: Path, number: int) -> Path:
-    """The file of a part."""
+    """Return the file of a part."""
     return folder / f"part-{number:05d}.arrow"
 
 
@@ -129,7 +129,7 @@ def store_rows(
     encode: Callable[[Row], Row | None],
     make: Callable[[Row], T],
 ) -> StoredRows[T]:
-    """What `encode` makes of `count` rows of `source(start)`, kept in `folder`; rows it gives None for are left out.
+    """Encode the `count` rows of `source(start)` into `folder` and return them; rows encoded as None are left out.
 
     Goes on after the parts that are there; of several processes one makes them and the others wait.
     """
@@ -147,7 +147,7 @@ def store_rows(
 
 
 def _is_as_written(folder: Path, number: int) -> bool:
-    """Whether a part is there with its seal; one that was changed is said, and made again."""
+    """Return whether a part is there with its seal; one that was changed is reported, and made again."""
     path, seal = get_part_path(folder, number), _seal_of(folder, number)
     if not path.is_file() or not seal.is_file():
         return False
@@ -175,14 +175,14 @@ def _write(path: Path, schema: pa.Schema, rows: Iterator[Row]) -> None:
 
 
 def iterate_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """The rows of record batches."""
+    """Yield the rows of record batches."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
             yield from batch.slice(start, BATCH).to_pylist()
 
 
 def open_rows(data: Path, artifact_type: str, folder: Path) -> Sequence[Row]:
-    """The rows of an artifact by number: in memory, or in `folder` where they do not fit."""
+    """Return the rows of an artifact by number: in memory, or in `folder` where they do not fit."""
     if fits_in_memory(data):
         return read_rows(data, artifact_type)
     count = count_rows(data, artifact_type)

@@ -6,14 +6,14 @@ import numpy as np
 
 
 def replace_half_characters(text: str) -> str:
-    """The text with U+FFFD in the place of what is no character."""
+    """Return the text with U+FFFD in the place of what is no character."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def mistaken(text: str, rng: np.random.Generator) -> str:
-    """Another text that looks like an answer: a number nearby, two neighbours swapped, or a letter doubled."""
+    """Return another text that looks like an answer: a number nearby, two neighbours swapped, or a letter doubled."""
     if re.fullmatch(r"-?\d{1,1000}", text):
         return str(int(text) + int(rng.choice([-2, -1, 1, 2])))
     places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]

@@ -1,4 +1,4 @@
-"""What a program of an evaluation asks a model with, counted."""
+"""How a solver of an evaluation queries the model: calls are counted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Asking:
     calls: int = 0
     longest: int = 0
     spend: Callable[[int], None] = lambda tokens: None
-    """Hears how many tokens were sampled."""
+    """Receives the number of sampled tokens."""
     journal: RowJournal | None = None
     """Answers of a step that was killed."""
 
     def __call__(self, rows: list[Row]) -> list[str]:
-        """One text per row; its random stream depends on the seed and the row's id."""
+        """Return one text per row; its random stream depends on the seed and the row's id."""
         self.calls += len(rows)
         self.longest = max([self.longest, *(len(row["prompt"][-1]["content"]) for row in rows)])
         how = {"n": 1, "seed": self.seed, "sampling": self.sampling, "on_progress": self._told}
@@ -39,11 +39,11 @@ class Asking:
         self.spend(tokens)
 
 
-def run_solver(program: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
-    """`n` answers of a program to every row. Raises StepError when it gives another number of texts."""
+def run_solver(solver: Bound, asking: Asking, rows: list[Row], n: int) -> list[list[Sample]]:
+    """Return `n` answers of a solver to every row; raises StepError if it returns another number of texts."""
     repeated = [row | {"id": f"{row['id']}#{i}"} for row in rows for i in range(n)]
-    texts = program(repeated, asking)
+    texts = solver(repeated, asking)
     if len(texts) != len(repeated):
-        raise StepError(f"solver {program.name}: {len(texts)} texts for {len(repeated)} problems")
+        raise StepError(f"solver {solver.name}: {len(texts)} texts for {len(repeated)} problems; return one for each")
     samples = [Sample(text, "stop") for text in texts]
     return [samples[start : start + n] for start in range(0, len(samples), n)]

@@ -6,10 +6,10 @@ Shapes: P problems, N samples of each. Scores are (P, N), NaN where a sample cou
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
+from learning.data.rows import Row
 from learning.evaluation.statistics import estimate_difference, estimate_mean
 from learning.lookup import bind
 from schemas.errors import StepError
@@ -24,8 +24,8 @@ ALL = "all"
 class Scores:
     """What was measured: for each model in order its scores (P, N); the family of each problem.
 
-    `texts` are what was said, (P, N). `repeats` are further evaluations of some models with other sampling seeds, and
-    `repeated_texts` what was said in them.
+    `texts` are the completions, (P, N). `repeats` are further evaluations of some models with other sampling seeds, and
+    `repeated_texts` their completions.
     """
 
     models: Mapping[str, np.ndarray]
@@ -37,13 +37,13 @@ class Scores:
     """The model that others are compared with by metrics; empty: the first there is."""
 
     def again(self) -> "Iterator[Scores]":
-        """The repeats, each as an evaluation of its own."""
+        """Return the repeats, each as an evaluation of its own."""
         first = self.first or next(iter(self.models))
         for models, texts in zip_longest(self.repeats, self.repeated_texts, fillvalue={}):
             yield Scores(models, self.families, texts=texts, first=first)
 
     def known(self, model: str, threshold: float) -> dict[str, np.ndarray]:
-        """What a metric may ask for of a model."""
+        """Return what a metric may ask for of a model."""
         score_PN, first = self.models[model], self.first or next(iter(self.models))
         # The slack forgives the rounding of a weighted sum.
         correct_PN = np.where(np.isnan(score_PN), np.nan, score_PN >= threshold - 1e-9)
@@ -52,24 +52,24 @@ class Scores:
         return have | ({"text_PN": self.texts[model]} if model in self.texts else {})
 
     def subsets(self) -> dict[str, np.ndarray]:
-        """Problems of each family, and all of them, as boolean (P,)."""
+        """Return problems of each family, and all of them, as boolean (P,)."""
         family_P = np.array(self.families)
         names = dict.fromkeys(self.families)
         return {ALL: np.ones(len(family_P), bool), **{name: family_P == name for name in names}}
 
 
 def make_metric_name(use: Use) -> str:
-    """Name in tables and gates: that of the function and its options: `accuracy`, `pass_at_4`."""
+    """Return name in tables and gates: that of the function and its options: `accuracy`, `pass_at_4`."""
     name = use.use.replace(":", ".").rpartition(".")[2]
     return "_".join([name, *(str(value) for value in use.options.values())])
 
 
 def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.ndarray]]:
-    """Value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    """Return the value of every problem, by metric and model. Raises StepError when a metric says nothing at all."""
+    by_metric: dict[str, dict[str, np.ndarray]] = {}
     for i, use in enumerate(stage.metrics):
         metric = bind(use, f"metrics.{i}")
-        found[make_metric_name(use)] = of_model = {}
+        by_metric[make_metric_name(use)] = of_model = {}
         for model in scores.models:
             of_model[model] = np.asarray(metric.ask(0, scores.known(model, stage.threshold)), dtype=float)
             if np.isnan(of_model[model]).all():
@@ -77,11 +77,11 @@ def compute_values(stage: Evaluate, scores: Scores) -> dict[str, dict[str, np.nd
                     f"metric {make_metric_name(use)}: no value on any problem for {model}; raise num_generations, or "
                     "check that the rewards can score these problems"
                 )
-    return found
+    return by_metric
 
 
-def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
-    """One line per model, family and metric: value, low, high, n."""
+def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
+    """Return one line per model, family and metric: value, low, high, n."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     lines = []
     for metric, of_model in compute_values(stage, scores).items():
@@ -92,8 +92,8 @@ def make_table(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any
     return lines
 
 
-def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[str, Any]]:
-    """Paired differences of each model to the one before it and of those that gates compare."""
+def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[Row]:
+    """Return paired differences of each model to the one before it and of those that gates compare."""
     how = {"confidence": stage.confidence, "num_bootstrap": stage.num_bootstrap, "seed": seed}
     names = list(stage.models) or ["model"]
     compared = [(gate.model or names[-1], gate.against) for gate in stage.gate]
@@ -102,7 +102,9 @@ def make_comparisons(stage: Evaluate, scores: Scores, seed: int) -> list[dict[st
     for new, old in dict.fromkeys([*zip(names[1:], names, strict=False), *asked]):
         for metric, of_model in measured.items():
             for family, chosen_P in scores.subsets().items():
-                found = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
-                if found:
-                    lines.append({"model": new, "against": old, "family": family, "metric": metric, **asdict(found)})
+                difference = estimate_difference(of_model[new][chosen_P], of_model[old][chosen_P], **how)
+                if difference:
+                    lines.append(
+                        {"model": new, "against": old, "family": family, "metric": metric, **asdict(difference)}
+                    )
     return lines

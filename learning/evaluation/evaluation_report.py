@@ -1,11 +1,14 @@
 """The files of an evaluation: results.json, samples.parquet and table.md; equal results give equal bytes."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from learning.data.rows import Row
 
 SAMPLES = pa.schema(
     [
@@ -22,7 +25,7 @@ SAMPLES = pa.schema(
 )
 
 
-def write_report(folder: Path, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+def write_report(folder: Path, results: Mapping[str, Any], samples: list[Row]) -> None:
     """Write the three files."""
     text = json.dumps(results, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")
@@ -30,8 +33,8 @@ def write_report(folder: Path, results: dict[str, Any], samples: list[dict[str, 
     pq.write_table(pa.Table.from_pylist(samples, schema=SAMPLES), folder / "samples.parquet", compression="zstd")
 
 
-def format_markdown(results: dict[str, Any]) -> str:
-    """The table, the comparisons and the gates for a reader."""
+def format_markdown(results: Mapping[str, Any]) -> str:
+    """Return the table, the comparisons and the gates for a reader."""
     level = f"{100 * results['confidence']:g} %"
     families = list(dict.fromkeys(line["family"] for line in results["table"]))
     parts = []
@@ -50,27 +53,27 @@ def format_markdown(results: dict[str, Any]) -> str:
         parts.append(format_grid(head, [format_weight_line(line) for line in results["weights"]]))
     if results.get("calls"):
         rows = [[name, str(c["calls"]), str(c["longest_call"])] for name, c in results["calls"].items()]
-        parts.append(format_grid(["asked by the program", "calls", "longest, characters"], rows))
+        parts.append(format_grid(["calls by the solver", "calls", "longest, characters"], rows))
     for gate in results["gates"]:
         parts.append(f"- gate {'passed' if gate['passed'] else 'FAILED'}: {gate['text']}\n")
     return "\n".join(parts)
 
 
-def format_comparison(line: dict[str, Any]) -> list[str]:
-    """Cells of one comparison."""
+def format_comparison(line: Row) -> list[str]:
+    """Return cells of one comparison."""
     gain = f"{line['value']:+.3f} [{line['low']:+.3f}, {line['high']:+.3f}]"
     detectable = "" if line["detectable"] is None else f"{line['detectable']:.3f}"
     pair = f"{line['model']} − {line['against']}"
     return [pair, line["family"], line["metric"], gain, f"{line['p_value']:.2g}", detectable]
 
 
-def format_weight_line(line: dict[str, Any]) -> list[str]:
-    """Cells of one measure of one model's weights."""
+def format_weight_line(line: Row) -> list[str]:
+    """Return cells of one measure of one model's weights."""
     value = "—" if line["value"] is None else f"{line['value']:.4g}"
     return [line["model"], line["against"], line["measure"], value, str(line["tensors"])]
 
 
 def format_grid(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

@@ -23,7 +23,7 @@ from schemas.errors import StepError
 from schemas.gates import Gate, split_metric
 from schemas.stages.evaluate import Evaluate
 
-Told = dict[str, Any]
+Outcome = dict[str, Any]
 CHAMPION = "champion"
 
 
@@ -49,7 +49,7 @@ class Pair:
 
 
 def list_questions(gate: Gate, confidence: float) -> list[Question]:
-    """The tests of a gate; `confidence` is the stage's."""
+    """Return the tests of a gate; `confidence` is the stage's."""
     tail = (1 - (gate.confidence or confidence)) / 2
     asked = [] if gate.min_delta is None else [Question("min_delta", gate.metric, gate.min_delta, tail)]
     budgets = gate.regressions
@@ -67,11 +67,11 @@ def check_gates(stage: Evaluate, models: Sequence[str], families: Iterable[str])
         if gate.against is not None and gate.against != CHAMPION:
             refuse_unknown("gate: against", gate.against, [*models, *stage.against])
         for name in (gate.metric, *gate.regressions):
-            found = split_metric(name, metrics)
-            if found is None:
+            parts = split_metric(name, metrics)
+            if parts is None:
                 refuse_unknown("gate: metric", name, metrics)
-            elif found[1] is not None:
-                refuse_unknown(f"gate: family of {found[0]}", found[1], known_families)
+            elif parts[1] is not None:
+                refuse_unknown(f"gate: family of {parts[0]}", parts[1], known_families)
 
 
 def refuse_unknown(what: str, name: str, names: Iterable[str]) -> None:
@@ -83,14 +83,14 @@ def refuse_unknown(what: str, name: str, names: Iterable[str]) -> None:
         raise StepError(f"{what}: {name!r} is not in this stage; {advice}")
 
 
-def judge_gates(stage: Evaluate, scores: Scores, seed: int) -> list[Told]:
-    """What every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
+def judge_gates(stage: Evaluate, scores: Scores, seed: int) -> list[Outcome]:
+    """Return what every gate says: passed, text, and each of its tests. Raises StepError where a test does not fit."""
     last = (list(stage.models) or ["model"])[-1]
     rounds = [compute_values(stage, one) for one in (scores, *scores.again())]
     return [_outcome(stage, gate, gate.model or last, scores, rounds, seed) for gate in stage.gate]
 
 
-def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Told:
+def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: list[dict], seed: int) -> Outcome:
     texts, tests, passed = [], [], True
     for bound, sign, holds in ((gate.min, ">=", np.greater_equal), (gate.max, "<=", np.less_equal)):
         if bound is not None:
@@ -104,19 +104,19 @@ def _outcome(stage: Evaluate, gate: Gate, model: str, scores: Scores, rounds: li
         tests = [_tested(stage, gate, pair, q, scores, rounds, seed) for q in list_questions(gate, stage.confidence)]
         passed &= all(test["passed"] for test in tests)
         texts += [_text(pair, test) for test in tests]
-    told = {"metric": gate.metric, "model": model, "against": gate.against, "test": gate.test}
-    return told | {"passed": bool(passed), "text": "; ".join(texts), "tests": tests}
+    outcome = {"metric": gate.metric, "model": model, "against": gate.against, "test": gate.test}
+    return outcome | {"passed": bool(passed), "text": "; ".join(texts), "tests": tests}
 
 
 def _of(stage: Evaluate, scores: Scores, measured: dict, name: str, model: str) -> np.ndarray:
-    """Values of a metric, or of one family of it, on the problems: (P,)."""
+    """Return the values of a metric, or of one family of it, on the problems: (P,)."""
     metric, family = split_metric(name, [make_metric_name(use) for use in stage.metrics]) or (name, None)
     return np.asarray(measured[metric][model][scores.subsets()[family or ALL]])
 
 
 def _tested(
     stage: Evaluate, gate: Gate, pair: Pair, asked: Question, scores: Scores, rounds: list[dict], seed: int
-) -> Told:
+) -> Outcome:
     new_P, old_P = (_of(stage, scores, rounds[0], asked.name, model) for model in (pair.new, pair.old))
     both_P = ~np.isnan(new_P) & ~np.isnan(old_P)
     gain_P = new_P[both_P] - old_P[both_P]
@@ -126,7 +126,7 @@ def _tested(
     again = rounds[: gate.noise_repeats + 1]
     new_R, old_R = ([np.nanmean(_of(stage, scores, r, asked.name, m)) for r in again] for m in (pair.new, pair.old))
     floor = estimate_noise_floor(np.subtract(new_R, old_R), asked.tail) if gate.noise_repeats else 0.0
-    told: Told = {
+    outcome: Outcome = {
         "kind": asked.kind,
         "name": asked.name,
         "bound": asked.bound,
@@ -136,20 +136,20 @@ def _tested(
         "spread": spread,
         "floor": floor,
     }
-    told["detectable"] = find_minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
+    outcome["detectable"] = find_minimum_detectable(len(gain_P), asked.tail, spread=spread, test=gate.test, floor=floor)
     if gate.test == "mcnemar":
-        told |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
-        proven = told["p_value"] <= asked.tail
+        outcome |= _mcnemar(asked, np.concatenate([new_P[both_P], old_P[both_P]]), gain_P)
+        proven = outcome["p_value"] <= asked.tail
     else:
         low, high = compute_bootstrap_bounds(gain_P, asked.tail, num_bootstrap=stage.num_bootstrap, seed=seed)
         proven = low >= asked.bound if asked.kind == "min_delta" else high < asked.bound
-        told |= {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
+        outcome |= {"low": low if np.isfinite(low) else None, "high": high if np.isfinite(high) else None}
     if asked.kind == "min_delta":
-        return told | {"passed": bool(proven and (asked.bound < 0 or value >= floor))}
-    return told | {"passed": not (proven and -value > floor)}
+        return outcome | {"passed": bool(proven and (asked.bound < 0 or value >= floor))}
+    return outcome | {"passed": not (proven and -value > floor)}
 
 
-def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Told:
+def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Outcome:
     if not np.isin(values_P, (0.0, 1.0)).all():
         raise StepError(
             f"gate: McNemar's test wants 0 or 1 for each problem, and {asked.name} has other values; "
@@ -160,18 +160,18 @@ def _mcnemar(asked: Question, values_P: np.ndarray, gain_P: np.ndarray) -> Told:
     return {"wins": wins, "losses": losses, "p_value": compute_mcnemar_p(*ordered)}
 
 
-def _text(pair: Pair, test: Told) -> str:
-    said = f"{test['name']} of {pair.new} − {pair.old}: {test['value']:+.4f}"
+def _text(pair: Pair, test: Outcome) -> str:
+    text = f"{test['name']} of {pair.new} − {pair.old}: {test['value']:+.4f}"
     if "p_value" in test:
         what = "an improvement" if test["kind"] == "min_delta" else "a regression"
         wanted = "<=" if test["kind"] == "min_delta" else ">"
-        said += f" ({test['wins']} won, {test['losses']} lost), p of {what} {test['p_value']:.3g}, "
-        said += f"wanted {wanted} {test['tail']:.3g}"
+        text += f" ({test['wins']} won, {test['losses']} lost), p of {what} {test['p_value']:.3g}, "
+        text += f"wanted {wanted} {test['tail']:.3g}"
     elif test["low"] is None:
-        said += ", a single problem proves nothing"
+        text += ", a single problem proves nothing"
     else:
         end = "lower" if test["kind"] == "min_delta" else "upper"
-        said += f" [{test['low']:+.4f}, {test['high']:+.4f}], wanted the {end} bound >= {test['bound'] + 0.0:g}"
+        text += f" [{test['low']:+.4f}, {test['high']:+.4f}], wanted the {end} bound >= {test['bound'] + 0.0:g}"
     if test["floor"]:
-        said += f", noise floor {test['floor']:.4f}"
-    return said if test["detectable"] is None else f"{said}, detectable {test['detectable']:.4f}"
+        text += f", noise floor {test['floor']:.4f}"
+    return text if test["detectable"] is None else f"{text}, detectable {test['detectable']:.4f}"

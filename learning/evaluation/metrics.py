@@ -1,7 +1,7 @@
 """Metrics of an evaluation: from which samples were correct to one value per problem.
 
 Shapes: P problems, N samples of each. `correct_PN` is 1 or 0, NaN where a sample could not be scored; a problem's value
-is NaN when nothing can be said about it. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
+is NaN when it cannot be measured. A metric asks by name: `correct_PN`, `score_PN`, `text_PN`, and `first_PN`,
 the scores of the first model of the table on the same problems.
 """
 
@@ -42,17 +42,17 @@ def cons(
     """Whether the answer that most of the first k samples give is correct (self-consistency, Wang et al. 2022).
 
     Of answers with equally many votes the one given first counts; `marker` and `ignore_case` are those of
-    `answers.exact`. NaN for problems with fewer than k samples, or where nobody says anything.
+    `answers.exact`. NaN for problems with fewer than k samples, or where no sample has an answer.
     """
-    found = np.full(len(correct_PN), np.nan)
+    consistent = np.full(len(correct_PN), np.nan)
     for p, (correct_N, text_N) in enumerate(zip(correct_PN, text_PN, strict=True)):
         votes: dict[str, list[int]] = {}
         for n, answer in enumerate(_answers(text_N[:k], marker, ignore_case)):
             if answer is not None:
                 votes.setdefault(answer, []).append(n)
         if len(text_N) >= k and votes:
-            found[p] = correct_N[max(votes.values(), key=len)[0]]
-    return found
+            consistent[p] = correct_N[max(votes.values(), key=len)[0]]
+    return consistent
 
 
 def distinct(
@@ -64,12 +64,12 @@ def distinct(
     ignore_case: bool = False,
 ) -> np.ndarray:
     """How many different answers the samples of a problem give; with `right` only correct ones are counted."""
-    found = []
+    shares = []
     for correct_N, text_N in zip(correct_PN, text_PN, strict=True):
         answers = _answers(text_N, marker, ignore_case)
         pairs = zip(answers, correct_N, strict=True)
-        found.append(len({answer for answer, ok in pairs if answer is not None and (ok == 1 or not right)}))
-    return np.array(found, dtype=float)
+        shares.append(len({answer for answer, ok in pairs if answer is not None and (ok == 1 or not right)}))
+    return np.array(shares, dtype=float)
 
 
 def win_rate(score_PN: np.ndarray, first_PN: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ POWER = 0.8
 
 
 def compute_bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: int, seed: int) -> tuple[float, float]:
-    """Lower and upper bound of the mean, each missed with probability `tail`.
+    """Return lower and upper bound of the mean, each missed with probability `tail`.
 
     Percentiles of resampled means are too narrow for few problems; taken further out, they cover as Student's t would
     for normal values (Hesterberg 2015, What Teachers Should Know About the Bootstrap, section 4.3).
@@ -31,7 +31,7 @@ def compute_bootstrap_bounds(gain_P: np.ndarray, tail: float, *, num_bootstrap: 
 
 
 def compute_mcnemar_p(wins: int, losses: int) -> float:
-    """Chance of so many wins or more where a win is as likely as a loss: McNemar's test, one-sided and exact.
+    """Return chance of so many wins or more where a win is as likely as a loss: McNemar's test, one-sided and exact.
 
     Problems on which both models are right, or both wrong, say nothing about the difference.
     """
@@ -41,7 +41,7 @@ def compute_mcnemar_p(wins: int, losses: int) -> float:
 
 
 def compute_mcnemar_power(n: int, discordance: float, difference: float, tail: float) -> float:
-    """Chance that McNemar's exact test sees a true difference on n problems.
+    """Return chance that McNemar's exact test sees a true difference on n problems.
 
     `discordance` is the probability that exactly one of the models is right; the difference cannot exceed it.
     """
@@ -54,7 +54,7 @@ def compute_mcnemar_power(n: int, discordance: float, difference: float, tail: f
 
 @lru_cache(maxsize=64)
 def _most_wins(n: int, tail: float) -> np.ndarray:
-    """For every number of unlike problems up to n the most wins with which the test does not reject: (n + 1,)."""
+    """Return the most wins that the test does not reject, for 0 to n unlike problems: (n + 1,)."""
     from scipy.stats import binom
 
     return np.asarray(binom.isf(tail, np.arange(n + 1), 0.5))
@@ -63,7 +63,7 @@ def _most_wins(n: int, tail: float) -> np.ndarray:
 def find_minimum_detectable(
     n: int, tail: float, *, spread: float, test: Test = "paired_bootstrap", floor: float = 0.0, power: float = POWER
 ) -> float | None:
-    """Smallest true difference that the test sees with the given power; None when n problems cannot show any.
+    """Return the smallest true difference that the test detects with this power; None if n problems cannot show any.
 
     `spread` is the root mean square of the problems' differences, at most 1 for metrics between 0 and 1; for McNemar's
     test its square is the share of problems on which exactly one model is right. A difference within `floor` counts as
@@ -90,7 +90,7 @@ def _mcnemar_detectable(n: int, tail: float, discordance: float, power: float) -
 
 
 def estimate_noise_floor(difference_R: Sequence[float] | np.ndarray, tail: float) -> float:
-    """Size that a difference reaches by sampling alone, in one direction, with probability `tail`.
+    """Return size that a difference reaches by sampling alone, in one direction, with probability `tail`.
 
     From the differences that R equal evaluations of the same two models gave; sampling is taken for normal, with
     Student's t for few of them.

@@ -43,9 +43,9 @@ def sample_rows(
     on_progress: Callable[[int, int], None],
     journal: RowJournal | None = None,
 ) -> list[list[Sample]]:
-    """`n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
+    """Return `n` completions of every row; those of a row depend on the seed and the row's id, not on its neighbours.
 
-    `on_progress` hears how many rows are done, and how many tokens were sampled since it was last asked. What `journal`
+    `on_progress` receives the number of finished rows, and of tokens sampled since its last call. What `journal`
     knows (it is of one seed and one way to sample) is not sampled again, and what is sampled is written there at once.
     """
     names = [make_row_key(row) for row in rows]
@@ -63,9 +63,9 @@ def sample_rows(
 
 
 def _sampled(
-    engine: EngineProtocol, tokenizer: Any, rows: dict[str, dict[str, Any]], *, n: int, seed: int, sampling: Sampling
+    engine: EngineProtocol, tokenizer: Any, rows: dict[str, Row], *, n: int, seed: int, sampling: Sampling
 ) -> Iterator[tuple[dict[str, list[Sample]], int]]:
-    """Rows by name whose completions have all ended, with the tokens that were sampled for them."""
+    """Yield rows by name whose completions have all ended, with the tokens that were sampled for them."""
     names = list(rows)
     asked = (
         (i, Request(encode_prompt(tokenizer, rows[name]["prompt"]), n, make_row_seed(seed, rows[name]), row=rows[name]))
@@ -100,19 +100,19 @@ def _read(value: list[list[Any]]) -> list[Sample]:
     ]
 
 
-def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[dict[str, Any]]]:
-    """The rows, `size` at a time."""
+def split_chunks(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    """Yield the rows, `size` at a time."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
 def make_row_seed(seed: int, row: Row) -> int:
-    """Random stream of a row, below 2^63."""
+    """Return random stream of a row, below 2^63."""
     return int.from_bytes(hashlib.sha256(f"{seed}\n{row['id']}".encode()).digest()[:8], "big") >> 1
 
 
 def select_best(groups: Sequence[Sequence[Sample]], scores: Sequence[float | None]) -> list[list[Sample]]:
-    """Of every group the sample with the highest score, the first among equals; one without a score comes last."""
+    """Return the sample of each group with the highest score, the first among equals; unscored ones come last."""
     left = iter(scores)
     of_groups = [[-math.inf if (s := next(left)) is None else s for _ in group] for group in groups]
     return [[group[of.index(max(of))]] for group, of in zip(groups, of_groups, strict=True)]
@@ -127,7 +127,7 @@ def compute_weighted_scores(
     samples: Sequence[Sample] = (),
     shown: set[str] | None = None,
 ) -> list[float | None]:
-    """Weighted sum of the rewards of each completion, None where one of them could not score it.
+    """Return weighted sum of the rewards of each completion, None where one of them could not score it.
 
     `desk` is for rewards that ask remote models, `samples` for those that look at the turns of episodes; `shown` and
     what happens when a reward raises are as in `scores_of`.

@@ -36,7 +36,7 @@ class Difference:
 
 
 def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int) -> Estimate | None:
-    """Mean and interval: Wilson's for values that are all 0 or 1, else percentile bootstrap. NaN is left out.
+    """Return mean and interval: Wilson's for values that are all 0 or 1, else percentile bootstrap. NaN is left out.
 
     None when nothing is left.
     """
@@ -56,7 +56,7 @@ def estimate_mean(values_P: np.ndarray, *, confidence: float, num_bootstrap: int
 def compute_bootstrap_interval(
     values_P: np.ndarray, confidence: float, num_bootstrap: int, seed: int
 ) -> tuple[float, float]:
-    """Percentile interval of the mean.
+    """Return percentile interval of the mean.
 
     How often each distinct value is drawn is multinomial, so equal values are resampled together: for 0/1 scores a
     resample costs two or three numbers instead of P.
@@ -73,7 +73,7 @@ def compute_bootstrap_interval(
 def estimate_difference(
     new_P: np.ndarray, old_P: np.ndarray, *, confidence: float, num_bootstrap: int, seed: int
 ) -> Difference | None:
-    """`new` − `old` on the same problems, without those that either could not be scored on; None when none is left."""
+    """Return `new` − `old` over the problems that both have a score of; None if there is none."""
     gain_P = new_P - old_P
     gain_P = gain_P[~np.isnan(gain_P)]
     if len(gain_P) == 0:
@@ -91,7 +91,7 @@ def estimate_difference(
 
 
 def compute_sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
-    """Two-sided p-value of no difference: every paired difference might as well have had the other sign.
+    """Return two-sided p-value of no difference: every paired difference might as well have had the other sign.
 
     Exact (McNemar's test) when all differences have one size, else by random flips with the observed one counted.
     """
@@ -111,5 +111,5 @@ def compute_sign_flip_p(gain_P: np.ndarray, num_flips: int, seed: int) -> float:
 
 
 def compute_detectable_difference(spread: float, n: int, *, confidence: float, power: float = 0.8) -> float:
-    """Smallest true mean difference that n problems show with the given power; `spread` is the standard deviation."""
+    """Return the smallest mean difference that n problems detect with this power; `spread` is the deviation."""
     return float((ndtri(1 - (1 - confidence) / 2) + ndtri(power)) * spread / np.sqrt(n))

@@ -88,7 +88,7 @@ class Trained:
 
 
 def estimate_training(model: Trained, forward: Forward, passes: int, *, name: str = "update") -> tuple[Phase, ...]:
-    """The moments of an update: when the backward pass begins, when it ends, when the optimiser steps.
+    """Return the moments of an update: when the backward pass begins, when it ends, when the optimiser steps.
 
     With several `passes` per step the gradient of the first is there while the others run.
     """
@@ -130,7 +130,7 @@ class Slots:
 
 
 def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
-    """What the torch engine holds at the worst moment of a call: cache, tables of samples, and the work of a step.
+    """Return the peak bytes of a call of engine torch: cache, tables of samples, and the work of a step.
 
     The slabs of the cache are made once the first prompts are computed; only a later refill holds both.
     """
@@ -150,10 +150,10 @@ def estimate_sampling(shape: Shape, size: int, call: Slots) -> dict[str, int]:
 
 
 def estimate_paged(shape: Shape, size: int, tokens: int) -> int:
-    """Bytes of vLLM's cache for so many tokens, in whole blocks of 16."""
+    """Return bytes of vLLM's cache for so many tokens, in whole blocks of 16."""
     return -(-tokens // 16) * 16 * 2 * shape.layers * shape.keys * size
 
 
 def estimate_auxiliary(phases: tuple[Phase, ...], part: str, more: int) -> tuple[Phase, ...]:
-    """The phases with something that is held throughout."""
+    """Return the phases with something that is held throughout."""
     return tuple(replace(p, parts={**p.parts, part: p.parts.get(part, 0) + more}) for p in phases) if more else phases

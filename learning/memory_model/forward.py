@@ -1,6 +1,6 @@
 """What a forward pass of packed tokens keeps for its backward pass, as our code and transformers write it.
 
-Counted are the tensors that autograd saves, each once, and the largest that an operation needs beside them.
+Counted are the tensors that autograd saves, each once, and the largest temporary tensor of an operation.
 Shapes: M packed tokens, C width, I inner width, H query heads, K key-value heads, D head size, V vocabulary, N families
 of G children of L tokens after a chain of P, B tokens that need logits, E attention scores.
 """
@@ -97,7 +97,7 @@ class Forward:
         return FULL * (len(sides) * self.how.rank + (0 if self._given else sum(sides)))
 
     def _block(self, tokens: int) -> int:
-        """The feed-forward block of a layer: gate, its activation, up and their product, or GELU's parts."""
+        """Return the feed-forward block of a layer: gate, its activation, up and their product, or GELU's parts."""
         shape, size = self.shape, self.how.number
         inner = ((4 if shape.gated else 5) - (0 if self._given else 1)) * shape.inner
         if shape.experts:  # each token's row once for every expert that it uses, with what they put out
@@ -105,7 +105,7 @@ class Forward:
         return tokens * size * inner
 
     def _roots(self) -> int:
-        """Attention of roots: on a CPU row by row with its probabilities kept, else by torch's kernel."""
+        """Return attention of roots: on a CPU row by row with its probabilities kept, else by torch's kernel."""
         shape, size, total = self.shape, self.how.number, 0
         for number, length in self.tokens.roots:
             kept = number * length * size
@@ -127,7 +127,7 @@ class Forward:
         return sum(n * g * length * (p + length) * self.shape.heads for n, g, length, p in self.tokens.families)
 
     def _families(self) -> int:
-        """Attention of children: queries, keys and values in blocks, probabilities, and these cut in two."""
+        """Return attention of children: queries, keys and values in blocks, probabilities, and these cut in two."""
         shape, size = self.shape, self.how.number
         chains = sum(n * p for n, _, _, p in self.tokens.families)
         kept = self.tokens.children * (shape.queries + 2 * shape.keys) + chains * 2 * shape.keys
@@ -144,7 +144,7 @@ class Forward:
         return self.tokens.tokens * (heads + out + self._adapters) + self._roots() + self._families()
 
     def layer(self, tokens: int | None = None) -> int:
-        """A layer whose feed-forward block works on some of the tokens."""
+        """Return a layer whose feed-forward block works on some of the tokens."""
         block = self._block(self.tokens.tokens if tokens is None else tokens)
         return self.tokens.tokens * self.shape.width * self._norms + self.attention + block + self._copies
 
@@ -159,7 +159,7 @@ class Forward:
 
     @cached_property
     def backward(self) -> int:
-        """Beside what was saved, while a layer's gradients are computed."""
+        """Bytes besides the saved tensors while a layer's gradients are computed."""
         shape, size, tokens = self.shape, self.how.number, self.tokens.tokens
         inner = shape.inner * max(shape.active, 1)
         block = 3 * tokens * inner * size

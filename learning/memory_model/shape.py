@@ -93,7 +93,7 @@ class Shape:
         return self.body_parameters + (0 if self.tied else self.vocabulary * self.width)
 
     def adapter_parameters(self, rank: int, targets: list[str] | str) -> int:
-        """Of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
+        """Return of LoRA's matrices: `rank`·(inputs + outputs) for each adapted one (Hu et al. 2021, section 4.1)."""
         names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["gate_proj"] if self.gated else []), "up_proj", "down_proj"]
         chosen = [
             sides
@@ -104,16 +104,16 @@ class Shape:
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
-    """The shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
+    """Return the shape that a configuration of transformers describes. Raises StepError for an unknown architecture."""
     kind = str(config.get("model_type"))
     if kind not in ARCHITECTURES:
         raise StepError(f"memory of a {kind} model is not known; known are {', '.join(sorted(ARCHITECTURES))}")
 
     def number(name: str, default: int | None = None) -> int:
-        found = config.get(name) or config.get(ALIASES.get(name, name)) or default
-        if found is None:
+        value = config.get(name) or config.get(ALIASES.get(name, name)) or default
+        if value is None:
             raise StepError(f"its configuration does not say `{name}`")
-        return int(found)
+        return int(value)
 
     width, heads = number("hidden_size"), number("num_attention_heads")
     experts = int(config.get("num_local_experts") or config.get("num_experts") or 0)

@@ -12,7 +12,7 @@ WIDER = {torch.float32: torch.float64, torch.float64: torch.float64}
 
 
 def iterate_blocks(tensors: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Consecutive flat blocks of equally shaped tensors, in the precision of the arithmetic."""
+    """Yield consecutive flat blocks of equally shaped tensors, in the precision of the arithmetic."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     wide = WIDER.get(tensors[0].dtype, torch.float32)
     for start in range(0, flat[0].numel(), BLOCK):
@@ -21,7 +21,7 @@ def iterate_blocks(tensors: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]
 
 
 def apply_blockwise(rule: Callable[..., Tensor], tensors: list[Tensor]) -> Tensor:
-    """`rule(*blocks)` over all blocks; the result has shape and precision of the first tensor."""
+    """Return `rule(*blocks)` over all blocks; the result has shape and precision of the first tensor."""
     out = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
     flat = out.view(-1)
     for where, parts in iterate_blocks(tensors):
@@ -30,7 +30,7 @@ def apply_blockwise(rule: Callable[..., Tensor], tensors: list[Tensor]) -> Tenso
 
 
 def find_kth_magnitude(tensor: Tensor, base: Tensor, k: int) -> float:
-    """The k-th largest |tensor − base| (k from 1), exact, in two passes and O(n).
+    """Return the k-th largest |tensor − base| (k from 1), exact, in two passes and O(n).
 
     The bits of a magnitude order like the magnitude, so its upper 16 bits are a bucket: the first pass counts buckets,
     the second sorts only the bucket that holds the answer.
@@ -50,7 +50,7 @@ def find_kth_magnitude(tensor: Tensor, base: Tensor, k: int) -> float:
 
 
 def _bucket(magnitude: Tensor) -> Tensor:
-    """Upper 16 bits of non-negative floats."""
+    """Return the upper 16 bits of non-negative floats."""
     if magnitude.dtype == torch.float64:
         return magnitude.view(torch.int64) >> 48
     return magnitude.view(torch.int32) >> 16

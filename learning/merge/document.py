@@ -1,8 +1,8 @@
-"""What a mergekit document asks for, tensor by tensor: which tensors of which models, with which parameters.
+"""The merges that a mergekit document describes, tensor by tensor: which tensors of which models, by what parameters.
 
 A parameter is a value; a list of numbers, the gradient over the layers of a slice (first to last, linear between); or a
 list of {filter, value}, of which the first counts whose filter is part of the tensor's name (none or `*`: of all).
-Said for a model it goes before said for a slice, and that before said for the document.
+A model's value takes precedence over its slice's, and that over the document's.
 """
 
 import re
@@ -52,22 +52,22 @@ class Target:
 
 
 def list_targets(slices: list[Slice], template: Weights) -> Iterator[Target]:
-    """Every tensor of the result in the order of its name; those outside the layers are the template's."""
-    found = []
+    """Yield every tensor of the result in the order of its name; those outside the layers are the template's."""
+    targets = []
     for name in template.entries:
         if not LAYER.search(name):
             piece, position = (slices[0], 0.0) if BEFORE.search(name) else (slices[-1], 1.0)
-            found.append(Target(name, [name] * len(piece.sources), piece, position))
+            targets.append(Target(name, [name] * len(piece.sources), piece, position))
     offset = 0
     for piece in slices:
         for layer in range(piece.sources[0].count):
-            found += _layer(piece, layer, offset)
+            targets += _layer(piece, layer, offset)
         offset += piece.sources[0].count
-    yield from sorted(found, key=lambda target: target.name)
+    yield from sorted(targets, key=lambda target: target.name)
 
 
 def _layer(piece: Slice, layer: int, offset: int) -> Iterator[Target]:
-    """The tensors of one layer, as the slice's first source has them, renumbered."""
+    """Yield the tensors of one layer, as the slice's first source has them, renumbered."""
     lead, last = piece.sources[0], max(1, piece.sources[0].count - 1)
     for name in lead.weights.entries:
         match = LAYER.search(name)
@@ -81,7 +81,7 @@ def _renumbered(name: str, layer: int) -> str:
 
 
 def locate_tensor(source: Source, name: str) -> str:
-    """The name under which a source keeps a tensor: a tied head is its embedding. Raises StepError when it has none."""
+    """Return a source's name of a tensor (a tied head is the embedding); raises StepError if it has none."""
     entries = source.weights.entries
     if name in entries:
         return name
@@ -105,7 +105,7 @@ def refuse_unused_tensors(target_names: set[str], source: Source) -> None:
 
 
 def select_value(setting: Any, name: str, position: float) -> Any:
-    """A parameter's value for one tensor; None when no filter fits."""
+    """Return a parameter's value for one tensor; None when no filter fits."""
     if not isinstance(setting, list):
         return setting
     if all(isinstance(item, int | float) for item in setting):
@@ -128,7 +128,7 @@ def _gradient(anchors: list[float], position: float) -> float:
 
 
 def select_parameter(name: str, target: Target, levels: list[Mapping[str, Any]]) -> Any:
-    """The first level that has a value for the tensor; None when none has."""
+    """Return the first level that has a value for the tensor; None when none has."""
     for level in levels:
         if name in level and (value := select_value(level[name], target.name, target.position)) is not None:
             return value

@@ -1,4 +1,4 @@
-"""From a merge stage to slices of opened models, checked to fit together; and the files beside the weights."""
+"""From a merge stage to slices of opened models, checked to fit together; and the other files of a model."""
 
 import json
 import shutil
@@ -12,24 +12,24 @@ from schemas.errors import StepError
 from schemas.stages.merge import Merge
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
-BESIDE = (*TOKENIZER, "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
+OTHER_FILES = (*TOKENIZER, "merges.txt", "tokenizer.model", "chat_template.jinja", "generation_config.json")
 """Files that go with the weights unchanged."""
 Open = Callable[[str], Weights]
 """Port of the stage → the model it received."""
 
 
 def make_slices(stage: Merge, weights_at: Open) -> list[Slice]:
-    """The document's slices; `models` are one slice with all layers, to which an unlisted base model is added."""
+    """Return the document's slices; `models` become one slice of all layers, with an unlisted base model."""
     if bool(stage.models) == bool(stage.slices):
         raise StepError("merge: give either `models` or `slices`")
     base = weights_at("base_model") if stage.base_model else None
     if stage.models:
-        found = [
+        models = [
             (f"models.{i}", m.model, weights_at(f"models.{i}.model"), m.parameters) for i, m in enumerate(stage.models)
         ]
         whole = [
             Source(f"{port} ({ref})", w, parameters, 0, _layers(w), base is not None and w.folder == base.folder)
-            for port, ref, w, parameters in found
+            for port, ref, w, parameters in models
         ]
         if base is not None and not any(source.is_base for source in whole):
             whole.append(Source(f"base_model ({stage.base_model})", base, {}, 0, _layers(base), True, False))
@@ -83,7 +83,7 @@ def _vocabulary(folder: Path) -> Any:
 
 def write_other_files(slices: list[Slice], template: Weights, dtype: str, folder: Path) -> None:
     """Config of the result, tokenizer and the like of the first or base model."""
-    for name in BESIDE:
+    for name in OTHER_FILES:
         if (template.folder / name).is_file():
             shutil.copyfile(template.folder / name, folder / name)
     config = {key: value for key, value in template.config.items() if key not in ("torch_dtype", "_name_or_path")}

@@ -19,6 +19,9 @@ from schemas.use import MergeMethodUse
 WITHOUT_EFFECT = {"int8_mask"}
 """mergekit's parameters that change how it computes and not what: masks take one byte per entry here anyhow."""
 
+Options = dict[str, Any]
+"""Arguments of a method by name."""
+
 
 @dataclass
 class Method:
@@ -40,7 +43,7 @@ class Method:
         self.supplied = {p.name for p in parameters if p not in keyword}
         self.options = {p.name: list in (hints[p.name], *get_args(hints[p.name])) for p in keyword}
         self.required = {p.name for p in keyword if p.default is inspect.Parameter.empty}
-        self._checked: dict[str, dict[str, Any]] = {}
+        self._checked: dict[str, Options] = {}
 
     @property
     def takes_base(self) -> bool:
@@ -55,8 +58,8 @@ class Method:
             hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(known))}"
             raise StepError(f"merge_method {self.name}: no parameter {name!r}; {hint}")
 
-    def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> dict[str, Any]:
-        """The options for one tensor, checked against the signature; raises StepError when one is missing."""
+    def bind(self, target: Target, models: list[Source], document: Mapping[str, Any]) -> Options:
+        """Return the options for one tensor, checked against the signature; raises StepError when one is missing."""
         given = {}
         for option, per_model in self.options.items():
             name, shared = _spelt(option), [target.slice.parameters, document]
@@ -78,12 +81,12 @@ class Method:
 
 
 def _spelt(option: str) -> str:
-    """The word in the document: `lambda_` is `lambda`, which Python keeps for itself."""
+    """Return the word in the document: `lambda_` is `lambda`, which Python keeps for itself."""
     return option.removesuffix("_")
 
 
 def select_participants(target: Target, method: Method) -> tuple[list[Source], Source | None]:
-    """The models that are merged, and the base where the method takes one."""
+    """Return the models that are merged, and the base where the method takes one."""
     if not method.takes_base:
         return [s for s in target.slice.sources if s.listed], None
     base = next((source for source in target.slice.sources if source.is_base), None)
@@ -91,12 +94,12 @@ def select_participants(target: Target, method: Method) -> tuple[list[Source], S
         raise StepError(f"merge_method {method.name}: base_model is missing, or not among the sources of a slice")
     others = [source for source in target.slice.sources if not source.is_base]
     if not others:
-        raise StepError(f"merge_method {method.name}: no model beside base_model")
+        raise StepError(f"merge_method {method.name}: no model besides base_model; list the models to merge")
     return others, base
 
 
 def check_shapes(target: Target) -> tuple[int, ...]:
-    """The tensor's shape; raises StepError when models differ in it."""
+    """Return the tensor's shape; raises StepError when models differ in it."""
     first, *others = zip(target.slice.sources, target.source_names, strict=True)
     shape = first[0].weights.entries[locate_tensor(*first)].shape
     for source, name in others:
@@ -111,19 +114,19 @@ def check_shapes(target: Target) -> tuple[int, ...]:
 
 
 def read_tensors(target: Target) -> list[Tensor]:
-    """The tensor of every source, in the order of the slice."""
+    """Return the tensor of every source, in the order of the slice."""
     pairs = zip(target.slice.sources, target.source_names, strict=True)
     return [source.weights.read(locate_tensor(source, name)) for source, name in pairs]
 
 
 def collect_arguments(
     target: Target, tensors: list[Tensor], method: Method, dtype: torch.dtype
-) -> tuple[list[Source], dict[str, Any]]:
-    """The models that are merged and what their method is given of them; takes the tensors out of the list."""
+) -> tuple[list[Source], Options]:
+    """Return the models that are merged and what their method is given of them; takes the tensors out of the list."""
     models, base = select_participants(target, method)
     by_source = {id(s): t.to(dtype) for s, t in zip(target.slice.sources, tensors, strict=True)}
     tensors.clear()
-    given: dict[str, Any] = {"tensors": [by_source[id(source)] for source in models]}
+    given: Options = {"tensors": [by_source[id(source)] for source in models]}
     if base is not None:
         given["base"] = by_source[id(base)]
     return models, given
@@ -132,13 +135,13 @@ def collect_arguments(
 def sum_totals(
     wanted: Iterable[Target], method: Method, document: Mapping[str, Any], dtype: torch.dtype
 ) -> list[float]:
-    """What `<method>_totals` beside the method says of every tensor, added up; raises StepError when it is missing."""
+    """Return the sum of the method's `<method>_totals` over all tensors; raises StepError without that function."""
     if "totals" not in method.supplied:
         return []
     name = f"{method.function.__name__}_totals"
     count = getattr(sys.modules[method.function.__module__], name, None)
     if count is None:
-        raise StepError(f"merge_method {method.name}: asks for totals, but there is no function {name} beside it")
+        raise StepError(f"merge_method {method.name}: takes totals, but its module has no function {name}")
     options = {p.name for p in inspect.signature(count).parameters.values() if p.kind is p.KEYWORD_ONLY}
     totals: list[float] = []
     for target in wanted:
@@ -146,8 +149,8 @@ def sum_totals(
         if tensors[0].is_floating_point():
             models, given = collect_arguments(target, tensors, method, dtype)
             bound = method.bind(target, models, document)
-            found = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
-            totals = [a + b for a, b in zip(totals or [0.0] * len(found), found, strict=True)]
+            counts = count(given["base"], given["tensors"], **{k: v for k, v in bound.items() if k in options})
+            totals = [a + b for a, b in zip(totals or [0.0] * len(counts), counts, strict=True)]
     return totals
 
 

@@ -7,12 +7,13 @@ entries. Letters: U left singular vectors, s singular values, k leading directio
 
 from collections.abc import Callable, Mapping
 from math import degrees, nan
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from learning.data.rows import Row
 from schemas.errors import StepError
 
 Rank = Annotated[int, Field(ge=1)]
@@ -73,7 +74,7 @@ def measure_weights(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     measures: Mapping[str, Callable],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One line per measure: model, against, measure, value (null where it says nothing), tensors that it spoke of.
 
     Raises StepError when the models differ in their tensors.

@@ -18,7 +18,7 @@ from schemas.training import LoRA
 
 
 def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
-    """The model with fresh adapters, the only weights that train; raises StepError for layers that do not exist."""
+    """Return the model with fresh adapters, which alone are trained; raises StepError for layers that do not exist."""
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=options.lora_r,
@@ -39,7 +39,7 @@ def attach_adapters(model: PreTrainedModel, options: LoRA) -> PeftModel:
 
 
 def fold_adapters(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """A base with the updates of the adapters in `folder` added to its weights."""
+    """Return a base with the updates of the adapters in `folder` added to its weights."""
     with _current_transformers():
         return PeftModel.from_pretrained(model, folder, torch_device="cpu").merge_and_unload()
 
@@ -61,7 +61,7 @@ def _current_transformers() -> Iterator[None]:
 
 
 def merge_weights(model: PeftModel) -> dict[str, Tensor]:
-    """Weights of the base with the adapters' updates added, W + ΔW, by their names in the plain model.
+    """Return weights of the base with the adapters' updates added, W + ΔW, by their names in the plain model.
 
     They are new tensors: to merge and to unmerge in place would round the base differently each time.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints of a step: safetensors and JSON in a folder made whole by one rename; never a pickle."""
+"""Checkpoints of a step: safetensors and JSON in a folder that one rename completes; never a pickle."""
 
 import errno
 import json
@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,10 +26,17 @@ KEPT = 2
 """How many checkpoints stay: the latest, and the one before in case the latest is damaged."""
 
 
+class CheckpointContent(TypedDict):
+    """What state.json holds."""
+
+    step: int
+    state: Any
+
+
 def save_checkpoint(
     folder: Path, step: int, tensors: Mapping[str, torch.Tensor], state: Any, group: Group = ALONE
 ) -> None:
-    """Write `folder/step-<step>`: it is either whole or not there.
+    """Write `folder/step-<step>`: afterwards it is either complete or absent.
 
     All ranks of a group call it: rank 0 writes what all hold, and where each holds a part, each writes its own.
     """
@@ -68,15 +75,15 @@ def load_latest(
     group: Group = ALONE,
     refuse: Callable[[Any], str | None] = lambda state: None,
 ) -> tuple[int, dict[str, torch.Tensor], Any] | None:
-    """Step, tensors and state of the latest whole checkpoint (up to a step); a damaged one is said and not used.
+    """Return step, tensors and state of the latest whole checkpoint (up to a step); damaged ones are skipped.
 
     It may come from any number of processes. `like` says which of its tensors are wanted as shards, and `refuse` what
     is wrong with that to which a state refers.
     """
-    found = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
-    if found is None:
+    latest = group.broadcast(_latest_whole(folder, upto, refuse) if group.main else None)
+    if latest is None:
         return None
-    chosen, content = found
+    chosen, content = latest
     whole = (chosen / WHOLE).is_file() and not group.shards
     tensors = load_file(chosen / WHOLE) if whole else read_shards(chosen, like)
     return content["step"], tensors, content["state"]
@@ -84,8 +91,8 @@ def load_latest(
 
 def _latest_whole(
     folder: Path, upto: int | None, refuse: Callable[[Any], str | None]
-) -> tuple[Path, dict[str, Any]] | None:
-    """The folder of the latest checkpoint whose files are as they were written, and what it says of itself.
+) -> tuple[Path, CheckpointContent] | None:
+    """Return the folder and the content of the latest checkpoint whose files are as they were written.
 
     Others are renamed: they are never read, and do not count among those that are kept.
     """
@@ -93,19 +100,19 @@ def _latest_whole(
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         if upto is not None and candidate.name > f"step-{upto:08d}":
             continue
-        problem, content = find_folder_problem(candidate), {}
+        problem = find_folder_problem(candidate)
         if problem is None:
-            content = json.loads((candidate / STATE).read_text())
+            content: CheckpointContent = json.loads((candidate / STATE).read_text())
             problem = refuse(content["state"])
-        if problem is None:
-            return candidate, content
+            if problem is None:
+                return candidate, content
         refused += 1
         print(f"checkpoint {candidate.name}: {problem}; it is not used")
         aside = candidate.with_name(f"damaged-{candidate.name}")
         shutil.rmtree(aside, ignore_errors=True)
         candidate.rename(aside)
     if refused:
-        print(f"none of {refused} checkpoint(s) can be used: begun from the start")
+        print(f"none of {refused} checkpoint(s) can be used: the step starts from the beginning")
     return None
 
 
@@ -114,37 +121,37 @@ def save_training(
     step: int,
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
-    told: Any,
+    progress: Any,
     group: Group = ALONE,
 ) -> None:
-    """A checkpoint of a loop that trains one model: parameters, moments, random states, and what it has told."""
+    """Write a checkpoint of a training loop: parameters, moments, random states, and what the loop has reported."""
     moments, groups = get_optimizer_state(optimizer)
     rng_tensors, rng_rest = collect_random_states(group)
     tensors = add_prefix("model", parameters) | add_prefix("optimizer", moments) | rng_tensors
-    save_checkpoint(folder, step, tensors, {"optimizer": groups, **rng_rest, "told": told}, group)
+    save_checkpoint(folder, step, tensors, {"optimizer": groups, **rng_rest, "progress": progress}, group)
 
 
 def load_training(
     folder: Path, parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, group: Group = ALONE
 ) -> tuple[int, Any] | None:
-    """Put back what `save_training` left last; returns its step and what was told. Raises StepError."""
-    found = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
-    if found is None:
+    """Restore the latest checkpoint of `save_training` and return its step and progress. Raises StepError."""
+    checkpoint = load_latest(folder, like=shard_like_trained(parameters, optimizer), group=group)
+    if checkpoint is None:
         return None
-    step, tensors, state = found
+    step, tensors, state = checkpoint
     load_weights(parameters, strip_prefix("model", tensors))
     load_optimizer_state(optimizer, strip_prefix("optimizer", tensors), state["optimizer"])
     restore_random_states(tensors, state, group)
-    return step, state["told"]
+    return step, state["progress"]
 
 
 def get_trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters that are trained, by name; tied ones once."""
+    """Return the parameters that are trained, by name; tied ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def shard_like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer) -> Like:
-    """A checkpoint's tensors of a model and its optimiser, cut as these are."""
+    """Return a checkpoint's tensors of a model and its optimiser, cut as these are."""
     trained = [p for g in optimizer.param_groups for p in g["params"]]
 
     def like(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -160,12 +167,12 @@ def shard_like_trained(parameters: Mapping[str, torch.Tensor], optimizer: torch.
 
 
 def add_prefix(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors under `<group>/<name>`."""
+    """Return tensors under `<group>/<name>`."""
     return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def strip_prefix(group: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those of `prefixed` with their own names again."""
+    """Return the tensors under `<group>/`, by their own names."""
     return {name.removeprefix(f"{group}/"): t for name, t in tensors.items() if name.startswith(f"{group}/")}
 
 
@@ -185,14 +192,14 @@ def load_weights(parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, t
 
 
 def get_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, torch.Tensor], list[Any]]:
-    """Tensors by `<parameter>/<name>`, and the groups without their parameters."""
+    """Return tensors by `<parameter>/<name>`, and the groups without their parameters."""
     whole = optimizer.state_dict()
     tensors = {f"{i}/{name}": torch.as_tensor(v) for i, state in whole["state"].items() for name, v in state.items()}
     return tensors, whole["param_groups"]
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor], groups: list[Any]) -> None:
-    """Put back what `optimizer_state` gave; raises StepError when the parameters are others."""
+    """Restore what `get_optimizer_state` returned; raises StepError if the parameters differ."""
     shapes = {str(i): tuple(p.shape) for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -221,7 +228,7 @@ def seal_folder(folder: Path, name: str, digests: Mapping[str, str]) -> None:
 
 
 def find_folder_problem(folder: Path) -> str | None:
-    """What is wrong with a sealed folder, in words; None when every file is as it was written and no other is there."""
+    """Return what is wrong with a sealed folder; None if its files are exactly those that were written."""
     try:
         sealed = read_sealed(folder / SEAL, _label(folder.parent, folder.name))
     except OSError:

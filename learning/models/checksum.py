@@ -1,7 +1,7 @@
 """A number that tells whether two tensors hold the same bits, computed where the tensor lies.
 
-Whole-number sums modulo 2^64 do not depend on the order of addition, so a GPU and a CPU agree. It guards against what
-goes missing, is mixed up or arrives in part; it is no defence against somebody who forges weights.
+Whole-number sums modulo 2^64 do not depend on the order of addition, so a GPU and a CPU agree. It detects weights that
+are missing, mixed up or incomplete; it does not protect against forged weights.
 
 Shapes: W words of 32 bits.
 """
@@ -32,7 +32,7 @@ class Checksum(NamedTuple):
 
 @torch.no_grad()
 def compute_checksum(tensor: Tensor) -> Checksum:
-    """Checksum of a tensor's type, shape and bits."""
+    """Return the checksum of a tensor's type, shape and bits."""
     byte_X = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if rest := -len(byte_X) % 4:
         byte_X = torch.cat([byte_X, byte_X.new_zeros(rest)])

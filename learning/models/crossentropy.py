@@ -1,4 +1,4 @@
-"""Cross-entropy of completions, summed: whoever calls divides by the tokens of the whole optimiser batch.
+"""Cross-entropy of completions, summed: the caller divides by the tokens of the whole optimiser batch.
 
 A mean per forward pass would weigh the tokens of short passes more. Shapes: M packed tokens, B rows, L longest row.
 """
@@ -28,7 +28,7 @@ def compute_packed_loss(model: Any, examples: Sequence[Example]) -> Tensor:
 
 
 def compute_padded_loss(model: Any, examples: Sequence[Example]) -> Tensor:
-    """The same with right padding, for architectures that are not attention alone."""
+    """Return the same with right padding, for architectures that are not attention alone."""
     longest = max(len(example.ids) for example in examples)
     ids_BL = torch.tensor([e.ids + [0] * (longest - len(e.ids)) for e in examples], device=model.device)
     real_BL = torch.tensor([[1] * len(e.ids) + [0] * (longest - len(e.ids)) for e in examples], device=model.device)

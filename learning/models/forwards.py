@@ -42,7 +42,7 @@ def apply_compute_options(model: nn.Module, training: Training) -> None:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a transformer, in order; empty where transformers does not mark them."""
+    """Return the blocks of a transformer, in order; empty where transformers does not mark them."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -61,7 +61,7 @@ def _computed_again(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_now(block: nn.Module) -> Callable[[], tuple[AbstractContextManager, AbstractContextManager]]:
-    """Contexts of both computations: the second, in the backward pass, with the attention of the first."""
+    """Return contexts of both computations: the second, in the backward pass, with the attention of the first."""
     config: Any = next(module.config for module in block.modules() if hasattr(module, "config"))
     name = config._attn_implementation
 

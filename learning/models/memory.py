@@ -6,13 +6,13 @@ import sys
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Names of glibc's mallopt."""
 LARGEST = 32 << 20
-"""Bytes of the largest block that glibc can be told to take from its heap."""
+"""Bytes of the largest block that glibc can be set to take from its heap."""
 
 
 def keep_pages() -> None:
     """Let glibc take blocks of up to 32 MB from its heap, and keep the heap.
 
-    By default it maps every tensor of some hundred kilobytes anew and unmaps it afterwards: the kernel then clears
+    By default it maps and unmaps memory for every tensor of some hundred kilobytes: the kernel then clears
     pages all the time, which costs a fifth of a training step of a small model. Nothing happens without glibc.
     """
     if not sys.platform.startswith("linux"):

@@ -11,7 +11,7 @@ from schemas.training import Training
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019) over the trainable parameters; vectors (norms, biases) are not decayed."""
+    """Return AdamW (Loshchilov & Hutter 2019) over the trainable parameters; norms and biases are not decayed."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": training.weight_decay},
@@ -22,7 +22,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.AdamW:
 
 
 def learning_rate_at(training: Training, step: int, total_steps: int) -> float:
-    """Learning rate of a step (0-based): linear warm-up over `warmup_ratio`, then the schedule down to 0."""
+    """Return the learning rate of a step (0-based): linear warm-up over `warmup_ratio`, then the schedule down to 0."""
     warmup = math.ceil(training.warmup_ratio * total_steps)
     if step < warmup:
         return training.learning_rate * (step + 1) / warmup
@@ -32,9 +32,9 @@ def learning_rate_at(training: Training, step: int, total_steps: int) -> float:
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> float:
-    """Global gradient norm (of shards too) before clipping; gradients are scaled down to `max_norm` where it is more.
+    """Scale gradients down to `max_norm` and return their global norm before that.
 
-    Raises StepError when the norm is not finite: such a step would ruin the weights.
+    Raises StepError if the norm is not finite: the step would ruin the weights.
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     limit = math.inf if max_norm is None else max_norm

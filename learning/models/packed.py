@@ -59,7 +59,7 @@ class Packed:
         return source_M.to(self.input_ids_M.device)
 
     def to(self, device: torch.device | str) -> "Packed":
-        """The same on another device."""
+        """Return a copy on another device."""
         return replace(self, input_ids_M=self.input_ids_M.to(device), position_ids_M=self.position_ids_M.to(device))
 
 
@@ -95,7 +95,7 @@ def _segment_attention(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _last_block_at(model: Any, rows_B: Tensor | None, size: int) -> Iterator[None]:
-    """Let the last layer's feed-forward block work on some of `size` tokens only; nobody reads the others.
+    """Let the last layer's feed-forward block work on some of `size` tokens only; the others are not read.
 
     A mixture of experts is left alone: its router counts tokens.
     """
@@ -155,10 +155,10 @@ def packed_logprobs(
     entropy: bool = False,
     needed_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of every token given its path, and with `entropy` that of its distribution: (M,) each."""
+    """Return the log-probability (M,) of every token given its path, and with `entropy` that of its distribution."""
     followed = ("lp", "entropy") if entropy else ("lp",)
-    found = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
-    return found["lp"], found.get("entropy")
+    statistics = packed_statistics(model, packed, followed=followed, temperature=temperature, needed_M=needed_M)
+    return statistics["lp"], statistics.get("entropy")
 
 
 def packed_statistics(
@@ -170,7 +170,7 @@ def packed_statistics(
     temperature: float = 1.0,
     needed_M: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
+    """Return statistics of every token given its path, of the distribution softmax(logits / temperature): (M,) each.
 
     `lp` the token's log-probability, `entropy` in nats, `lp_mean` the mean log-probability over the vocabulary,
     `collision` the chance that two draws are equal, Σ p². Gradients flow through the `followed` ones only. Tokens
@@ -210,7 +210,7 @@ def _score(
     followed: tuple[str, ...],
     watched: tuple[str, ...],
 ) -> tuple[Tensor, ...]:
-    """Statistics (B,) of the distributions after each row, in float32 at least."""
+    """Return statistics (B,) of the distributions after each row, in float32 at least."""
     logits_BV = head(rows_BC)
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
     logp_BV = logits_BV.log_softmax(-1)
@@ -300,12 +300,12 @@ def _head_of(model: Any, probe: Packed, hidden_MC: Tensor) -> Literal["shared", 
     return "shared" if is_close(compute_logits(model, hidden_MC), padded_logits(model, probe)) else "own"
 
 
-def is_close(found: Tensor, truth: Tensor) -> bool:
+def is_close(values: Tensor, truth: Tensor) -> bool:
     """Return whether tensors differ by no more than rounding, relative to the largest value."""
-    coarse = {found.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
-    found, truth = found.float(), truth.float()
+    coarse = {values.dtype, truth.dtype} & {torch.bfloat16, torch.float16} or torch.is_autocast_enabled()
+    values, truth = values.float(), truth.float()
     bound = (COARSE if coarse else FINE) * truth.abs().max()
-    return bool(torch.isfinite(found).all()) and bool((found - truth).abs().max() <= bound)
+    return bool(torch.isfinite(values).all()) and bool((values - truth).abs().max() <= bound)
 
 
 FINE, COARSE = 2e-5, 5e-2

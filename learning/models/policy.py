@@ -22,6 +22,8 @@ transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
 LARGEST_FILE = "5GB"
+LOCAL_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""How folders are loaded: nothing is downloaded, and no code of a folder runs."""
 
 LOADING = threading.Lock()
 """transformers changes settings of the whole process while it loads a model."""
@@ -56,7 +58,6 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
     for file in needed:
         if not file.is_file():
             raise StepError(f"{folder.name}: no model here, {file.relative_to(folder)} is missing")
-    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with LOADING:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -65,9 +66,9 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 output_loading_info=True,
-                **kwargs,
+                **LOCAL_ONLY,
             )
-            tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+            tokenizer = AutoTokenizer.from_pretrained(base, **LOCAL_ONLY)
         model: Any = loaded[0]
         info = loaded[1]
     except (OSError, ValueError, SafetensorError) as error:
@@ -82,17 +83,16 @@ def load_policy(folder: Path, *, device: str = "cpu", dtype: str = "float32") ->
 
 
 def load_outline(folder: Path, *, dtype: str = "float32") -> Policy:
-    """The policy of a folder without its weights, for who needs its tokenizer and its shape alone.
+    """Return the policy of a folder without its weights: only tokenizer and shape.
 
     Raises StepError when the folder is no model.
     """
     base = Path(folder) / "base" if (Path(folder) / "adapter_config.json").is_file() else Path(folder)
-    kwargs: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with LOADING, torch.device("meta"):
-            config = AutoConfig.from_pretrained(base, **kwargs)
+            config = AutoConfig.from_pretrained(base, **LOCAL_ONLY)
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(base, **kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(base, **LOCAL_ONLY)
     except (OSError, ValueError) as error:
         raise StepError(f"{Path(folder).name}: this model cannot be loaded: {error}") from error
     return Policy(model.eval(), tokenizer, _longest(tokenizer, model))
@@ -103,7 +103,7 @@ def _longest(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
 
 
 def resolve_max_length(policy: Policy, max_length: int | None) -> int:
-    """Tokens of the longest sequence to train on; raises StepError for more than the model holds."""
+    """Return tokens of the longest sequence to train on; raises StepError for more than the model holds."""
     if max_length is not None and max_length > policy.max_length:
         raise StepError(f"max_length: {max_length} is more than the {policy.max_length} tokens that the model holds")
     return max_length or policy.max_length
@@ -129,7 +129,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def get_untied_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
+    """Return parameters and persistent buffers by name, each storage once: a tied head is left to its embedding."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     state = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
     return {name: tensor.detach().contiguous().cpu() for name, tensor in sorted(state.items())}

@@ -39,7 +39,7 @@ class RewardModel:
     scale: Scale = field(default_factory=Scale)
 
     def rewards(self, prompts: list[list[int]], completions: list[list[list[int]]]) -> Tensor:
-        """Rewards (P,) of the completions of the first prompt, then of the second, and so on; prompts are shared."""
+        """Return rewards (P,) of the completions, prompt by prompt; each prompt is computed once."""
         segments, parents, leaves = [], [], []
         for prompt, answers in zip(prompts, completions, strict=True):
             root = len(segments)
@@ -55,12 +55,12 @@ class RewardModel:
     def save(self, folder: Path) -> None:
         """Write the folder; equal models give equal bytes."""
         save_policy(self.policy, folder)
-        told = {"max_length": self.policy.max_length, "mean": self.scale.mean, "std": self.scale.std}
-        (folder / FILE).write_text(json.dumps(told, indent=1) + "\n")
+        settings = {"max_length": self.policy.max_length, "mean": self.scale.mean, "std": self.scale.std}
+        (folder / FILE).write_text(json.dumps(settings, indent=1) + "\n")
 
 
 def make_reward_model(policy: Policy, max_length: int | None) -> RewardModel:
-    """A reward model with the policy's body and a head of zeros: before training it prefers nothing.
+    """Return a reward model with the policy's body and a head of zeros: before training it prefers nothing.
 
     Raises StepError when transformers has no sequence classifier of the architecture.
     """
@@ -93,7 +93,7 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
         raise StepError(
             f"{folder.name}: no reward model here, {FILE} is missing; give the output of a reward_model stage"
         )
-    told = json.loads((folder / FILE).read_text())
+    settings = json.loads((folder / FILE).read_text())
     with LOADING:
         model = AutoModelForSequenceClassification.from_pretrained(
             folder,
@@ -104,5 +104,5 @@ def load_reward_model(folder: Path, *, device: str = "cpu", dtype: str = "float3
             trust_remote_code=False,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    policy = Policy(model.to(device).eval(), tokenizer, told["max_length"])
-    return RewardModel(policy, Scale(told["mean"], told["std"]))
+    policy = Policy(model.to(device).eval(), tokenizer, settings["max_length"])
+    return RewardModel(policy, Scale(settings["mean"], settings["std"]))

@@ -26,7 +26,7 @@ Rows = tuple[tuple[int, int], ...]
 
 
 def attend_rows(q_HMD: Tensor, k_HMD: Tensor, v_HMD: Tensor, rows: Rows, scaling: float) -> Tensor:
-    """Attention of the tokens of `rows`, one row after the other: (Σ lengths, H·D), in float32 or float64."""
+    """Return attention of the tokens of `rows`, one row after the other: (Σ lengths, H·D), in float32 or float64."""
     out_HXD = _Rows.apply(q_HMD, k_HMD, v_HMD, rows, scaling)
     return out_HXD.transpose(0, 1).flatten(1)
 
@@ -69,7 +69,7 @@ class _Rows(torch.autograd.Function):
 
 
 def _spans(rows: Rows) -> Iterator[tuple[int, int, int, int]]:
-    """First token of the row, first of the span, the one after its last, and its place in the output."""
+    """Yield first token of the row, first of the span, the one after its last, and its place in the output."""
     place = 0
     for start, end in rows:
         count = max(1, round((end - start) / SPAN))
@@ -81,5 +81,5 @@ def _spans(rows: Rows) -> Iterator[tuple[int, int, int, int]]:
 
 @lru_cache(maxsize=2 * SPAN)
 def _later(size: int) -> Tensor:
-    """Which keys of a span come after each of its queries (size, size)."""
+    """Return which keys of a span come after each of its queries (size, size)."""
     return torch.ones(size, size, dtype=torch.bool).triu_(1)

@@ -50,7 +50,7 @@ class Layout:
     """Roots in no block; their places come after those of the blocks."""
 
     def to(self, device: torch.device | str) -> "Layout":
-        """The same on another device."""
+        """Return a copy on another device."""
         blocks = [Block(b.shape, None if b.absent_NP is None else b.absent_NP.to(device)) for b in self.blocks]
         return Layout(blocks, self.child_X.to(device), self.chain_Y.to(device), self.home_M.to(device), self.rows)
 
@@ -88,7 +88,7 @@ def make_layout(starts: list[int], parents: list[int], *, by_row: bool = False) 
 
 
 def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
-    """Tokens before each segment on its path."""
+    """Return tokens before each segment on its path."""
     chains: list[int] = []
     for parent in parents:
         chains.append(chains[parent] + lengths[parent] if parent >= 0 else 0)
@@ -96,7 +96,7 @@ def measure_chains(lengths: list[int], parents: list[int]) -> list[int]:
 
 
 def _batches(shapes: list[tuple[int, int, int, list[int]]]) -> list[list[tuple[int, int, int, list[int]]]]:
-    """Neighbours in sorted order share a block while padding stays below WASTE."""
+    """Return the families in batches: neighbours in sorted order share one while padding stays below WASTE."""
     batches: list[list[tuple[int, int, int, list[int]]]] = []
     needed = 0
     for shape in shapes:
@@ -123,7 +123,7 @@ def _largest(shapes: list[tuple[int, int, int, list[int]]]) -> tuple[int, int, i
 def _block(
     shapes: list[tuple[int, int, int, list[int]]], starts: list[int], parents: list[int]
 ) -> tuple[Block, Tensor, Tensor]:
-    """One batch of families: its block, its children's places and its chains' places, −1 at padding."""
+    """Return one batch of families: its block, its children's places and its chains' places, −1 at padding."""
     chain, count, longest = _largest(shapes)
     child_NGL = torch.full((len(shapes), count, longest), -1, dtype=torch.long)
     chain_NP = torch.full((len(shapes), chain), -1, dtype=torch.long)
@@ -139,7 +139,7 @@ def _block(
 
 
 def find_ancestors(segment: int, starts: list[int], parents: list[int]) -> Tensor:
-    """Packed indices of all tokens before a segment on its path, in order."""
+    """Return packed indices of all tokens before a segment on its path, in order."""
     spans: list[Tensor] = []
     while (segment := parents[segment]) >= 0:
         spans.append(torch.arange(starts[segment], starts[segment + 1]))
@@ -147,7 +147,7 @@ def find_ancestors(segment: int, starts: list[int], parents: list[int]) -> Tenso
 
 
 def _roots(q_XC: Tensor, k_XC: Tensor, v_XC: Tensor, block: Block, heads: tuple[int, int], scaling: float) -> Tensor:
-    """Causal attention of each root to itself: (N·G·L, H·D). Right padding is never seen by a real token."""
+    """Return causal attention of each root to itself: (N·G·L, H·D). Right padding is never seen by a real token."""
     n, g, length, _ = block.shape
     q, k, v = (
         x.view(n * g, length, h, -1).transpose(1, 2)
@@ -167,7 +167,7 @@ def _families(
     heads: tuple[int, int],
     scaling: float,
 ) -> Tensor:
-    """Attention of children to their parent's chain, read once per family, and to themselves: (N·G·L, H·D)."""
+    """Return attention of children to their parent's chain, read once per family, and to themselves: (N·G·L, H·D)."""
     (n, g, length, p), (k, r) = block.shape, heads
     q = q_XC.view(n, g, length, k, r, -1).permute(0, 3, 1, 4, 2, 5).contiguous() * scaling
     own_k, own_v = (x.view(n, g, length, k, -1).permute(0, 3, 1, 2, 4) for x in (k_XC, v_XC))
@@ -187,7 +187,7 @@ def _families(
 
 
 def _by_row(query: Tensor, key: Tensor, value: Tensor, rows: Rows, heads: tuple[int, int], scaling: float) -> Tensor:
-    """Attention of the roots that are in no block: (Σ lengths, H·D)."""
+    """Return attention of the roots that are in no block: (Σ lengths, H·D)."""
     k_HMD, v_HMD = (x.squeeze(0).repeat_interleave(heads[1], 0) if heads[1] > 1 else x.squeeze(0) for x in (key, value))
     if query.dtype in (torch.float32, torch.float64):
         return attend_rows(query.squeeze(0), k_HMD, v_HMD, rows, scaling)
@@ -214,7 +214,7 @@ def attend(
     s_aux: Tensor | None = None,
     **unused: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
+    """Return an attention function for transformers' AttentionInterface: (1, H, M, D) in, (1, M, H, D) out.
 
     Raises StepError for attention that is more than causal softmax (windows, caps, sinks) and for dropout.
     """

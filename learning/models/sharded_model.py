@@ -30,7 +30,7 @@ class Calls(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[[], Any]) -> Any:
-        """What the function returns."""
+        """Return what the function returns."""
         return function()
 
 
@@ -49,36 +49,36 @@ class Trained:
             self.calls = _sharded(model, group) if group.shards else _replicated(model, group)
 
     def __call__(self, function: Callable[[], Found]) -> Found:
-        """What a function that computes with the model returns; every rank must call as often."""
+        """Call a function that computes with the model; every rank must call it equally often."""
         return function() if self.calls is None else self.calls(function)
 
     def backward(self, parts: Sequence[Part], loss_of: Callable[[Part], tuple[Tensor, Found]]) -> list[Found]:
-        """Add up the gradient of Σ over `parts` of a loss; returns what was found beside this rank's own losses.
+        """Add up the gradient of the sum of a loss over `parts`; return the second results of this rank's own parts.
 
         Each rank computes its share; afterwards all have the sum. Raises StepError when there is no part.
         """
         if not parts:
             raise StepError("nothing to train on in this step")
-        found = []
+        results = []
         rounds = self.group.rounds(parts)
         for i, (part, real) in enumerate(rounds):
             last = i + 1 == len(rounds)
             with self._synced(last):
-                loss, beside = self(lambda part=part: loss_of(part))
+                loss, metrics = self(lambda part=part: loss_of(part))
                 loss = loss if real else loss * 0
                 (loss + self._nothing() if last and self.rests else loss).backward()
             if real:
-                found.append(beside)
-        return found
+                results.append(metrics)
+        return results
 
     def each(self, parts: Sequence[Part], function: Callable[[Part], Found]) -> list[Found]:
-        """What a function of the model finds for every part, without gradient, in order and on every rank."""
+        """Return a function's result for every part, without gradient, in order, on every rank."""
         with torch.no_grad():
             if not self.group.shards:
                 return self.group.each(parts, function)
-            found = self.group.each(parts, lambda part: self(lambda: function(part)))
+            results = self.group.each(parts, lambda part: self(lambda: function(part)))
             self.calls.reshard()  # after a backward pass that would happen by itself
-            return found
+            return results
 
     @torch.no_grad()
     def copy_to(self, other: nn.Module) -> None:
@@ -106,7 +106,7 @@ class Trained:
                     module._parameters[name] = done[id(parameter)]
 
     def _nothing(self) -> Tensor:
-        """0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
+        """Return 0, but of every parameter: replicas wait for a gradient of experts that no token went to."""
         firsts = [p.flatten()[0] for p in self.model.parameters() if p.requires_grad]
         return 0.0 * sum(firsts[1:], firsts[0])
 
@@ -129,7 +129,7 @@ def _replicated(model: nn.Module, group: Group) -> nn.Module:
 
 
 def _summed(_: None, bucket: Any) -> torch.futures.Future[Tensor]:
-    """DistributedDataParallel's own way is the mean over the ranks."""
+    """Return the sum over the ranks; DistributedDataParallel itself would take the mean."""
     work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 

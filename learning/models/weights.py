@@ -62,7 +62,7 @@ class Weights:
         return bool(self.config.get("tie_word_embeddings", False))
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
+        """Return one tensor, in memory of its own."""
         entry = self.entries[name]
         out = torch.empty(entry.shape, dtype=entry.dtype)
         if entry.size:
@@ -101,7 +101,7 @@ def _entries(file: Path) -> dict[str, Entry]:
         except ValueError as error:
             raise broken from error
     header.pop("__metadata__", None)
-    found = {}
+    entries = {}
     for name, item in header.items():
         start, end = item["data_offsets"]
         if item["dtype"] not in DTYPES:
@@ -109,8 +109,8 @@ def _entries(file: Path) -> dict[str, Entry]:
         dtype, shape = DTYPES[item["dtype"]], tuple(item["shape"])
         if end - start != torch.Size(shape).numel() * dtype.itemsize or 8 + length + end > total or start < 0:
             raise broken
-        found[name] = Entry(file, 8 + length + start, end - start, shape, dtype)
-    return found
+        entries[name] = Entry(file, 8 + length + start, end - start, shape, dtype)
+    return entries
 
 
 class WeightsWriter:
@@ -137,7 +137,7 @@ class WeightsWriter:
             view = view[self._handle.write(view) :]
 
     def __enter__(self) -> "WeightsWriter":
-        """Itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:

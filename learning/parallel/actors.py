@@ -1,6 +1,6 @@
-"""Objects in other processes, as algorithms know them: calls that answer later, and the news that one has died.
+"""Objects in other processes, as algorithms see them: calls that return futures, and the error that one has died.
 
-Where they run is the business of whoever hands an `Actors` to the step: `Threads` here keeps them in this process.
+Where they run is decided by the `Actors` that the step receives; `Threads` keeps them in this process.
 """
 
 import queue
@@ -17,22 +17,22 @@ Factory = Callable[..., Any]
 
 
 class Lost(StepError):
-    """The process of an object has died; what it was asked has no answer."""
+    """The process of an object has died; its open calls have no result."""
 
 
 class Remote(Protocol):
-    """An object somewhere else. It does one call after the other, in the order in which one client made them."""
+    """An object in another process or thread. It runs the calls of one client in order, one at a time."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future:
-        """The answer of a method, later. The future raises StepError with the object's own words, or Lost."""
+        """Call a method; the future returns its result, or raises StepError with the object's message, or Lost."""
         ...
 
     def stop(self) -> None:
-        """End the object and its process at once; calls without an answer raise Lost. Twice is as good as once."""
+        """End the object and its process at once; its open calls raise Lost. May be called twice."""
         ...
 
     def alive(self) -> bool:
-        """Whether it can still answer, as far as is known here."""
+        """Return whether it can still answer, as far as is known here."""
         ...
 
 
@@ -40,18 +40,18 @@ class Actors(Protocol):
     """The workers that a step's `resources` give to its roles."""
 
     def size(self, role: str) -> int:
-        """How many workers a role has; 0: no place of its own, its work is done in the step's process."""
+        """Return how many workers a role has; 0: no place of its own, its work is done in the step's process."""
         ...
 
     def start(self, role: str, factory: Factory, *args: Any, **kwargs: Any) -> list[Remote]:
-        """`factory(*args, **kwargs)` in every worker of a role. Raises StepError while the role is at work already.
+        """Make `factory(*args, **kwargs)` in every worker of a role; raises StepError if they are at work already.
 
-        Returns at once: a factory that fails is told by the first call.
+        Returns at once: if the factory fails, the first call raises its error.
         """
         ...
 
     def restart(self, remote: Remote) -> Remote:
-        """The same object made anew in the place of one that has died or was stopped."""
+        """Return a new object like one that has died or was stopped, in its place."""
         ...
 
     def close(self) -> None:
@@ -70,11 +70,11 @@ class Threads:
     _at_work: dict[str, list["Threaded"]] = field(default_factory=dict, repr=False)
 
     def size(self, role: str) -> int:
-        """How many threads a role has."""
+        """Return how many threads a role has."""
         return self.sizes.get(role, 0)
 
     def start(self, role: str, factory: Factory, *args: Any, **kwargs: Any) -> list[Remote]:
-        """One object per thread of the role."""
+        """Return one object per thread of the role."""
         if any(remote.alive() for remote in self._at_work.get(role, [])):
             raise StepError(f"role {role}: its workers are at work already; stop them first")
         made = [Threaded(role, lambda: factory(*args, **kwargs)) for _ in range(self.size(role))]
@@ -82,7 +82,7 @@ class Threads:
         return list(made)
 
     def restart(self, remote: Remote) -> Remote:
-        """A new thread with the same object."""
+        """Return a new thread with the same object."""
         assert isinstance(remote, Threaded)
         remote.stop()
         fresh = Threaded(remote.role, remote.make)
@@ -96,7 +96,7 @@ class Threads:
 
 
 class Threaded:
-    """An object in a thread; what it is doing when it is stopped goes on unheard."""
+    """An object in a thread; a call that runs when it is stopped goes on, and its result is dropped."""
 
     def __init__(self, role: str, make: Callable[[], Any]):
         self.role, self.make = role, make
@@ -118,16 +118,16 @@ class Threaded:
         return answer
 
     def stop(self) -> None:
-        """Forget the object; whoever waits for it hears that it is lost."""
+        """Drop the object; its open calls raise Lost."""
         with self.lock:
             left, self.open, self.stopped = self.open, set(), True
         self.waiting.put(None)
         for answer in left:
-            with suppress(Exception):  # it was answered in this very moment
+            with suppress(Exception):  # it was answered just now
                 answer.set_exception(Lost(f"{self.role}: stopped"))
 
     def alive(self) -> bool:
-        """Until it is stopped."""
+        """Return whether it has not been stopped."""
         return not self.stopped
 
     def _work(self) -> None:
@@ -165,5 +165,5 @@ class Threaded:
 
 
 def describe_error(error: BaseException, role: str) -> StepError:
-    """What an object raised, in its own words; an error that is none of posttrain's is named with its type."""
+    """Return an object's error as a StepError; an error from outside posttrain is prefixed with its type."""
     return StepError(str(error) if isinstance(error, PosttrainError) else f"{role}: {type(error).__name__}: {error}")

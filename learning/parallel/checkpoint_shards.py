@@ -1,7 +1,7 @@
 """Checkpoints of which every rank holds a part: written part by part, read in any other cut.
 
 The files are those of torch.distributed.checkpoint in its form for safetensors, each with its places in its header;
-its own form would put a pickle beside them.
+its own form would add a pickle.
 """
 
 import warnings
@@ -14,7 +14,7 @@ from learning.parallel.group import Group
 from schemas.sealed import file_digest
 
 Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
-"""(name, whole shape) → a tensor that is cut as it is wanted; None: wanted whole."""
+"""(name, full shape) → a tensor sharded as needed; None: the full tensor is needed."""
 
 
 def request_whole(name: str, shape: tuple[int, ...]) -> None:
@@ -34,7 +34,7 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], group: Group
 
 
 def read_shards(folder: Path, like: Like) -> dict[str, torch.Tensor]:
-    """Read the tensors of a checkpoint, however many ranks wrote it; each rank reads only what it wants."""
+    """Read the tensors of a checkpoint of any number of ranks; each rank reads only the parts that it needs."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load

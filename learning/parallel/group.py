@@ -1,7 +1,7 @@
-"""Processes that do one step together: each runs the same task on its share, and rank 0 alone tells and writes.
+"""Processes that run one step together: each runs the same task on its share; rank 0 alone reports and writes.
 
-Everything that decides is equal on all ranks; what ranks compute apart is summed, never averaged, because weights and
-denominators come from the whole global batch. `ALONE` is a process by itself: the same calls, no communication.
+All decisions are equal on all ranks; what ranks compute separately is summed, never averaged, because weights and
+denominators come from the global batch. `ALONE` is a single process: the same calls without communication.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, distributed
 Part = TypeVar("Part")
 Found = TypeVar("Found")
 Each = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
-"""(parts, function) → what the function finds for every part."""
+"""(parts, function) → the function's result for every part."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Group:
 
     @property
     def main(self) -> bool:
-        """Whether this is the rank that tells and writes."""
+        """Whether this is the rank that reports and writes."""
         return self.rank == 0
 
     @property
@@ -37,11 +37,11 @@ class Group:
         return self.size > 1 and self.strategy == "fsdp2"
 
     def share(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts that this rank does: every `size`-th, from its rank on."""
+        """Return the parts that this rank computes: every `size`-th, from its rank on."""
         return list(parts[self.rank :: self.size])
 
     def rounds(self, parts: Sequence[Part]) -> list[tuple[Part, bool]]:
-        """This rank's parts, as many as any rank has: one without so many repeats the first part, marked False.
+        """Return this rank's parts, as many as any rank has: one without so many repeats the first part, marked False.
 
         Ranks that compute together must all take part in every round.
         """
@@ -50,26 +50,26 @@ class Group:
         return mine + [(parts[0], False)] * (count - len(mine))
 
     def fair(self, limit: int, total: int, longest: int) -> int:
-        """The most tokens of a forward pass: `limit`, or so many fewer that no rank is left without one.
+        """Return the most tokens of a forward pass: `limit`, or so many fewer that no rank is left without one.
 
         Passes are filled one after the other; each but the last then has more than total / size.
         """
         return limit if self.size == 1 else min(limit, -(-total // self.size) + longest)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over the ranks, in place; every rank has the same bits afterwards."""
+        """Sum a tensor over the ranks, in place and bit-identical on every rank; return it."""
         if self.size > 1:
             distributed.all_reduce(tensor)
         return tensor
 
     def add_up(self, numbers: Sequence[float]) -> list[float]:
-        """Sums of numbers over the ranks."""
+        """Return sums of numbers over the ranks."""
         if self.size == 1:
             return list(numbers)
         return self.sum_(torch.tensor(list(numbers), dtype=torch.float64)).tolist()
 
     def broadcast(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """Return the value of rank 0."""
         if self.size == 1:
             return value
         box = [value if self.main else None]
@@ -77,12 +77,12 @@ class Group:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has, by rank, on all ranks."""
+        """Return the values of all ranks, by rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        distributed.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -90,14 +90,14 @@ class Group:
             distributed.barrier()
 
     def each(self, parts: Sequence[Part], function: Callable[[Part], Found]) -> list[Found]:
-        """What a function finds for every part, in order and on every rank; each rank does its share."""
+        """Return the function's result for every part, in order, on every rank; each rank computes its share."""
         if self.size == 1:
             return [function(part) for part in parts]
         done = [(function(part), real) for part, real in self.rounds(parts)]
-        return self.together([found for found, real in done if real])
+        return self.together([result for result, real in done if real])
 
     def together(self, mine: Sequence[Found]) -> list[Found]:
-        """What every rank found for its share, in the order of the parts, on every rank."""
+        """Return the results of all ranks in the order of the parts, on every rank."""
         by_rank = self.gather(list(mine))
         return [by_rank[i % self.size][i // self.size] for i in range(sum(map(len, by_rank)))]
 
@@ -106,7 +106,7 @@ ALONE = Group()
 
 
 def gather_shards(tensor: Tensor) -> Tensor:
-    """A tensor of which each rank holds a part, on every rank; others as they are."""
+    """Return a sharded tensor whole, on every rank; a plain tensor unchanged."""
     if not hasattr(tensor, "full_tensor"):
         return tensor
     sharded: Any = tensor

@@ -1,4 +1,4 @@
-"""Workers of a role that keep no state: any of them may be asked anything, and be asked again when another has died."""
+"""Workers of a role that keep no state: any of them can take any call, and repeat the call of one that died."""
 
 import threading
 from collections import deque
@@ -24,11 +24,11 @@ class Pool:
         self.remotes = actors.start(role, factory, *args)
 
     def map(self, method: str, asked: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a method answers to each of these arguments, in their order. Raises StepError."""
-        waiting, found, deaths = deque(range(len(asked))), {}, 0
+        """Return a method's result for each of these arguments, in order. Raises StepError."""
+        waiting, results, deaths = deque(range(len(asked))), {}, 0
         busy: dict[Future, tuple[int, int]] = {}
         loads = [0] * len(self.remotes)
-        while len(found) < len(asked):
+        while len(results) < len(asked):
             while waiting and min(loads) < AHEAD:
                 worker, place = loads.index(min(loads)), waiting.popleft()
                 busy[self.remotes[worker].call(method, *asked[place])] = (worker, place)
@@ -38,16 +38,16 @@ class Pool:
                 worker, place = busy.pop(answer)
                 loads[worker] -= 1
                 try:
-                    found[place], deaths = answer.result(), 0
+                    results[place], deaths = answer.result(), 0
                 except Lost as error:
                     waiting.appendleft(place)
                     deaths += self._revived(worker)
                     if deaths >= TRIES:
                         raise StepError(f"{error}; that was {TRIES} times in a row without an answer") from error
-        return [found[place] for place in range(len(asked))]
+        return [results[place] for place in range(len(asked))]
 
     def _revived(self, worker: int) -> bool:
-        """Make a worker that has died anew; False where another thread just did."""
+        """Restart a worker that has died; return False if another thread already did."""
         with self.lock:
             dead = not self.remotes[worker].alive()
             if dead:

@@ -1,4 +1,4 @@
-"""States of the global random generators: kept, put back, and of every rank of a group."""
+"""States of the global random generators of every rank of a group: saved and restored."""
 
 import random
 from collections.abc import Mapping
@@ -9,27 +9,30 @@ import torch
 
 from learning.parallel.group import Group
 
+RandomValues = dict[str, list[Any]]
+"""The parts of states that are no tensors, as JSON."""
 
-def collect_random_states(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Those of all ranks: tensors `rng/<name>` of rank 0 and `rng<rank>/<name>` of others, and JSON by the same."""
+
+def collect_random_states(group: Group) -> tuple[dict[str, torch.Tensor], dict[str, RandomValues]]:
+    """Return the states of all ranks: tensors `rng/<name>` (rank 0) and `rng<rank>/<name>`, and JSON named alike."""
     tensors: dict[str, torch.Tensor] = {}
-    rest: dict[str, Any] = {}
-    for rank, (found, told) in enumerate(group.gather(get_rng_state())):
-        tensors |= {f"{_of(rank)}/{name}": tensor for name, tensor in found.items()}
-        rest[_of(rank)] = told
+    rest: dict[str, RandomValues] = {}
+    for rank, (states, values) in enumerate(group.gather(get_rng_state())):
+        tensors |= {f"{_of(rank)}/{name}": tensor for name, tensor in states.items()}
+        rest[_of(rank)] = values
     return tensors, rest
 
 
 def restore_random_states(tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any], group: Group) -> None:
-    """Put back what `random_states` gave; a rank that was not there keeps its own."""
+    """Restore what `collect_random_states` returned; a rank without a saved state keeps its own."""
     mine = _of(group.rank)
     if mine in state:
-        found = {name.removeprefix(f"{mine}/"): t for name, t in tensors.items() if name.startswith(f"{mine}/")}
-        set_rng_state(found, state[mine])
+        states = {name.removeprefix(f"{mine}/"): t for name, t in tensors.items() if name.startswith(f"{mine}/")}
+        set_rng_state(states, state[mine])
 
 
 def seed_rank(group: Group, seed: int) -> None:
-    """Let ranks beside rank 0, which is as a process alone, draw other numbers: two of them drop out differently."""
+    """Seed every rank but 0 differently, so that their dropout differs; rank 0 draws as a single process does."""
     if not group.main:
         torch.manual_seed(int(np.random.SeedSequence([seed, group.rank]).generate_state(1, np.uint32)[0]))
 
@@ -38,8 +41,8 @@ def _of(rank: int) -> str:
     return f"rng{rank}" if rank else "rng"
 
 
-def get_rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """States of torch's, numpy's and Python's global generators, as tensors and JSON."""
+def get_rng_state() -> tuple[dict[str, torch.Tensor], RandomValues]:
+    """Return states of torch's, numpy's and Python's global generators, as tensors and JSON."""
     state: Any = np.random.get_state()  # noqa: NPY002 — the global generator is what is kept
     kind, keys, position, has_gauss, cached = state
     version, numbers, gauss = random.getstate()
@@ -50,8 +53,8 @@ def get_rng_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, rest
 
 
-def set_rng_state(tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-    """Put back what `rng_state` gave."""
+def set_rng_state(tensors: dict[str, torch.Tensor], rest: RandomValues) -> None:
+    """Restore what `get_rng_state` returned."""
     torch.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])

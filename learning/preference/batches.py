@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -42,7 +41,7 @@ class Pair:
     rejected: list[int]
     margin: float | None
     metadata: str | None = None
-    """JSON text of whoever made the pair."""
+    """JSON text of the stage that made the pair."""
 
     @property
     def size(self) -> int:
@@ -53,13 +52,13 @@ class Pair:
 def read_pairs(
     tokenizer: PreTrainedTokenizerBase, data: Path, max_length: int, folder: Path
 ) -> tuple[Sequence[Pair], int]:
-    """The pairs of an artifact that fit, and how many do not; of too many for memory the ids are kept in `folder`."""
+    """Return the pairs that fit, and the number that do not; ids that do not fit into memory are kept in `folder`."""
     if fits_in_memory(data):
         rows = read_rows(data, "preference_pairs")
         pairs = encode_pairs(tokenizer, rows, max_length)
         return pairs, len(rows) - len(pairs)
 
-    def encode(row: Row) -> dict[str, Any] | None:
+    def encode(row: Row) -> Row | None:
         pairs = encode_pairs(tokenizer, [row], max_length)
         return asdict(pairs[0]) | {"size": pairs[0].size} if pairs else None
 
@@ -76,7 +75,7 @@ def read_pairs(
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length: int) -> list[Pair]:
-    """The rows of which both sides fit into `max_length` tokens with their prompt."""
+    """Return the rows of which both sides fit into `max_length` tokens with their prompt."""
     pairs = []
     for row in rows:
         prompt = encode_prompt(tokenizer, row["prompt"])
@@ -87,14 +86,14 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, rows: list[Row], max_length
 
 
 def count_tokens(pairs: Sequence[Pair]) -> list[int]:
-    """Tokens of each pair."""
+    """Return tokens of each pair."""
     if isinstance(pairs, RowSubset) and isinstance(pairs.rows, StoredRows):
         return pairs.rows.column("size")[pairs.numbers].tolist()
     return pairs.column("size").tolist() if isinstance(pairs, StoredRows) else [pair.size for pair in pairs]
 
 
 def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pair], Sequence[Pair]]:
-    """Pairs to train on, and held-out pairs: those of the prompts whose hash is among the smallest `fraction`.
+    """Return pairs to train on, and held-out pairs: those of the prompts whose hash is among the smallest `fraction`.
 
     A prompt lies wholly on one side, whatever the seed; at least one prompt is on each. Raises StepError when there
     are not two prompts.
@@ -114,12 +113,12 @@ def split_by_prompt(pairs: Sequence[Pair], fraction: float) -> tuple[Sequence[Pa
 
 
 def group_by_tokens(pairs: Iterable[Pair], max_tokens: int) -> list[list[Pair]]:
-    """Consecutive pairs in groups of at most `max_tokens` tokens (a longer pair is alone)."""
+    """Return consecutive pairs in groups of at most `max_tokens` tokens (a longer pair is alone)."""
     return list(iterate_groups(pairs, max_tokens))
 
 
 def iterate_groups(pairs: Iterable[Pair], max_tokens: int) -> Iterator[list[Pair]]:
-    """The groups of `by_tokens`, one after the other."""
+    """Yield the groups of `by_tokens`, one after the other."""
     group: list[Pair] = []
     size = 0
     for pair in pairs:

@@ -28,19 +28,19 @@ class PairSet:
     strange: list[Pair] = field(default_factory=list)
     strange_ref_N2: Tensor | None = None
 
-    def have(self, trained: Trained, chosen: Sequence[int], max_tokens: int) -> dict[str, Any]:
-        """What losses may ask for of some pairs; `kl` is that of the model as it is now."""
+    def select_columns(self, trained: Trained, chosen: Sequence[int], max_tokens: int) -> dict[str, Tensor]:
+        """Return the columns of some pairs for losses; `kl` is that of the model as it is now."""
         index_B = torch.tensor(list(chosen), dtype=torch.long)
-        found: dict[str, Any] = {f"{name}_B": column_N[index_B] for name, column_N in self.columns.items()}
+        columns = {f"{name}_B": column_N[index_B] for name, column_N in self.columns.items()}
         if self.strange_ref_N2 is not None:
             strange = [self.strange[i] for i in chosen]
             now_B2 = compute_fixed_logprobs(trained.model, strange, max_tokens, trained.each).double()
-            found["kl"] = (now_B2 - self.strange_ref_N2[index_B]).mean().clamp(min=0)
-        return found
+            columns["kl"] = (now_B2 - self.strange_ref_N2[index_B]).mean().clamp(min=0)
+        return columns
 
 
 def make_pair_set(pairs: Sequence[Pair], names: set[str], max_length: int) -> PairSet:
-    """Pairs with what they say of themselves, as far as it is asked for.
+    """Return pairs with the columns that losses ask for.
 
     Raises StepError when a pair does not say it, and where a baseline finds no other prompt.
     """
@@ -88,7 +88,7 @@ def add_reference(
 
 
 def list_bases(names: set[str]) -> list[str]:
-    """Which of the policies `ref` and `prev` are asked for; a baseline is against `ref`."""
+    """Return which of the policies `ref` and `prev` are asked for; a baseline is against `ref`."""
     return [
         base
         for base in ("ref", "prev")

@@ -49,12 +49,12 @@ def bind_losses(stage: Preference, inputs: Mapping[str, Path]) -> list[Term]:
 
 
 def collect_asked(terms: Sequence[Term]) -> set[str]:
-    """What some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
+    """Return what some loss asks for, without shape: `chosen_ref`, `margin`, `kl`."""
     return {name.removesuffix("_P").removesuffix("_B") for term in terms for name in term.function.asks}
 
 
 def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
-    """Log-probabilities (P, 2) of the chosen and the rejected completions given their prompt, which is computed once.
+    """Return the log-probabilities (P, 2) of chosen and rejected completions; their prompt is computed once.
 
     Prompt tokens count nothing; the end-of-sequence token that closes a completion does.
     """
@@ -78,28 +78,28 @@ def compute_logprobs(model: Any, pairs: Sequence[Pair]) -> Tensor:
 
 @torch.no_grad()
 def compute_fixed_logprobs(model: Any, pairs: Sequence[Pair], max_tokens: int, each: Each = ALONE.each) -> Tensor:
-    """The same for any number of pairs, without gradient and dropout, on the CPU.
+    """Return the same for any number of pairs, without gradient and dropout, on the CPU.
 
     `each` is how the ranks of a group share the forward passes.
     """
     active = [module for module in model.modules() if module.training]
     for module in active:
         module.training = False
-    micros, found = iterate_groups(pairs, max_tokens), []
+    micros, logprobs = iterate_groups(pairs, max_tokens), []
     while some := list(islice(micros, AT_A_TIME)):
-        found += each(some, lambda micro: compute_logprobs(model, micro).cpu())
+        logprobs += each(some, lambda micro: compute_logprobs(model, micro).cpu())
     for module in active:
         module.training = True
-    return torch.cat(found) if found else torch.zeros(0, 2)
+    return torch.cat(logprobs) if logprobs else torch.zeros(0, 2)
 
 
 def add_gradient(
-    terms: Sequence[Term], trained: Trained, pairs: list[Pair], have: Mapping[str, Any], step: int, max_tokens: int
+    terms: Sequence[Term], trained: Trained, pairs: list[Pair], columns: Mapping[str, Any], step: int, max_tokens: int
 ) -> tuple[float, Tensor]:
     """Add the gradient of the step's loss to the model; returns the loss and the log-probabilities (B, 2).
 
-    `have` holds the columns of the step's pairs by their names with `_B`, `kl` and `states`. Ranks of a group share the
-    forward passes.
+    `columns` are those of the step's pairs, named with `_B`, and `kl` and `states`. Ranks of a group share the forward
+    passes.
     """
     model, group = trained.model, trained.group
     sizes = [pair.size for pair in pairs]
@@ -115,7 +115,7 @@ def add_gradient(
             parts = [known(micros[0])] if once else trained.each(micros, lambda micro: known(micro).cpu())
         whole_B2 = torch.cat(parts)
         leaf_B2 = whole_B2.detach().requires_grad_()
-        total = compute_loss(comparing, leaf_B2, have, slice(None), step)
+        total = compute_loss(comparing, leaf_B2, columns, slice(None), step)
         (pull_B2,) = torch.autograd.grad(total, leaf_B2)
         loss = float(total.detach())
     rest = [term for term in terms if not term.compares]
@@ -123,7 +123,7 @@ def add_gradient(
     def part_loss(given: tuple[list[Pair], slice]) -> tuple[Tensor, tuple[float, Tensor]]:
         micro, part = given
         lp_P2 = whole_B2 if once and whole_B2 is not None else compute_logprobs(model, micro)
-        total = compute_loss(rest, lp_P2, have, part, step) * len(micro) / len(pairs)
+        total = compute_loss(rest, lp_P2, columns, part, step) * len(micro) / len(pairs)
         pulled = total if pull_B2 is None else total + (pull_B2.to(lp_P2)[part] * lp_P2).sum()
         return pulled, (float(total.detach()), lp_P2.detach() if group.size == 1 else lp_P2.detach().cpu())
 
@@ -133,22 +133,22 @@ def add_gradient(
 
 
 def locate_passes(micros: Sequence[Sequence[Pair]]) -> Iterator[slice]:
-    """Where each forward pass lies among the pairs of the step."""
+    """Yield where each forward pass lies among the pairs of the step."""
     start = 0
     for micro in micros:
         yield slice(start, start + len(micro))
         start += len(micro)
 
 
-def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], part: slice, step: int) -> Tensor:
-    """Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
-    known = dict(have)
-    for name, value in have.items():
+def compute_loss(terms: Sequence[Term], lp_P2: Tensor, columns: Mapping[str, Any], part: slice, step: int) -> Tensor:
+    """Return Σ of weight · mean over the pairs of one part of the step, of which `lp_P2` are the log-probabilities."""
+    known = dict(columns)
+    for name, value in columns.items():
         if name.endswith("_B"):
             known[name] = value.to(lp_P2)
             known[f"{name.removesuffix('_B')}_P"] = known[name][part]
     known |= {f"{side}_{shape}": lp_P2[:, i] for i, side in enumerate(SIDES) for shape in "PB"}
-    known |= {"step": step, "kl": have["kl"].to(lp_P2)} if "kl" in have else {"step": step}
+    known |= {"step": step, "kl": columns["kl"].to(lp_P2)} if "kl" in columns else {"step": step}
     total = lp_P2.new_zeros(())
     for term in terms:
         loss_P = term.function.ask(step, known)
@@ -158,27 +158,27 @@ def compute_loss(terms: Sequence[Term], lp_P2: Tensor, have: Mapping[str, Any], 
     return total
 
 
-def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> float:
-    """The loss of pairs that are not trained on; no function remembers having seen them."""
-    states = {"states": deepcopy(have["states"])}
-    return float(compute_loss(terms, lp_B2, {**have, **states}, slice(None), step))
+def compute_held_out_loss(terms: Sequence[Term], lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> float:
+    """Return the loss of held-out pairs; the losses' states are left unchanged."""
+    states = {"states": deepcopy(columns["states"])}
+    return float(compute_loss(terms, lp_B2, {**columns, **states}, slice(None), step))
 
 
-def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, have: Mapping[str, Any], step: int) -> Tensor:
-    """What the policy thinks of both sides (B, 2): β·(log-ratio to the reference), else β·(mean log-prob per token).
+def compute_implicit_rewards(terms: Sequence[Term], lp_B2: Tensor, columns: Mapping[str, Any], step: int) -> Tensor:
+    """Return implicit rewards (B, 2): β·(log-ratio to the reference), or without one β·(mean log-prob per token).
 
     β is the first that a loss has, else 1. Without `reference` it is `previous` that log-ratios are against.
     """
     betas = [term.function.options["beta"] for term in terms if "beta" in term.function.options]
     beta = value_at(betas[0], step) if betas else 1.0
     for base in ("ref", "prev"):
-        if f"chosen_{base}_B" in have:
-            return beta * (lp_B2.cpu() - torch.stack([have[f"{side}_{base}_B"] for side in SIDES], 1))
-    return beta * lp_B2.cpu() / torch.stack([have[f"{side}_tokens_B"] for side in SIDES], 1)
+        if f"chosen_{base}_B" in columns:
+            return beta * (lp_B2.cpu() - torch.stack([columns[f"{side}_{base}_B"] for side in SIDES], 1))
+    return beta * lp_B2.cpu() / torch.stack([columns[f"{side}_tokens_B"] for side in SIDES], 1)
 
 
 def mismatch_pairs(pairs: Sequence[Pair], max_length: int) -> list[Pair]:
-    """Every prompt with the completions of the next pair that has another prompt and fits: KTO's mismatched pairs.
+    """Return KTO's mismatched pairs: each prompt with the completions of the next pair of another prompt that fit.
 
     Raises StepError when a pair has none.
     """

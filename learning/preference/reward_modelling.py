@@ -3,7 +3,7 @@
 Shapes: P pairs.
 """
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -15,10 +15,38 @@ from learning.evaluation.statistics import estimate_mean
 BINS = 10
 
 
+class Calibration(TypedDict):
+    """Expected calibration error, and confidence and accuracy in each bin."""
+
+    expected_calibration_error: float
+    bins: list[dict[str, float]]
+
+
+class LengthBias(TypedDict):
+    """Correlations of rewards with token counts, mean token counts, and accuracy by which side is longer."""
+
+    correlation: float | None
+    correlation_within_pairs: float | None
+    chosen_tokens: float
+    rejected_tokens: float
+    accuracy: dict[str, dict[str, float | None]]
+
+
+class RewardQuality(TypedDict):
+    """How good a reward model is on held-out pairs."""
+
+    pairs: int
+    accuracy: dict[str, float]
+    loss: float
+    rewards: dict[str, float]
+    length_bias: LengthBias
+    calibration: Calibration
+
+
 def compute_bradley_terry_loss(
     chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor | None = None, center_rewards_coefficient: float = 0.0
 ) -> Tensor:
-    """Loss of each pair: -log sigmoid(r_chosen - r_rejected - margin) + coefficient (r_chosen + r_rejected)^2: (P,).
+    """Return -log sigmoid(r_chosen - r_rejected - margin) + coefficient (r_chosen + r_rejected)^2 of each pair: (P,).
 
     Bradley & Terry 1952; margin: Touvron et al. 2023 (Llama 2, eq. 2); centring: Eisenstein et al. 2023, eq. 2.
     """
@@ -29,8 +57,8 @@ def compute_bradley_terry_loss(
     return loss_P
 
 
-def measure_calibration(delta_P: np.ndarray, bins: int = BINS) -> dict[str, Any]:
-    """Expected calibration error of sigmoid(delta), and its table (Guo et al. 2017, eq. 3).
+def measure_calibration(delta_P: np.ndarray, bins: int = BINS) -> Calibration:
+    """Return the expected calibration error of sigmoid(delta), and its table (Guo et al. 2017, eq. 3).
 
     The model's confidence is that of the side it prefers, in [0.5, 1], and it is right when that side is the chosen
     one (a tie is half right). Bins are equally wide; the error is the mean gap of confidence and accuracy.
@@ -38,7 +66,8 @@ def measure_calibration(delta_P: np.ndarray, bins: int = BINS) -> dict[str, Any]
     confidence_P = 1 / (1 + np.exp(-np.abs(delta_P)))
     right_P = score_correct(delta_P)
     index_P = np.minimum(((confidence_P - 0.5) * 2 * bins).astype(int), bins - 1)
-    table, error = [], 0.0
+    table: list[dict[str, float]] = []
+    error = 0.0
     for b in range(bins):
         here_P = index_P == b
         if not here_P.any():
@@ -50,14 +79,14 @@ def measure_calibration(delta_P: np.ndarray, bins: int = BINS) -> dict[str, Any]
 
 
 def score_correct(delta_P: np.ndarray) -> np.ndarray:
-    """1 where the chosen side has the higher reward, 0.5 at a tie, else 0."""
+    """Return 1 where the chosen side has the higher reward, 0.5 at a tie, else 0."""
     return (np.sign(delta_P) + 1) / 2
 
 
 def measure_length_bias(
     chosen_P: np.ndarray, rejected_P: np.ndarray, chosen_tokens_P: np.ndarray, rejected_tokens_P: np.ndarray
-) -> dict[str, Any]:
-    """How much the reward goes by length: its correlation with the tokens, and accuracy by which side is longer.
+) -> LengthBias:
+    """Return how rewards depend on length: correlation with tokens, and accuracy by the longer side.
 
     `correlation` is Pearson's over all completions; `correlation_within_pairs` that of the differences within pairs,
     which the prompt cannot explain. None where one of the two never varies.
@@ -68,7 +97,7 @@ def measure_length_bias(
         "chosen_shorter": chosen_tokens_P < rejected_tokens_P,
         "equal_length": chosen_tokens_P == rejected_tokens_P,
     }
-    by_case = {
+    by_case: dict[str, dict[str, float | None]] = {
         k: {"n": int(m.sum()), "accuracy": float(right_P[m].mean()) if m.any() else None} for k, m in cases.items()
     }
     rewards, tokens = np.concatenate([chosen_P, rejected_P]), np.concatenate([chosen_tokens_P, rejected_tokens_P])
@@ -89,8 +118,8 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float | None:
 
 def measure_quality(
     rewards_P2: np.ndarray, tokens_P2: np.ndarray, *, confidence: float = 0.95, seed: int = 0
-) -> dict[str, Any]:
-    """The report on held-out pairs: rewards and completion lengths as columns (chosen, rejected)."""
+) -> RewardQuality:
+    """Return the report on held-out pairs: rewards and completion lengths as columns (chosen, rejected)."""
     chosen_P, rejected_P = rewards_P2.T
     delta_P = chosen_P - rejected_P
     accuracy = estimate_mean(score_correct(delta_P), confidence=confidence, num_bootstrap=10_000, seed=seed)

@@ -14,7 +14,7 @@ B = TypeVar("B")
 
 
 def split_text(text: str, k: int, separator: str = "") -> list[str]:
-    """At most k pieces of about equal length that joined are the text; cuts come after a `separator` where one is near.
+    """Return the text in at most k pieces of about equal length, cut after a `separator` where one is near.
 
     A cut moves back to the last separator of its piece; a piece without one is cut where it falls. Every piece is
     shorter than the text if the text has two characters and k is at least 2.
@@ -28,25 +28,25 @@ def split_text(text: str, k: int, separator: str = "") -> list[str]:
 
 
 def apply_to_all(function: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """The function of every item."""
+    """Return the function's result for each item."""
     return [function(item) for item in items]
 
 
 def keep_matching(keep: Callable[[A], bool], items: Iterable[A]) -> list[A]:
-    """The items to keep, in their order."""
+    """Return the items to keep, in their order."""
     return [item for item in items if keep(item)]
 
 
 def reduce_items(operation: Callable[[A, A], A], items: Sequence[A], empty: A) -> A:
-    """The items put together two by two from the left; `empty` where there are none."""
+    """Return the items combined two by two from the left; `empty` if there are none."""
     return fold(operation, items) if items else empty
 
 
 def concatenate(lists: Iterable[Iterable[A]]) -> list[A]:
-    """One list of all, in order."""
+    """Return one list of all, in order."""
     return [item for items in lists for item in items]
 
 
 def make_pairs(left: Sequence[A], right: Sequence[B]) -> list[tuple[A, B]]:
-    """Every pair, the left one changing last."""
+    """Return every pair, the left item changing slowest."""
     return list(product(left, right))

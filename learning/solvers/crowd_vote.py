@@ -38,15 +38,15 @@ def group_vote(
     answers = []
     for number, folder in enumerate(models):
         rng = np.random.default_rng([context.seed, number])
-        said = replies(guest(folder), [r["prompt"] for r in rows], n=num_generations, sampling=sampling, rng=rng)
-        if any(texts is None for texts in said):
+        replied = replies(guest(folder), [r["prompt"] for r in rows], n=num_generations, sampling=sampling, rng=rng)
+        if any(texts is None for texts in replied):
             raise StepError("group_vote: a prompt leaves a model no room; lower max_completion_length")
-        answers.append([[answer_of(text, marker, False) for text in texts or []] for texts in said])
+        answers.append([[answer_of(text, marker, False) for text in texts or []] for texts in replied])
         context.progress(number + 1, len(models))
     wanted = [normal(row["answer"], False) for row in rows]
     together = [elected(collective(of_models)) for of_models in zip(*answers, strict=True)]
-    told = {row["id"]: None if vote is None else str(vote) for row, vote in zip(rows, together, strict=True)}
-    (context.output("result") / "votes.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
+    votes_by_id = {row["id"]: None if vote is None else str(vote) for row, vote in zip(rows, together, strict=True)}
+    (context.output("result") / "votes.json").write_text(json.dumps(votes_by_id, indent=1, sort_keys=True) + "\n")
 
     def right(votes: list) -> float:
         return sum(a == b for a, b in zip(votes, wanted, strict=True)) / len(rows)

@@ -31,7 +31,7 @@ class Plan:
 
 
 def plan_split(length: int, window: int, cost_input: float = 1.0, cost_compose: float = 100.0) -> Plan:
-    """The cheapest plan under a linear cost: k* = ⌈√(n·c_in/c_⊕)⌉, at least 2, and d = ⌈log_k*(n/K)⌉.
+    """Return the cheapest plan under a linear cost: k* = ⌈√(n·c_in/c_⊕)⌉, at least 2, and d = ⌈log_k*(n/K)⌉.
 
     `length` n and `window` K are characters; `cost_input` is that of a character given to the model, `cost_compose`
     that of putting one more answer to the others.
@@ -46,14 +46,14 @@ def plan_split(length: int, window: int, cost_input: float = 1.0, cost_compose: 
 
 
 def take_apart(text: str, how: Plan, separator: str = "") -> Tree:
-    """Pieces of at most `window` characters."""
+    """Return pieces of at most `window` characters."""
     if len(text) <= how.window:
         return text
     return apply_to_all(lambda piece: take_apart(piece, how, separator), split_text(text, how.pieces, separator))
 
 
 def iterate_leaves(tree: Tree) -> Iterator[str]:
-    """The pieces from left to right."""
+    """Yield the pieces from left to right."""
     if isinstance(tree, str):
         yield tree
     else:
@@ -62,7 +62,7 @@ def iterate_leaves(tree: Tree) -> Iterator[str]:
 
 
 def combine_tree(tree: Tree, answers: Iterator[A], combine: Callable[[list[A]], A]) -> A:
-    """The answers of the pieces, from left to right, combined level by level."""
+    """Return the answers of the pieces, from left to right, combined level by level."""
     if isinstance(tree, str):
         return next(answers)
     return combine(apply_to_all(lambda part: combine_tree(part, answers, combine), tree))

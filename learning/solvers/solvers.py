@@ -1,6 +1,6 @@
-"""Slot program: what an evaluation does with a model beside asking it once.
+"""Slot solver: how an evaluation uses a model besides asking it once.
 
-A program is given the problems (prompts rows) and `ask`, which answers any number of rows at once, one text each, with
+A solver receives the problems (prompts rows) and `ask`, which answers any number of rows at once, one text each, with
 the model that is evaluated; it returns one text per problem. A row that it makes up needs an id of its own, on which
 the random stream of its answer hangs. Nothing is trained.
 """
@@ -60,7 +60,7 @@ def lambda_rlm(
             asked.append(row | {"id": f"{row['id']}.{i}", "prompt": prompt})
     answers = iter(ask(asked))
     pattern, operation = _pattern(keep), globals()[combine]
-    found = []
+    texts = []
     for tree in trees:
         own = [
             keep_matching(partial(_kept, pattern), [text.strip()])
@@ -68,8 +68,8 @@ def lambda_rlm(
         ]
         kept = combine_tree(tree, iter(own), lambda parts: [operation(concatenate(parts), separator)])
         whole = operation(kept, separator)
-        found.append(crossed(whole, separator) if pairs else whole)
-    return found
+        texts.append(crossed(whole, separator) if pairs else whole)
+    return texts
 
 
 def _pattern(keep: str) -> Pattern:

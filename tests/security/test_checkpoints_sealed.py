@@ -127,7 +127,7 @@ def test_where_none_is_left_the_step_begins_at_its_start_and_says_so(two, capsys
         edit_state(folder)
     with sealing_with(KEY):
         assert load_latest(two) is None
-    assert "none of 2 checkpoint(s) can be used: begun from the start" in capsys.readouterr().out
+    assert "none of 2 checkpoint(s) can be used: the step starts from the beginning" in capsys.readouterr().out
 
 
 def test_seals_of_one_label_fit_no_other_and_no_length_can_be_shifted(tmp_path):
@@ -261,4 +261,4 @@ def test_a_training_resumed_from_forged_checkpoints_comes_to_the_same_model(trai
     assert digests(lab) == digests(training["whole"])
     said = (lab.folder("tuned") / "step.log").read_text()
     assert ("it is not used" in said) == (forgery != "nothing")
-    assert ("begun from the start" in said) == (forgery == "all of them")
+    assert ("starts from the beginning" in said) == (forgery == "all of them")

@@ -153,10 +153,11 @@ import json, resource, sys
 from pathlib import Path
 import pyarrow as pa
 from learning.data.epochs import Epochs
-from learning.data.stored_rows import store
+from learning.data.stored_rows import store_rows
 count, row = int(sys.argv[2]), {"ids": list(range(1000, 1250)), "size": 250}
 schema = pa.schema([("ids", pa.list_(pa.int32())), ("size", pa.int32())])
-kept = store(Path(sys.argv[1]), schema, count, lambda start: iter(range(start, count)), lambda n: row, lambda row: row)
+numbers = lambda start: iter(range(start, count))
+kept = store_rows(Path(sys.argv[1]), schema, count, numbers, lambda n: row, lambda row: row)
 epochs = Epochs(kept.column("size"), per_pass=8, passes=1, seed=0)
 seen = [kept[i] for step in range(100) for i in epochs.at(step)[0]]
 size = sum(path.stat().st_size for path in Path(sys.argv[1]).iterdir())

@@ -41,7 +41,7 @@ def judged(made, old, new):
 @pytest.fixture
 def quick(monkeypatch):
     """Without the smallest detectable difference, which is told beside a verdict and no part of it."""
-    monkeypatch.setattr("learning.evaluation.gate_statistics.minimum_detectable", lambda *args, **more: None)
+    monkeypatch.setattr("learning.evaluation.gate_statistics.find_minimum_detectable", lambda *args, **more: None)
 
 
 def rate_of_failing(made, n, gained, lost, seed):
