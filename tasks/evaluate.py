@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from learning.agents.acting import env_at, rows_at
-from learning.api.spending import Desk
+from learning.agents.acting import load_env, load_rows
+from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import Row, read_rows
-from learning.environments.making import playing
+from learning.environments.making import open_environment
 from learning.evaluation.asking import Asking, run_solver
 from learning.evaluation.evaluation import ALL, Scores, make_comparisons, make_metric_name, make_table
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, judge_gates
 from learning.evaluation.sampled_answers import Sample, compute_weighted_scores, sample_rows, select_best
-from learning.generation.replicas.engine_loading import engine_for, policy_for
+from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import measure_weights
 from learning.models.policy import get_untied_weights, load_policy, set_determinism
@@ -135,14 +135,14 @@ class Work:
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
         """Sample one row each; what a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
-        policy = policy_for(folder, context.device, context.actors)
+        policy = load_sampling_policy(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
-        env, problems = env_at(agent, stage.env), list(rows_at(agent, self.problems))
+        env, problems = load_env(agent, stage.env), list(load_rows(agent, self.problems))
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
-            engine_for(stage.engine, policy, context.actors, folder, self.desk) as plain,
-            playing(plain, env, policy.tokenizer, context.inputs) as engine,
+            open_engine(stage.engine, policy, context.actors, folder, self.desk) as plain,
+            open_environment(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = choose_spend(context, engine)
             sampling = Sampling(stage.temperature, stage.max_completion_length)
@@ -189,7 +189,7 @@ def compare_weights(stage: Evaluate, context: Context, ports: dict[str, str]) ->
 
 
 def select_samples(
-    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: Desk, shown: set[str]
+    selector: Sequence[Bound], problems: list[Row], groups: list[list[Sample]], desk: SpendingAccount, shown: set[str]
 ) -> list[list[Sample]]:
     """Return of every problem's samples the one that the selector likes best; all of them without a selector."""
     if not selector:
@@ -206,7 +206,7 @@ def score_samples(
     weights: Sequence[Number],
     problems: list[Row],
     samples: list[list[Sample]],
-    desk: Desk,
+    desk: SpendingAccount,
     shown: set[str],
 ) -> np.ndarray:
     """Return scores (P, N), NaN where a reward gives none."""

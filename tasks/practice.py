@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learning.agents.acting import env_of
-from learning.agents.folder import agent_at, write_practised
-from learning.agents.practising import lessons, rollouts
+from learning.agents.acting import make_env
+from learning.agents.folder import load_agent, write_practised
+from learning.agents.practising import extract_experiences, sample_rollouts
 from learning.agents.showing import ShownRows
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.row_journal import RowJournal
 from learning.data.rows import Row, read_rows
-from learning.environments.making import playing
-from learning.generation.replicas.engine_loading import engine_for, policy_for
+from learning.environments.making import open_environment
+from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import bind
 from learning.models.policy import Policy, set_determinism
 from learning.rl.placed_rewards import placed
@@ -38,11 +38,11 @@ def run(stage: Practice, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = make_desk(context, stage.max_tokens_total, stage.max_cost)
-    policy, agent = policy_for(model, context.device, context.actors), agent_at(folder)
+    policy, agent = load_sampling_policy(model, context.device, context.actors), load_agent(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
-        engine_for(stage.engine, policy, context.actors, model, desk) as engine,
-        playing(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
+        open_engine(stage.engine, policy, context.actors, model, desk) as engine,
+        open_environment(engine, make_env(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
         work = Work(stage, context, agent, policy, engine, episodes, journal, desk)
         for step in range(work.resume(), stage.max_steps):
@@ -65,7 +65,7 @@ class Work:
     episodes: EngineProtocol
     """The engine, with the agent's environment around it."""
     journal: RowJournal
-    desk: Desk
+    desk: SpendingAccount
     experiences: list[str] = field(default_factory=list)
     points: list[dict[str, float]] = field(default_factory=list)
     """Of every round."""
@@ -95,11 +95,13 @@ class Work:
         asks = self.plan.ask(step, have)
         self.check_room(sampler, have["rows"])
         try:
-            trials = rollouts(sampler, asks, self.journal, self.spend)
+            trials = sample_rollouts(sampler, asks, self.journal, self.spend)
             score(self.rewards, [use.weight for use in self.stage.rewards], trials, have, shown=self.shown)
             limits = {"min_margin": self.stage.min_margin, "most": self.stage.max_experiences}
             tokenizer, before = self.policy.tokenizer, self.experiences
-            self.experiences, groups = lessons(self.extractor, trials, before, have, tokenizer=tokenizer, **limits)
+            self.experiences, groups = extract_experiences(
+                self.extractor, trials, before, have, tokenizer=tokenizer, **limits
+            )
         finally:
             self.bills.tell()
         self.history.add(trials)

@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from learning.agents.acting import env_at, rows_at
+from learning.agents.acting import load_env, load_rows
 from learning.algorithm.composition import Algorithm, bind_algorithm
 from learning.data.chat import decode, encode_prompt
 from learning.data.rows import Row, read_rows
 from learning.data.rows_used import write_rows_used
 from learning.data.stored_rows import open_rows
-from learning.environments.making import in_environment
+from learning.environments.making import wrap_in_environment
 from learning.generation.replicas.engine_loading import make_engine
-from learning.generation.replicas.shared_engine import acting_policy, by_main, engine_of_rank
+from learning.generation.replicas.shared_engine import by_main, make_rank_engine, select_sampling_policy
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.forwards import apply_compute_options
 from learning.models.memory import keep_pages
@@ -54,7 +54,7 @@ from tasks.remote import Bills, make_desk
 
 def run(stage: Rl, context: Context) -> Result:
     """Train `stage.model` on `stage.prompts`; continues from the step's own checkpoints."""
-    stage = stage.model_copy(update={"env": env_at(context.inputs.get("agent"), stage.env)})
+    stage = stage.model_copy(update={"env": load_env(context.inputs.get("agent"), stage.env)})
     loop, bills = prepare(stage, context), Bills(context, make_desk(context))
     try:
         for step in range(resume(loop), stage.max_steps):
@@ -87,7 +87,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
-    acting = acting_policy(policy, group, apart)
+    acting = select_sampling_policy(policy, group, apart)
     trained = Trained(policy.model, group)
     seed_rank(group, context.seed)
     return Loop(
@@ -95,7 +95,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         trained=trained,
         acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=engine_of_rank(group, apart, lambda: sampling(collecting, stage, context, acting)),
+        engine=make_rank_engine(group, apart, lambda: sampling(collecting, stage, context, acting)),
         algorithm=algorithm,
         collecting=collecting,
         references=references,
@@ -129,7 +129,7 @@ def refuse_incomplete(stage: Rl, algorithm: Algorithm, collecting: Collecting, g
 def sampling(collecting: Collecting, stage: Rl, context: Context, acting: Policy) -> EngineProtocol:
     """What samples; with a drive that asks ahead, something that goes on beside the trainer."""
     apart = context.actors is not None and context.actors.size("rollout") > 0
-    around = partial(in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
+    around = partial(wrap_in_environment, use=stage.env, tokenizer=acting.tokenizer, inputs=context.inputs)
     if collecting.needs("stream") and not apart:
         return Stream(LocalRollouts(stage.engine, acting, around))
     places = {"folder": context.input("model"), "scratch": context.checkpoints / "weights", "training": stage}
@@ -142,7 +142,7 @@ def problems(stage: Rl, context: Context, policy: Policy) -> tuple[Sequence[Row]
     agent = context.inputs.get("agent")
     rows = open_rows(context.input("prompts"), "prompts", context.checkpoints / "prompts")
     held_out = read_rows(context.input("eval_prompts"), "prompts") if stage.eval_prompts else []
-    return checked(rows_at(agent, rows), policy, stage), rows_at(agent, held_out)
+    return checked(load_rows(agent, rows), policy, stage), load_rows(agent, held_out)
 
 
 def checked(rows: Sequence[dict[str, Any]], policy: Policy, stage: Rl) -> Sequence[dict[str, Any]]:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from learning.agents.templates import needed
-from learning.api.spending import Desk
+from learning.agents.templates import find_needed
+from learning.api.spending import SpendingAccount
 from learning.data.questions import fill_template
 from schemas.endpoint import Endpoint
 
@@ -43,7 +43,7 @@ def templates(
     writes again what was refused.
     """
     again = {entry["name"] for entry in refused}
-    found = needed(task)
+    found = find_needed(task)
     written = [template for template in found if attempt == 0 or template.name in again]
     tools = [
         {
@@ -65,7 +65,7 @@ def endpoint(
     toolkit: Mapping[str, str],
     refused: list[dict[str, Any]],
     attempt: int,
-    desk: Desk,
+    desk: SpendingAccount,
     *,
     endpoint: Endpoint,
     order: str = ORDER,
@@ -73,9 +73,9 @@ def endpoint(
     max_completion_length: Annotated[int, Field(ge=1)] = 2048,
 ) -> dict[str, Any]:
     """A draft by a model behind an endpoint, which is told `order` with {task}, {toolkit} and {refused} filled in."""
-    from learning.agents.asking import told_object
+    from learning.agents.asking import ask_object
 
     tools = "; ".join(f"{name}: {said}" for name, said in toolkit.items()) or "none"
     why = "; ".join(f"{entry['name']}: {', '.join(entry['reasons'])}" for entry in refused) or "nothing"
     asked = fill_template(order, {"task": task, "toolkit": tools, "refused": why})
-    return told_object(endpoint, desk, asked, attempt, temperature, max_completion_length)
+    return ask_object(endpoint, desk, asked, attempt, temperature, max_completion_length)

@@ -8,14 +8,14 @@ from functools import lru_cache
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_exponential, wait_random
 
-from learning.api.concurrency_limiter import Cap, Gate
-from learning.api.rate_limiter import Pace
-from learning.api.request_locks import Claims
-from learning.api.requests import Answer, Asked, Failed, Question
-from learning.api.response_store import Answers, Paid
-from learning.api.response_writer import Keeper
-from learning.api.spending import Desk
-from learning.api.transport import Passing, Refused, attempt, connection, named
+from learning.api.concurrency_limiter import Cap, SpendingLimiter
+from learning.api.rate_limiter import RateLimiter
+from learning.api.request_locks import RequestLocks
+from learning.api.requests import Answer, Failed, Question, Responses
+from learning.api.response_store import Paid, ResponseStore
+from learning.api.response_writer import ResponseWriter
+from learning.api.spending import SpendingAccount
+from learning.api.transport import Refused, TransientFailure, attempt, describe_endpoint, make_client
 from schemas.endpoint import Endpoint
 from schemas.errors import StepError
 
@@ -27,29 +27,29 @@ BYTES_PER_TOKEN = 4
 
 def ask(
     endpoint: Endpoint,
-    desk: Desk,
+    desk: SpendingAccount,
     questions: Sequence[Question],
     *,
     cap: Cap | None = None,
     on_answer: Callable[[int], None] = lambda done: None,
-) -> Asked:
+) -> Responses:
     """Answers to all questions, in their order. `on_answer` hears how many questions have ended.
 
     With a `cap`, what any answer takes counts, also one that was paid earlier, and questions beyond it stay unasked;
     without, passing the desk's limit on what the step pays raises StepError. So do failures that concern every
     request, and more failures for good than the endpoint allows; the answers that came until then are kept.
     """
-    with closing(Answers(desk.folder)) as answers, closing(Claims(desk.folder)) as claims:
-        return asyncio.run(_Round(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
+    with closing(ResponseStore(desk.folder)) as answers, closing(RequestLocks(desk.folder)) as claims:
+        return asyncio.run(_Batch(endpoint, desk, questions, answers, claims, cap, on_answer).ended())
 
 
 @lru_cache(maxsize=64)
-def paces(base_url: str, requests: float | None, tokens: float | None) -> tuple[Pace, Pace]:
+def get_rate_limiters(base_url: str, requests: float | None, tokens: float | None) -> tuple[RateLimiter, RateLimiter]:
     """Of requests and tokens; a server's limits are for all that this process asks there."""
-    return Pace(requests), Pace(tokens)
+    return RateLimiter(requests), RateLimiter(tokens)
 
 
-async def _beating(work: "asyncio.Future[list[None]]") -> None:
+async def _poll_signals(work: "asyncio.Future[list[None]]") -> None:
     """Wait for work, awake now and then: a step that is stopped hears of it only between two lines of Python."""
 
     async def beat() -> None:
@@ -68,27 +68,29 @@ async def _beating(work: "asyncio.Future[list[None]]") -> None:
         await asyncio.gather(work, return_exceptions=True)
 
 
-class _Round:
+class _Batch:
     """One call of `ask`."""
 
     def __init__(
-        self, endpoint: Endpoint, desk: Desk, questions: Sequence[Question], answers: Answers, claims: Claims,
+        self, endpoint: Endpoint, desk: SpendingAccount, questions: Sequence[Question], answers: ResponseStore, claims: RequestLocks,
         cap: Cap | None, on_answer: Callable[[int], None],
     ):  # fmt: skip
         self.endpoint, self.desk, self.questions = endpoint, desk, questions
         self.answers, self.claims = answers, claims
-        self.keeper, self.on_answer, self.done, self.failed = Keeper(answers), on_answer, 0, 0
-        self.asked = Asked([None] * len(questions), [False] * len(questions))
+        self.keeper, self.on_answer, self.done, self.failed = ResponseWriter(answers), on_answer, 0, 0
+        self.asked = Responses([None] * len(questions), [False] * len(questions))
         self.keys = [question.key(endpoint) for question in questions]
-        self.rows = Gate(endpoint, cap or Cap())
+        self.rows = SpendingLimiter(endpoint, cap or Cap())
         own = Cap(desk.max_tokens, desk.max_cost, answers.spent(desk.step)) if cap is None else Cap()
-        self.purse = Gate(endpoint, own)
-        self.pace, self.token_pace = paces(endpoint.base_url, endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self.purse = SpendingLimiter(endpoint, own)
+        self.pace, self.token_pace = get_rate_limiters(
+            endpoint.base_url, endpoint.requests_per_minute, endpoint.tokens_per_minute
+        )
         self.closed = False
         self.broken = asyncio.Event()
         self.wrong: Exception | None = None
 
-    async def ended(self) -> Asked:
+    async def ended(self) -> Responses:
         """Ask until all have ended or something is wrong; then wait for what is on its way, so that it is kept."""
         self.known = self.answers.find(list(dict.fromkeys(self.keys)))
         self.under_way: dict[str, asyncio.Future[Answer | Failed]] = {}
@@ -97,7 +99,7 @@ class _Round:
         async with AsyncExitStack() as stack:
             # Where everything is known, no connection is made, and none of the waits of making one.
             missing = any(key not in self.known for key in self.keys)
-            self.client = await stack.enter_async_context(connection(self.endpoint)) if missing else None
+            self.client = await stack.enter_async_context(make_client(self.endpoint)) if missing else None
             await _beating(asyncio.gather(*(self._work(places, turn) for _ in range(workers))))
         if self.wrong is not None:
             raise self.wrong
@@ -165,7 +167,7 @@ class _Round:
         """The answer of the server, on the disk before it is returned."""
         if not await self.purse.admit(question):
             raise StepError(
-                f"{named(self.endpoint)}: the stage's cap of {self.purse.cap} is reached; raise `max_tokens_total` or "
+                f"{describe_endpoint(self.endpoint)}: the stage's cap of {self.purse.cap} is reached; raise `max_tokens_total` or "
                 "`max_cost` and run again: answers that were paid for are kept"
             )
         answer: Answer | None = None
@@ -177,16 +179,16 @@ class _Round:
             return await self.keeper.keep(paid)
         except Refused as error:
             return Failed(error.reason, error.said)
-        except Passing as error:
+        except TransientFailure as error:
             return self._given_up(error)
         finally:
             self.purse.settle(question, answer)
 
-    def _given_up(self, error: Passing) -> Failed:
+    def _given_up(self, error: TransientFailure) -> Failed:
         self.failed += 1
         if self.failed > self.endpoint.max_failed * len(self.questions):
             raise StepError(
-                f"{named(self.endpoint)}: {self.failed} of {len(self.questions)} requests failed for good, after "
+                f"{describe_endpoint(self.endpoint)}: {self.failed} of {len(self.questions)} requests failed for good, after "
                 f"{self.endpoint.max_retries + 1} tries each; the last one: {error}. Answers that came are kept: run "
                 "again to go on, or allow a share of failures with `max_failed`"
             ) from None
@@ -198,15 +200,15 @@ class _Round:
 
         def waits(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            return max(backoff(state), error.wait if isinstance(error, Passing) else 0.0)
+            return max(backoff(state), error.wait if isinstance(error, TransientFailure) else 0.0)
 
         def note(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            if isinstance(error, Passing):
+            if isinstance(error, TransientFailure):
                 self.asked.retries[error.reason] = self.asked.retries.get(error.reason, 0) + 1
 
         again = AsyncRetrying(
-            retry=retry_if_exception_type(Passing), stop=stop_after_attempt(limits.max_retries + 1), wait=waits,
+            retry=retry_if_exception_type(TransientFailure), stop=stop_after_attempt(limits.max_retries + 1), wait=waits,
             before_sleep=note, sleep=self._doze, reraise=True,
         )  # fmt: skip
         return await again(self._once, question, key)
@@ -222,7 +224,7 @@ class _Round:
             answer = await attempt(self.client, self.endpoint, question, key)
             used = answer.input_tokens + answer.output_tokens
             return answer
-        except Passing as error:
+        except TransientFailure as error:
             if error.reason == "throttled":
                 self.pace.bar(max(error.wait, self.endpoint.backoff))
             raise
@@ -231,7 +233,7 @@ class _Round:
 
     def _check(self) -> None:
         if self.broken.is_set():
-            raise StepError(f"{named(self.endpoint)}: not tried again, another request has failed for good")
+            raise StepError(f"{describe_endpoint(self.endpoint)}: not tried again, another request has failed for good")
 
     async def _doze(self, seconds: float) -> None:
         """Sleep, but not after another request has failed for good."""

@@ -21,7 +21,7 @@ class Cap:
         return " and ".join(f"{limit:,} {of}" for limit, of in limits if limit is not None)
 
 
-class Gate:
+class SpendingLimiter:
     """Lets questions through one after the other, in their order, while what they may take fits under the cap.
 
     One that does not fit waits for those on their way, which mostly take less than their bound. So which is the first

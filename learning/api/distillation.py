@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learning.api.requests import Answer, Asked, Failed, Question, chat
+from learning.api.requests import Answer, Failed, Question, Responses, make_chat_question
 from learning.data.questions import Inquiry
 from learning.data.rows import Row
 from schemas.endpoint import Endpoint
@@ -30,7 +30,7 @@ class Reply:
     text: str = ""
 
 
-def endpoint_of(inquiries: Sequence[Inquiry]) -> Endpoint:
+def find_endpoint(inquiries: Sequence[Inquiry]) -> Endpoint:
     """The one endpoint that a teacher asks. Raises StepError when there are several."""
     first = inquiries[0].endpoint
     if any(inquiry.endpoint != first for inquiry in inquiries):
@@ -38,30 +38,35 @@ def endpoint_of(inquiries: Sequence[Inquiry]) -> Endpoint:
     return first
 
 
-def questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
+def make_questions(inquiries: Sequence[Inquiry], n: int, *, temperature: float, max_tokens: int) -> list[Question]:
     """`n` for every inquiry, one behind the other."""
     how = {"temperature": temperature, "max_tokens": max_tokens}
-    return [chat(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
+    return [make_chat_question(inquiry.messages, index, **how) for inquiry in inquiries for index in range(n)]
 
 
-def replies(
-    problems: Sequence[Row], inquiries: Sequence[Inquiry], asked: Asked, n: int, score: Score, min_reward: float | None
+def classify_replies(
+    problems: Sequence[Row],
+    inquiries: Sequence[Inquiry],
+    asked: Responses,
+    n: int,
+    score: Score,
+    min_reward: float | None,
 ) -> list[Reply]:
     """How every reply ended, in the order of the questions; `min_reward` None accepts whatever can be read."""
     flat = [(row, inquiry) for row, inquiry in zip(problems, inquiries, strict=True) for _ in range(n)]
-    ended = [_read(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
+    ended = [_parse_answer(inquiry, answer) for (_, inquiry), answer in zip(flat, asked.answers, strict=True)]
     readable = [i for i, (_, text) in enumerate(ended) if text]
     scores = score([flat[i][0] for i in readable], [ended[i][1] for i in readable]) if readable else []
     seen: set[tuple[str, str]] = set()
     for i, value in zip(readable, scores, strict=True):
-        ended[i] = (_judged(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
+        ended[i] = (_judge(flat[i][0], ended[i][1], value, min_reward, seen), ended[i][1])
     return [
         Reply(row, how, answer if isinstance(answer, Answer) else None, cached, text)
         for (row, _), (how, text), answer, cached in zip(flat, ended, asked.answers, asked.cached, strict=True)
     ]
 
 
-def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
+def _parse_answer(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
     """How a reply ended so far, and what is kept of it: empty where nothing can be scored."""
     if answer is None:
         return MISSING, ""
@@ -75,7 +80,7 @@ def _read(inquiry: Inquiry, answer: Answer | Failed | None) -> tuple[str, str]:
     return (ACCEPTED, text) if text else (f"{REJECTED}: unreadable", "")
 
 
-def _judged(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
+def _judge(row: Row, text: str, score: float | None, min_reward: float | None, seen: set[tuple[str, str]]) -> str:
     if min_reward is not None and score is None:
         return f"{REJECTED}: unscorable"
     if min_reward is not None and score < min_reward:
@@ -86,7 +91,7 @@ def _judged(row: Row, text: str, score: float | None, min_reward: float | None, 
     return ACCEPTED
 
 
-class Yield:
+class ReplyCounts:
     """How replies ended, family by family; every line of its table adds up."""
 
     def __init__(self, endpoint: Endpoint) -> None:

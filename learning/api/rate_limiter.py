@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-class Pace:
+class RateLimiter:
     """So many units per minute, evenly: whoever takes waits until those before have been paid off.
 
     Nothing is saved up while nobody asks, so that no minute sees more than its share and one request.

@@ -15,7 +15,7 @@ LAYOUT = "@hhqqi"
 """struct flock: kind, whence, start, length, process."""
 
 
-class Claims:
+class RequestLocks:
     """The locks of one round; `close` gives all of them back, as does the end of the process."""
 
     def __init__(self, folder: Path):

@@ -76,7 +76,7 @@ class Failed:
 
 
 @dataclass
-class Asked:
+class Responses:
     """Answers in the order of the questions (None: not asked, because a cap was reached), and how they came about."""
 
     answers: list[Answer | Failed | None]
@@ -91,7 +91,9 @@ def load_answer(text: str) -> Answer:
     return Answer(**json.loads(text))
 
 
-def chat(messages: Sequence[Mapping[str, str]], index: int, *, temperature: float, max_tokens: int) -> Question:
+def make_chat_question(
+    messages: Sequence[Mapping[str, str]], index: int, *, temperature: float, max_tokens: int
+) -> Question:
     """A question in messages; its index is also the seed, for servers that take one."""
     said = [{"role": message["role"], "content": replace_half_characters(message["content"])} for message in messages]
     body = {"messages": said, "temperature": temperature, "max_tokens": max_tokens, "seed": index}

@@ -70,7 +70,7 @@ class Paid:
         return self.step, *used, self.cost or 0.0, 0 if self.cost is None else sum(used)
 
 
-class Answers:
+class ResponseStore:
     """The file; may be open in many processes at once. Raises StepError when it cannot be read or written."""
 
     def __init__(self, folder: Path):

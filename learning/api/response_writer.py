@@ -3,13 +3,13 @@
 import asyncio
 
 from learning.api.requests import Answer
-from learning.api.response_store import Answers, Paid
+from learning.api.response_store import Paid, ResponseStore
 
 
-class Keeper:
+class ResponseWriter:
     """For one event loop, which goes on while a thread writes."""
 
-    def __init__(self, answers: Answers):
+    def __init__(self, answers: ResponseStore):
         self.answers = answers
         self.waiting: list[tuple[Paid, asyncio.Future[Answer]]] = []
         self.writer: asyncio.Task[None] | None = None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Desk:
+class SpendingAccount:
     """Plain values, so that it can be handed to another process; what was spent is looked up in the folder.
 
     `folder` is shared by all steps of a checkout; `step` is the key of the step that asks.

@@ -9,7 +9,7 @@ from learning.environments.protocol import Outcome
 Asker = TypeVar("Asker")
 
 
-class Answers(Generic[Asker]):
+class PendingAnswers(Generic[Asker]):
     """Steps under way, by number; `order` and `steps_per_answer` are those of `Episodes`."""
 
     def __init__(self, clock: Clock, order: Literal["each", "together"], steps_per_answer: int | None) -> None:

@@ -66,7 +66,7 @@ class Clock(Protocol):
         ...
 
 
-class Threads:
+class ThreadClock:
     """Real time: `workers` steps at once, each in a thread."""
 
     exact = False
@@ -84,7 +84,7 @@ class Threads:
 
     def submit(self, number: int, step: Step) -> None:
         """Queue a step."""
-        self.under_way[self.pool.submit(_timed, number, step)] = number
+        self.under_way[self.pool.submit(_run_timed, number, step)] = number
 
     def collect(self, wait_s: float | None = 0.0) -> list[Answer]:
         """What has ended."""
@@ -128,7 +128,7 @@ SECOND = 10**9
 """Nanoseconds."""
 
 
-class Virtual:
+class VirtualClock:
     """Discrete events: nothing waits in fact, so that what would take hours is computed in no time, and exactly.
 
     A step takes the seconds that `latency` gives for its outcome (None: those it tells itself), a decode step takes
@@ -157,7 +157,7 @@ class Virtual:
 
     def submit(self, number: int, step: Step) -> None:
         """Run a step at once; it ends when its time has passed, after those before it have left it a worker."""
-        answer = _timed(number, step)
+        answer = _run_timed(number, step)
         seconds = 0.0 if answer.outcome is None else float(self.latency(answer.outcome))
         begin = self.time.now
         if self.workers is not None and len(self.events) >= self.workers:
@@ -200,7 +200,7 @@ class Virtual:
         """There is nothing to end."""
 
 
-def _timed(number: int, step: Step) -> Answer:
+def _run_timed(number: int, step: Step) -> Answer:
     """Run a step; what it raises is told by whoever collects it."""
     began = time.perf_counter()
     try:

@@ -8,7 +8,7 @@ from learning.generation.services.row_streams import Streaming
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
 
 
-class Called:
+class BatchSource:
     """An engine that is called for a batch: a turn is a call for everything that waits."""
 
     def __init__(self, engine: EngineProtocol) -> None:
@@ -33,7 +33,7 @@ class Called:
             for (ticket, request), of in zip(some, made, strict=True):
                 for place, one in enumerate(of):
                     cut = one.finish == "length" and request.limit is not None
-                    whole = sampling.max_new_tokens == _most(waiting, ticket)
+                    whole = sampling.max_new_tokens == _find_limit(waiting, ticket)
                     finish = "suspended" if cut and not whole else one.finish
                     self.outbox.append((ticket, replace(one, finish=finish, sample=request.first + place)))
         return bool(waiting)
@@ -53,12 +53,12 @@ class Called:
         ]
 
 
-def _most(waiting: list[tuple[int, Request, Sampling]], ticket: int) -> int:
+def _find_limit(waiting: list[tuple[int, Request, Sampling]], ticket: int) -> int:
     return next(sampling.max_new_tokens for name, _, sampling in waiting if name == ticket)
 
 
-def source_of(engine: Any) -> Any:
+def make_source(engine: Any) -> Any:
     """Where completions of an engine come from: itself, where they come by themselves; otherwise turn by turn."""
     if isinstance(engine, Streaming) or hasattr(engine, "collect"):
         return engine
-    return RolloutService(engine, lambda receipt: None) if isinstance(engine, FlyingEngine) else Called(engine)
+    return RolloutService(engine, lambda receipt: None) if isinstance(engine, FlyingEngine) else BatchSource(engine)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from learning.data.chat import decode, encode_reply, find_turn_end, find_turn_ends
-from learning.environments.answer_order import Answers
-from learning.environments.clock import Answer, Clock, Threads
-from learning.environments.completion_source import source_of
+from learning.environments.answer_order import PendingAnswers
+from learning.environments.clock import Answer, Clock, ThreadClock
+from learning.environments.completion_source import make_source
 from learning.environments.episode import Episode
 from learning.environments.flight import EpisodesInFlight
 from learning.environments.protocol import EnvironmentProtocol
@@ -53,8 +53,8 @@ class Episodes:
     ) -> None:
         self.engine, self.environment, self.tokenizer = engine, environment, tokenizer
         self.max_turns = max_turns
-        self.clock: Clock = clock or Threads(workers)
-        self.source = source_of(engine)
+        self.clock: Clock = clock or ThreadClock(workers)
+        self.source = make_source(engine)
         self.live = self.source is engine
         """Whether completions come by themselves, in real time."""
         self.patience: float | None = None
@@ -62,7 +62,7 @@ class Episodes:
         self.version = self.numbers = 0
         self.decoding: dict[tuple[int, int], Episode] = {}
         """By ticket of the source and sample."""
-        self.answers: Answers[Episode] = Answers(self.clock, order, steps_per_answer)
+        self.answers: PendingAnswers[Episode] = PendingAnswers(self.clock, order, steps_per_answer)
         self.roomy: set[int] = set()
         """Lengths that were seen to have room for two turns."""
         self.outbox: list[Ended] = []
@@ -182,7 +182,7 @@ class Episodes:
             if self.source is self.engine:
                 self.source.abort()
             else:
-                self.source = source_of(self.engine)
+                self.source = make_source(self.engine)
         self.decoding, self.outbox = {}, []
 
     @property

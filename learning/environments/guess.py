@@ -23,7 +23,7 @@ class Environment:
 
     def begin(self, row: dict[str, Any], seed: int) -> Episode:
         """An episode of a row. Raises StepError where its answer is no number."""
-        hidden = number(str(row.get("answer")))
+        hidden = parse_number(str(row.get("answer")))
         if hidden is None:
             raise StepError(f"env guess: row {row.get('id')}: its answer {row.get('answer')!r} is no whole number")
         return Game(self, hidden)
@@ -37,7 +37,7 @@ class Game:
 
     def step(self, action: str) -> Outcome:
         """What is said of a guess."""
-        guess, world = number(action), self.world
+        guess, world = parse_number(action), self.world
         self.said += 1
         if guess is None:
             return Outcome(world.unclear, ok=False)
@@ -46,7 +46,7 @@ class Game:
         return Outcome(world.higher if guess < self.hidden else world.lower)
 
 
-def number(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     """The whole number, of at most `LONGEST` digits, that a text is; None for any other text."""
     text = text.strip()
     digits = text.removeprefix("-")

@@ -8,7 +8,7 @@ from learning.lookup import bound_options, find
 from schemas.use import EnvUse
 
 
-def environment_of(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
+def build_environment(use: EnvUse, inputs: Mapping[str, Path], port: str = "env") -> EnvironmentProtocol:
     """The environment that a recipe names: `guess` is `learning.environments.guess:Environment`. Raises StepError.
 
     The keys beside `use` are the options of its constructor; functions that they name are bound, and references are

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from learning.environments.clock import Virtual
+from learning.environments.clock import VirtualClock
 from learning.environments.episodes import Episodes
-from learning.environments.lookup_environment import environment_of
+from learning.environments.lookup_environment import build_environment
 from schemas.errors import StepError
 from schemas.use import EnvUse
 
 
-def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Any:
+def wrap_in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Any:
     """An engine, or a source of completions, whose completions are episodes; the engine itself without `env`.
 
     Raises StepError for an engine that cannot go on after an answer.
@@ -25,14 +25,14 @@ def in_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapp
     if use.decode_seconds is None:
         how["steps_per_answer"] = use.steps_per_answer
     else:
-        how["clock"] = Virtual(decode_s=use.decode_seconds, workers=use.workers)
-    return Episodes(engine, environment_of(use, inputs), tokenizer=tokenizer, **how)
+        how["clock"] = VirtualClock(decode_s=use.decode_seconds, workers=use.workers)
+    return Episodes(engine, build_environment(use, inputs), tokenizer=tokenizer, **how)
 
 
 @contextmanager
-def playing(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Iterator[Any]:
+def open_environment(engine: Any, use: EnvUse | None, tokenizer: Any, inputs: Mapping[str, Path]) -> Iterator[Any]:
     """The same for a while: steps that nobody waits for any more are not begun; the engine is its maker's to end."""
-    made = in_environment(engine, use, tokenizer, inputs)
+    made = wrap_in_environment(engine, use, tokenizer, inputs)
     try:
         yield made
     finally:

@@ -71,7 +71,7 @@ class Environment:
             raise StepError(f"env program: costs of {', '.join(strange)}: the kit has {', '.join(REQUESTS)}")
         self.language, self.costs, self.credit, self.budget = language, costs, credit, budget
         self.bounds = (seconds, memory_mb)
-        self.memory: dict[tuple[str, tuple[Any, ...]], Tried] | None = {} if remember else None
+        self.memory: dict[tuple[str, tuple[Any, ...]], Attempt] | None = {} if remember else None
 
     def begin(self, row: Row, seed: int) -> "Work":
         """An episode on a table; nothing in it is random. Raises StepError for a row without one."""
@@ -88,14 +88,14 @@ class Environment:
 
     def _run(self, action: str, table: Points) -> "Tried":
         program = expanded(action) if self.language == "words" else action
-        files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _csv(table[:GIVEN])}
-        files[TEST] = _csv([(x,) for x, _ in table[GIVEN:]])
+        files = {"kit.py": Path(program_kit.__file__).read_text(), TRAIN: _format_csv(table[:GIVEN])}
+        files[TEST] = _format_csv([(x,) for x, _ in table[GIVEN:]])
         seconds, memory_mb = self.bounds
         desk = Desk(table, self.costs)
         bounds = {"seconds": seconds, "memory_mb": memory_mb}
         ran = run(program, files=files, **bounds, keep=[SUBMISSION], notice=[TRAIN], answer=desk.answer)
         log, of = self._judged(ran, desk)
-        return Tried(tuple(log), of, _error(ran), ran.seconds)
+        return Attempt(tuple(log), of, _describe_error(ran), ran.seconds)
 
     def _judged(self, ran: Ran, desk: Desk) -> tuple[list[Mark], float | None]:
         """What is written down of a program, and, if it got to the end, its score; all of it seen from outside."""
@@ -124,7 +124,7 @@ class Work:
         """Run a program."""
         tried = self.of.tried(action, self.table)
         left = None if self.of.budget is None else self.of.budget - self.spent
-        units, reached, whole = within(tried.log, left)
+        units, reached, whole = limit_log(tried.log, left)
         of = tried.score if whole else None
         took = max(LEAST, units) if self.of.costs else tried.seconds
         self.spent += took
@@ -140,7 +140,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """What came of a program."""
 
     log: tuple[Mark, ...]
@@ -150,7 +150,7 @@ class Tried:
     seconds: float
 
 
-def within(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
+def limit_log(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
     """Units that a program took, milestones it reached, whether it was not cut because `left` units were over."""
     units, reached = 0.0, set()
     for mark in log:
@@ -163,10 +163,10 @@ def within(log: Sequence[Mark], left: float | None) -> tuple[float, int, bool]:
     return units, len(reached), True
 
 
-def _csv(rows: Sequence[Sequence[float]]) -> str:
+def _format_csv(rows: Sequence[Sequence[float]]) -> str:
     return "".join(",".join(map(repr, row)) + "\n" for row in rows)
 
 
-def _error(ran: Ran) -> str:
+def _describe_error(ran: Ran) -> str:
     """Why it did not get to the end, in a line."""
     return (ran.told or (ran.stderr.strip().splitlines() or ["nothing was handed in"])[-1])[:SHOWN]

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.chat import decode, encode_prompt
 from learning.data.row_journal import RowJournal, make_row_key
 from learning.data.rows import Row
-from learning.generation.services.row_streams import completions
+from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Trial, last_turn, transcript
@@ -72,7 +72,7 @@ def _sampled(
         for i, name in enumerate(names)
     )
     open_: dict[int, dict[int, Generation]] = {}
-    for made in completions(engine, asked, sampling):
+    for made in stream_completions(engine, asked, sampling):
         for ticket, one in made:
             open_.setdefault(ticket, {})[one.sample] = one
         whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}
@@ -123,7 +123,7 @@ def compute_weighted_scores(
     weights: Sequence[Number],
     rows: list[Row],
     texts: list[str],
-    desk: Desk | None = None,
+    desk: SpendingAccount | None = None,
     samples: Sequence[Sample] = (),
     shown: set[str] | None = None,
 ) -> list[float | None]:

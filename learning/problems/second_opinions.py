@@ -20,14 +20,14 @@ from schemas.use import ProblemsUse, TeacherUse
 TEMPLATE = "{prompt} {shown}; {prompt}"
 
 
-def shown_to(row: Row, text: str, template: str) -> Row:
+def show_answer(row: Row, text: str, template: str) -> Row:
     """The problem as an observer gets it: the template with `{prompt}` and, as `{shown}`, what was answered."""
     if "{shown}" not in template:
         raise StepError("the template of an observer shows no {shown}")
     return row | {"prompt": make_question(template, row, shown=text)}
 
 
-def looked_up(texts: list[str], data: Path | str | None) -> list[str]:
+def look_up_documents(texts: list[str], data: Path | str | None) -> list[str]:
     """For each query the document of a chat artifact that looks most like it, and what it says; without one the query.
 
     Similarity is that of `solver: retrieve`, by runs of three characters.
@@ -62,9 +62,9 @@ def second_opinions(
     made = []
     for row in of():
         if guide is not None:
-            (text,) = looked_up([guide.bound(row, rng)], data)
+            (text,) = look_up_documents([guide.bound(row, rng)], data)
         else:
             text = row["answer"] if rng.random() >= error_rate else mistaken(row["answer"], rng)
         name = hashlib.sha256(f"second_opinions\n{row['id']}\n{text}".encode()).hexdigest()[:16]
-        made.append(shown_to(row, text, template) | {"id": name})
+        made.append(show_answer(row, text, template) | {"id": name})
     return made

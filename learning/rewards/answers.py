@@ -21,13 +21,13 @@ def exact(
     """
     scores: list[float | None] = []
     for row, completion in zip(rows, completions, strict=True):
-        given = final_answer(completion, marker)
+        given = extract_final_answer(completion, marker)
         if row["answer"] is None:
             scores.append(None)
         elif given is None:
             scores.append(0.0)
         else:
-            scores.append(float(normal(given, ignore_case) == normal(row["answer"], ignore_case)))
+            scores.append(float(normalise_answer(given, ignore_case) == normalise_answer(row["answer"], ignore_case)))
     return scores
 
 
@@ -41,12 +41,12 @@ def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | 
     """
     scores: list[float | None] = [0.0] * len(rows)
     sent: list[int] = []
-    answers = [final_answer(completion, marker) for completion in completions]
+    answers = [extract_final_answer(completion, marker) for completion in completions]
     for i, (row, given) in enumerate(zip(rows, answers, strict=True)):
         if given is None:
             continue
         if gym_parsers.compares_only(row):
-            scores[i] = score_here(row, given.strip())
+            scores[i] = score_in_process(row, given.strip())
         else:
             sent.append(i)
     verdicts = verifiers.judge([rows[i] for i in sent], [(answers[i] or "").strip() for i in sent])
@@ -55,7 +55,7 @@ def scored(rows: list[dict[str, Any]], completions: list[str], *, marker: str | 
     return scores
 
 
-def score_here(row: dict[str, Any], text: str) -> float | None:
+def score_in_process(row: dict[str, Any], text: str) -> float | None:
     """The score of a verifier that only compares; None where it fails."""
     source, entry = gym.entry_of(row)
     try:
@@ -64,7 +64,7 @@ def score_here(row: dict[str, Any], text: str) -> float | None:
         return None
 
 
-def final_answer(completion: str, marker: str | None) -> str | None:
+def extract_final_answer(completion: str, marker: str | None) -> str | None:
     """What follows the last marker, None where there is none; without a marker everything."""
     if not marker:
         return completion
@@ -72,7 +72,7 @@ def final_answer(completion: str, marker: str | None) -> str | None:
     return text if found else None
 
 
-def normal(text: str, ignore_case: bool) -> str | Decimal:
+def normalise_answer(text: str, ignore_case: bool) -> str | Decimal:
     """The form in which answers are compared."""
     text = " ".join(text.split()).removesuffix(".")
     if NUMBER.fullmatch(text):

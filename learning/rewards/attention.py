@@ -37,27 +37,27 @@ def alignment(
     known: list[tuple[int, Mapping[str, float], Mapping[str, list[int]]]] = []
     for i, (row, trial) in enumerate(zip(rows, trials, strict=True)):
         told = json.loads(row["metadata"] or "{}")
-        places = places_of(policy, trial, row, told.get("spans") or {})
+        places = find_feature_places(policy, trial, row, told.get("spans") or {})
         if places and trial.completion_ids and set(places) == set(told.get("expert") or {}):
             known.append((i, told["expert"], places))
-    masses = feature_masses(policy, [trials[i] for i, _, _ in known], [places for _, _, places in known])
+    masses = compute_feature_masses(policy, [trials[i] for i, _, _ in known], [places for _, _, places in known])
     for (i, expert, _), mass in zip(known, masses, strict=True):
-        best = top(expert, k)
-        found[i] = sum(mass[name] for name in best) if measure == "mass" else jaccard(top(mass, k), best)
+        best = select_top(expert, k)
+        found[i] = sum(mass[name] for name in best) if measure == "mass" else compute_jaccard(select_top(mass, k), best)
     return found
 
 
-def top(values: Mapping[str, float], k: int) -> set[str]:
+def select_top(values: Mapping[str, float], k: int) -> set[str]:
     """The k names with the largest values; of equals the first in the alphabet."""
     return set(sorted(values, key=lambda name: (-values[name], name))[:k])
 
 
-def jaccard(some: set[str], others: set[str]) -> float:
+def compute_jaccard(some: set[str], others: set[str]) -> float:
     """Size of the common part over that of the union."""
     return len(some & others) / len(some | others) if some | others else 1.0
 
 
-def places_of(policy: Policy, trial: Trial, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
+def find_feature_places(policy: Policy, trial: Trial, row: Row, spans: Mapping[str, str]) -> dict[str, list[int]]:
     """Places in the prompt of the tokens that show each feature; empty where a text is not there or the ids differ."""
     text = policy.tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
     coded = policy.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -72,7 +72,7 @@ def places_of(policy: Policy, trial: Trial, row: Row, spans: Mapping[str, str]) 
 
 
 @torch.no_grad()
-def feature_masses(
+def compute_feature_masses(
     policy: Policy, trials: Sequence[Trial], places: Sequence[Mapping[str, list[int]]]
 ) -> list[dict[str, float]]:
     """Share of each feature in the attention on all features, while each trial's completion is written."""
@@ -85,12 +85,12 @@ def feature_masses(
             if end > start and (end + 1 - start) * heads * longest * longest > SCORES:
                 break
             end += 1
-        found += _masses(policy, trials[start:end], places[start:end])
+        found += _compute_masses(policy, trials[start:end], places[start:end])
         start = end
     return found
 
 
-def _masses(
+def _compute_masses(
     policy: Policy, trials: Sequence[Trial], places: Sequence[Mapping[str, list[int]]]
 ) -> list[dict[str, float]]:
     sequences = [[*t.prompt_ids, *t.completion_ids] for t in trials]

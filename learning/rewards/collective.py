@@ -10,8 +10,8 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.lookup import Inner
-from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
-from learning.rewards.composite import asked
+from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
+from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
@@ -35,11 +35,11 @@ def pioneer(
     The partner's prompts come from `prompt_sampler: observed`.
     """
     task: Inner = of
-    seen = [shown_to(row, text, template) for row, text in zip(rows, completions, strict=True)]
+    seen = [show_answer(row, text, template) for row, text in zip(rows, completions, strict=True)]
     sampling = Sampling(temperature, max_completion_length)
     said = replies(guest(partner), [row["prompt"] for row in seen], n=1, sampling=sampling, rng=rng)
-    theirs = _scores(task, rows, [None if texts is None else texts[0] for texts in said])
-    return _sums(asked(task, range(len(rows))), theirs)
+    theirs = _score_texts(task, rows, [None if texts is None else texts[0] for texts in said])
+    return _add_scores(score_selected(task, range(len(rows))), theirs)
 
 
 def led(
@@ -61,12 +61,14 @@ def led(
     of the completion itself. Where the partner has no room, or no answer can be scored, it has no reward.
     """
     task: Inner = of
-    seen = [shown_to(row, text, template) for row, text in zip(rows, looked_up(completions, data), strict=True)]
+    seen = [
+        show_answer(row, text, template) for row, text in zip(rows, look_up_documents(completions, data), strict=True)
+    ]
     sampling = Sampling(temperature, max_completion_length)
     said = replies(guest(partner), [row["prompt"] for row in seen], n=calls, sampling=sampling, rng=rng)
     found: list[list[float]] = [[] for _ in rows]
     for call in range(calls):
-        for i, score in enumerate(_scores(task, rows, [None if texts is None else texts[call] for texts in said])):
+        for i, score in enumerate(_score_texts(task, rows, [None if texts is None else texts[call] for texts in said])):
             found[i] += [] if score is None else [score]
     return [sum(scores) / len(scores) if scores else None for scores in found]
 
@@ -78,19 +80,19 @@ def observer(rows: list[Row], completions: list[str], *, of: RewardUse) -> list[
         raise StepError(
             "reward collective.observer: nothing was shown; the stage needs `prompt_sampler: {use: observed, ...}`"
         )
-    return _sums(asked(task, range(len(rows))), _scores(task, rows, [row["shown"] for row in rows]))
+    return _add_scores(score_selected(task, range(len(rows))), _score_texts(task, rows, [row["shown"] for row in rows]))
 
 
-def _scores(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
+def _score_texts(task: Inner, rows: list[Row], texts: list[str | None]) -> list[float | None]:
     """Task rewards of texts that are nobody's trials here; None where there is no text."""
     there = [i for i, text in enumerate(texts) if text is not None]
     have = {k: task.have[k] for k in task.have if k not in ("trials", "sources", "groups")}
     other = Inner(task.bound, task.step, have | {"rows": rows, "completions": texts})
     found: list[float | None] = [None] * len(texts)
-    for i, score in zip(there, asked(other, there), strict=True):
+    for i, score in zip(there, score_selected(other, there), strict=True):
         found[i] = score
     return found
 
 
-def _sums(mine: list[float | None], theirs: list[float | None]) -> list[float | None]:
+def _add_scores(mine: list[float | None], theirs: list[float | None]) -> list[float | None]:
     return [None if a is None or b is None else a + b for a, b in zip(mine, theirs, strict=True)]

@@ -17,7 +17,7 @@ from schemas.errors import StepError
 from schemas.use import RewardUse
 
 
-def asked(reward: Inner, places: Sequence[int]) -> list[float | None]:
+def score_selected(reward: Inner, places: Sequence[int]) -> list[float | None]:
     """Weight times score of a reward, for the completions at `places` only; StepError for another number of scores."""
     if not places:
         return []
@@ -32,10 +32,10 @@ def gated(
     completions: list[str], *, of: RewardUse, by: RewardUse, at_least: float = 1.0, otherwise: float = 0.0
 ) -> list[float | None]:
     """The reward `of` where the reward `by` is at least `at_least`, else `otherwise`; `of` sees only the former."""
-    gate = asked(by, range(len(completions)))
+    gate = score_selected(by, range(len(completions)))
     through = [i for i, score in enumerate(gate) if score is not None and score >= at_least]
     found: list[float | None] = [None if score is None else otherwise for score in gate]
-    for i, score in zip(through, asked(of, through), strict=True):
+    for i, score in zip(through, score_selected(of, through), strict=True):
         found[i] = score
     return found
 
@@ -57,7 +57,7 @@ def tiered(
     found: list[float | None] = [scores[-1]] * len(completions)
     climbing = list(range(len(completions)))
     for reward, earned in zip(of, scores, strict=False):
-        judged = dict(zip(climbing, asked(reward, climbing), strict=True))
+        judged = dict(zip(climbing, score_selected(reward, climbing), strict=True))
         for i, score in judged.items():
             if score is None or score < at_least:
                 found[i] = None if score is None else earned
@@ -70,7 +70,7 @@ def first(completions: list[str], *, of: Annotated[list[RewardUse], Field(min_le
     found: list[float | None] = [None] * len(completions)
     for reward in of:
         left = [i for i, score in enumerate(found) if score is None]
-        for i, score in zip(left, asked(reward, left), strict=True):
+        for i, score in zip(left, score_selected(reward, left), strict=True):
             found[i] = score
     return found
 
@@ -81,7 +81,7 @@ def weighted(completions: list[str], *, of: Annotated[list[RewardUse], Field(min
     for reward in of:
         if reward.weight == 0:
             continue
-        scores = asked(reward, range(len(completions)))
+        scores = score_selected(reward, range(len(completions)))
         sums = zip(found, scores, strict=True)
         found = [None if total is None or s is None else total + s for total, s in sums]
     return found
@@ -102,6 +102,6 @@ def routed(
     for kind, reward in (*families.items(), (None, otherwise)):
         mine = [i for i, other in enumerate(kinds) if other == kind]
         if reward is not None:
-            for i, score in zip(mine, asked(reward, mine), strict=True):
+            for i, score in zip(mine, score_selected(reward, mine), strict=True):
                 found[i] = score
     return found

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from learning.data.rows import Row
 from learning.lookup import Inner
-from learning.rewards.answers import final_answer, normal
-from learning.rewards.composite import asked
+from learning.rewards.answers import extract_final_answer, normalise_answer
+from learning.rewards.composite import score_selected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies
@@ -40,8 +40,8 @@ def majority(
     `marker` and `ignore_case` are those of `answers.exact`. `unlabelled_only`: rows with an answer cannot be scored.
     A group whose winner has less than `min_share` of the completions cannot be scored.
     """
-    answers = [answer_of(text, marker, ignore_case) for text in completions]
-    found = _elected(answers, [1.0] * len(answers), groups, min_share)
+    answers = [parse_answer(text, marker, ignore_case) for text in completions]
+    found = _score_elected(answers, [1.0] * len(answers), groups, min_share)
     return [None if unlabelled_only and row["answer"] is not None else s for row, s in zip(rows, found, strict=True)]
 
 
@@ -59,10 +59,10 @@ def weighted(
     `min_share` is of all weights. Raises StepError for a negative weight.
     """
     voice: Inner = by
-    weights = [weight or 0.0 for weight in asked(voice, range(len(completions)))]
+    weights = [weight or 0.0 for weight in score_selected(voice, range(len(completions)))]
     if min(weights, default=0.0) < 0:
         raise StepError(f"consensus.weighted: {voice.bound.name} gives a negative weight; votes count 0 or more")
-    return _elected([answer_of(text, marker, ignore_case) for text in completions], weights, groups, min_share)
+    return _score_elected([parse_answer(text, marker, ignore_case) for text in completions], weights, groups, min_share)
 
 
 def crowd(
@@ -80,9 +80,9 @@ def crowd(
 
     Every model of `others` answers the same problem as often as the policy, at the same temperature; see `collective`.
     """
-    members = _members(groups)
+    members = _map_members(groups)
     firsts = {group: rows[places[0]]["prompt"] for group, places in members.items()}
-    mine = [answer_of(text, marker, ignore_case) for text in completions]
+    mine = [parse_answer(text, marker, ignore_case) for text in completions]
     answers_of = {group: [[mine[i] for i in places]] for group, places in members.items()}
     sampling = Sampling(sampler.sampling.temperature, sampler.sampling.max_new_tokens)
     for folder in others:
@@ -90,12 +90,12 @@ def crowd(
             chosen = [group for group, places in members.items() if len(places) == size]
             said = replies(guest(folder), [firsts[g] for g in chosen], n=size, sampling=sampling, rng=rng)
             for group, texts in zip(chosen, said, strict=True):
-                answers_of[group].append([answer_of(text, marker, ignore_case) for text in texts or []])
-    labels = {group: elected(collective(of_models)) for group, of_models in answers_of.items()}
+                answers_of[group].append([parse_answer(text, marker, ignore_case) for text in texts or []])
+    labels = {group: elect(count_weighted_votes(of_models)) for group, of_models in answers_of.items()}
     return [None if labels[g] is None else float(labels[g] == a) for g, a in zip(groups, mine, strict=True)]
 
 
-def collective(answers_of: Sequence[Sequence[Hashable | None]]) -> dict[Hashable, float]:
+def count_weighted_votes(answers_of: Sequence[Sequence[Hashable | None]]) -> dict[Hashable, float]:
     """Votes of several models for each answer: a model's votes count its self-consistency, the share of its top answer.
 
     The order of the answers is that in which they were first given; None is no answer.
@@ -109,35 +109,35 @@ def collective(answers_of: Sequence[Sequence[Hashable | None]]) -> dict[Hashable
     return votes
 
 
-def elected(votes: Mapping[Hashable, float]) -> Hashable | None:
+def elect(votes: Mapping[Hashable, float]) -> Hashable | None:
     """The answer with the most votes, the first of equals; None where nobody votes."""
     top = max(votes.values(), default=0.0)
     return next((answer for answer, count in votes.items() if count == top and count > 0), None)
 
 
-def answer_of(completion: str, marker: str | None, ignore_case: bool) -> Hashable | None:
+def parse_answer(completion: str, marker: str | None, ignore_case: bool) -> Hashable | None:
     """The final answer in normal form; None where there is none."""
-    given = final_answer(completion, marker)
-    return None if given is None or not given.strip() else normal(given, ignore_case)
+    given = extract_final_answer(completion, marker)
+    return None if given is None or not given.strip() else normalise_answer(given, ignore_case)
 
 
-def _elected(
+def _score_elected(
     answers: Sequence[Hashable | None], weights: Sequence[float], groups: Sequence[int], min_share: float
 ) -> list[float | None]:
     found: list[float | None] = [None] * len(answers)
-    for places in _members(groups).values():
+    for places in _map_members(groups).values():
         votes: dict[Hashable, float] = {}
         for i in places:
             if answers[i] is not None:
                 votes[answers[i]] = votes.get(answers[i], 0.0) + weights[i]
-        winner, total = elected(votes), sum(weights[i] for i in places)
+        winner, total = elect(votes), sum(weights[i] for i in places)
         if winner is not None and votes[winner] >= min_share * total:
             for i in places:
                 found[i] = float(answers[i] == winner)
     return found
 
 
-def _members(groups: Sequence[int]) -> dict[int, list[int]]:
+def _map_members(groups: Sequence[int]) -> dict[int, list[int]]:
     members: dict[int, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)

@@ -30,7 +30,7 @@ def repetition(
     Nearly: words in common over words in either are at least `overlap`.
     """
     return [
-        -penalty if any(_likeness(text, old) >= overlap for old in own(row)) else 0.0
+        -penalty if any(_compute_overlap(text, old) >= overlap for old in read_own_utterances(row)) else 0.0
         for row, text in zip(rows, completions, strict=True)
     ]
 
@@ -42,7 +42,7 @@ def inconsistency(rows: list[dict[str, Any]], completions: list[str], *, penalty
     """
     found: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
-        mine, before = _claims(text), _claims("\n.".join(own(row)))
+        mine, before = _parse_claims(text), _parse_claims("\n.".join(read_own_utterances(row)))
         if len(mine) * len(before) > PAIRS:
             found.append(None)
         else:
@@ -55,23 +55,23 @@ def relevance(rows: list[dict[str, Any]], completions: list[str], *, reward: Pen
     found: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
         topic = json.loads(row["metadata"] or "{}").get("topic")
-        found.append(None if topic is None else reward * bool(_content(text) & set(topic)))
+        found.append(None if topic is None else reward * bool(_read_content_words(text) & set(topic)))
     return found
 
 
-def own(row: dict[str, Any]) -> list[str]:
+def read_own_utterances(row: dict[str, Any]) -> list[str]:
     """What the speaker said before."""
     return [message["content"] for message in row["prompt"] if message["role"] == "assistant"]
 
 
 def contradicts(text: str, old: str) -> bool:
     """Whether two utterances hold sentences that say the same but for a negation."""
-    return any(_denies(a, b) for a in _claims(text) for b in _claims(old))
+    return any(_denies(a, b) for a in _parse_claims(text) for b in _parse_claims(old))
 
 
-def _claims(text: str) -> set[Claim]:
+def _parse_claims(text: str) -> set[Claim]:
     """The sentences of a text that say enough to be denied."""
-    sentences = [_words(sentence) for sentence in set(re.split(r"[.!?]+", text))]
+    sentences = [_read_words(sentence) for sentence in set(re.split(r"[.!?]+", text))]
     claims = {(frozenset(words - NEGATIONS - FILLERS), bool(words & NEGATIONS)) for words in sentences}
     return {(content, negated) for content, negated in claims if len(content) >= 2}
 
@@ -81,15 +81,15 @@ def _denies(a: Claim, b: Claim) -> bool:
     return negated != denied and len(one & other) >= 2 and (one <= other or other <= one)
 
 
-def _likeness(a: str, b: str) -> float:
-    one, other = _words(a), _words(b)
+def _compute_overlap(a: str, b: str) -> float:
+    one, other = _read_words(a), _read_words(b)
     return len(one & other) / len(one | other) if one | other else 1.0
 
 
-def _words(text: str) -> set[str]:
+def _read_words(text: str) -> set[str]:
     """Words in lower case; `don't` counts as `do not`."""
     return set(re.findall(r"[a-z]+", text.lower().replace("n't", " not")))
 
 
-def _content(text: str) -> set[str]:
-    return _words(text) - NEGATIONS - FILLERS
+def _read_content_words(text: str) -> set[str]:
+    return _read_words(text) - NEGATIONS - FILLERS

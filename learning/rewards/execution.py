@@ -12,7 +12,7 @@ def passed(rows: list[Row], completions: list[str], *, partial: bool = False) ->
 
     None for a row without tests.
     """
-    return [_passed(_kept(row), text, partial) for row, text in zip(rows, completions, strict=True)]
+    return [_score_tests(_read_metadata(row), text, partial) for row, text in zip(rows, completions, strict=True)]
 
 
 def states(rows: list[Row], completions: list[str], *, partial: bool = False) -> list[float | None]:
@@ -22,7 +22,7 @@ def states(rows: list[Row], completions: list[str], *, partial: bool = False) ->
     """
     found: list[float | None] = []
     for row, text in zip(rows, completions, strict=True):
-        wanted = _kept(row).get("states")
+        wanted = _read_metadata(row).get("states")
         if wanted is None:
             found.append(None)
             continue
@@ -33,7 +33,7 @@ def states(rows: list[Row], completions: list[str], *, partial: bool = False) ->
     return found
 
 
-def _passed(kept: Row, text: str, partial: bool) -> float | None:
+def _score_tests(kept: Row, text: str, partial: bool) -> float | None:
     if "tests" not in kept:
         return None
     right = [_runs(text, given, wanted, kept["result"]) for given, wanted in kept["tests"]]
@@ -48,7 +48,7 @@ def _runs(text: str, given: Row, wanted: Any, result: str | None) -> bool:
         return False
 
 
-def _kept(row: Row) -> Row:
+def _read_metadata(row: Row) -> Row:
     try:
         found = json.loads(row["metadata"] or "{}")
     except ValueError:

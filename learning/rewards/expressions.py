@@ -28,19 +28,19 @@ def solves(row: dict[str, Any], text: str) -> bool:
     try:
         tree = ast.parse(text.strip(), mode="eval")
         used: list[int] = []
-        value = _value(tree.body, used)
+        value = _evaluate(tree.body, used)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return False
     return value == target and not Counter(used) - Counter(numbers)
 
 
-def _value(node: ast.expr, used: list[int]) -> Fraction:
+def _evaluate(node: ast.expr, used: list[int]) -> Fraction:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
     if not isinstance(node, ast.BinOp):
         raise ValueError("no sum, difference, product or quotient")
-    left, right = _value(node.left, used), _value(node.right, used)
+    left, right = _evaluate(node.left, used), _evaluate(node.right, used)
     match node.op:
         case ast.Add():
             return left + right

@@ -18,10 +18,10 @@ def matches(rows: list[dict[str, Any]], completions: list[str], *, pattern: str)
         wanted = Pattern(pattern, re.DOTALL)
     except re.error as error:
         raise StepError(f"formats.matches: pattern {pattern!r}: {error}") from error
-    return [_matches(wanted, completion.strip()) for completion in completions]
+    return [_score_match(wanted, completion.strip()) for completion in completions]
 
 
-def _matches(wanted: Pattern, text: str) -> float | None:
+def _score_match(wanted: Pattern, text: str) -> float | None:
     try:
         return float(wanted.fullmatch(text) is not None)
     except MatchTimeout:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.patterns import MatchTimeout, Pattern
 from learning.data.questions import make_question
 from learning.data.rows import Row
@@ -54,7 +54,7 @@ def model(
     the mean of the words' scores weighted by how likely the judge would reply each. `unparsable` is the score where
     there is no verdict (null: it cannot be scored). `engine` null is torch.
     """
-    how = _Reading(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
+    how = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
     return how.verdicts(guest(judge, engine), rows, completions, rng)
 
 
@@ -75,14 +75,14 @@ def own(
     unparsable: float | None = None,
 ) -> list[float | None]:
     """Verdict of the policy in training on its own completions, as it is now; options as those of `judges.model`."""
-    how = _Reading(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
+    how = _Judge(template, pattern, low, high, words, votes, temperature, max_completion_length, unparsable)
     return how.verdicts(sampler, rows, completions, rng)
 
 
 def endpoint(
     rows: list[Row],
     completions: list[str],
-    desk: Desk,
+    desk: SpendingAccount,
     *,
     endpoint: Endpoint,
     system: str | None = None,
@@ -102,11 +102,11 @@ def endpoint(
     `judges.model` is. Of several `votes` that can be read, `majority` takes the verdict that is given most often (none
     where two are), `mean` their mean. Equal questions have one answer, which is kept: judging again costs nothing.
     """
-    how = _Reading(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
+    how = _Judge(template, pattern, low, high, None, votes, temperature, max_completion_length, unparsable, verdict)
     return how.asked(endpoint, desk, system, rows, completions)
 
 
-class _Reading:
+class _Judge:
     """How a judge is asked and its words are read."""
 
     def __init__(
@@ -143,25 +143,30 @@ class _Reading:
         asked = [make_question(self.template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
         if self.words:
             shares = word_logprobs(judge, asked, list(self.words))
-            found = [None if lps is None else expected(lps, list(self.words.values())) for lps in shares]
+            found = [None if lps is None else compute_expected(lps, list(self.words.values())) for lps in shares]
         else:
             said = replies(judge, asked, n=self.votes, sampling=self.sampling, rng=rng)
             found = [None if texts is None else self.read(texts) for texts in said]
         return self.scaled(found)
 
     def asked(
-        self, endpoint: Endpoint, desk: Desk, system: str | None, rows: Sequence[Row], completions: Sequence[str]
+        self,
+        endpoint: Endpoint,
+        desk: SpendingAccount,
+        system: str | None,
+        rows: Sequence[Row],
+        completions: Sequence[str],
     ) -> list[float | None]:
         """Verdicts of a remote judge. Raises StepError as `learning.api.client.ask` does."""
         from learning.api.client import ask  # it takes a second to import, and most judges are at hand
-        from learning.api.requests import Answer, chat
+        from learning.api.requests import Answer, make_chat_question
 
         before = [{"role": "system", "content": system}] if system is not None else []
         how = {"temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens}
         shown = [
             [*before, *make_question(self.template, r, completion=c)] for r, c in zip(rows, completions, strict=True)
         ]
-        questions = [chat(messages, vote, **how) for messages in shown for vote in range(self.votes)]
+        questions = [make_chat_question(messages, vote, **how) for messages in shown for vote in range(self.votes)]
         answers = ask(endpoint, desk, questions).answers
         texts = [answer.text if isinstance(answer, Answer) else "" for answer in answers]
         groups = [texts[start : start + self.votes] for start in range(0, len(texts), self.votes)]
@@ -173,7 +178,7 @@ class _Reading:
 
     def read(self, texts: Sequence[str]) -> float | None:
         """What the verdicts that can be read and lie in range come to; None where there is none, or no majority."""
-        values = [v for v in (number(text, self.pattern) for text in texts) if v is not None]
+        values = [v for v in (parse_number(text, self.pattern) for text in texts) if v is not None]
         values = [v for v in values if self.low <= v <= self.high]
         if self.verdict == "mean":
             return sum(values) / len(values) if values else None
@@ -181,7 +186,7 @@ class _Reading:
         return None if not ranked or (len(ranked) == 2 and ranked[0][1] == ranked[1][1]) else ranked[0][0]
 
 
-def number(text: str, pattern: Pattern) -> float | None:
+def parse_number(text: str, pattern: Pattern) -> float | None:
     """The number of the last match of a pattern (its first group, if any); None where there is none in time."""
     try:
         return float(pattern.last(text))  # type: ignore[arg-type] — no match is no number
@@ -189,7 +194,7 @@ def number(text: str, pattern: Pattern) -> float | None:
         return None
 
 
-def expected(logprobs: Sequence[float], values: Sequence[float]) -> float:
+def compute_expected(logprobs: Sequence[float], values: Sequence[float]) -> float:
     """Mean of values weighted by probabilities that need not sum to 1."""
     top = max(logprobs)
     shares = [math.exp(lp - top) for lp in logprobs]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from learning.lookup import Inner
-from learning.rewards.composite import asked
+from learning.rewards.composite import score_selected
 from learning.samples.sample import Trial
 from schemas.errors import StepError
 from schemas.number_schedules import Number
@@ -19,7 +19,7 @@ from schemas.use import RewardUse
 Unit = Literal["tokens", "characters"]
 
 
-def length(trial: Trial, unit: str) -> int:
+def measure_length(trial: Trial, unit: str) -> int:
     """How long a completion is: tokens that were sampled (the stop token is one), or characters."""
     return len(trial.completion_ids) - trial.given if unit == "tokens" else len(trial.text)
 
@@ -33,7 +33,7 @@ def target(
     floor: float = -1.0,
 ) -> list[float | None]:
     """−per_unit · |length − wanted|, not below `floor` (LCPO-exact of L1, Aggarwal & Welleck 2025)."""
-    return [max(-per_unit * abs(length(trial, unit) - length_wanted), floor) for trial in trials]
+    return [max(-per_unit * abs(measure_length(trial, unit) - length_wanted), floor) for trial in trials]
 
 
 def at_most(
@@ -45,7 +45,7 @@ def at_most(
     midpoint: float = 0.5,
 ) -> list[float | None]:
     """clip(per_unit · (wanted − length) + midpoint, 0, 1); a factor on correctness in LCPO-max of L1 (2025)."""
-    return [min(max(per_unit * (length_wanted - length(t, unit)) + midpoint, 0.0), 1.0) for t in trials]
+    return [min(max(per_unit * (length_wanted - measure_length(t, unit)) + midpoint, 0.0), 1.0) for t in trials]
 
 
 def cosine(
@@ -68,8 +68,8 @@ def cosine(
     """
     judge: Inner = of
     found: list[float | None] = []
-    for trial, score in zip(trials, asked(judge, range(len(trials))), strict=True):
-        size = length(trial, unit)
+    for trial, score in zip(trials, score_selected(judge, range(len(trials))), strict=True):
+        size = measure_length(trial, unit)
         if score is None:
             found.append(None)
         elif size >= longest:
@@ -92,4 +92,4 @@ def tiered(
     """
     if min(tiers) != 0:
         raise StepError(f"reward lengths.tiered: the first tier must start at 0, not at {min(tiers)}")
-    return [tiers[max(start for start in tiers if start <= length(t, unit))] for t in trials]
+    return [tiers[max(start for start in tiers if start <= measure_length(t, unit))] for t in trials]

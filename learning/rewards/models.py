@@ -32,14 +32,14 @@ def learned(
     `standard` subtracts the mean and divides by the standard deviation of the held-out pairs the model was tested on;
     `sigmoid` squashes that into (0, 1), so that it mixes with verifiable rewards.
     """
-    judge = loaded(str(model))
+    judge = load_cached_reward_model(str(model))
     found: list[float | None] = [None] * len(rows)
-    for batch in _batches(_groups(judge.policy, rows, completions)):
+    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
         places = [i for _, answers in batch for i, _ in answers]
         with torch.no_grad():
             rewards_P = judge.rewards([p for p, _ in batch], [[ids for _, ids in answers] for _, answers in batch])
         for i, reward in zip(places, rewards_P.double().tolist(), strict=True):
-            found[i] = normalised(reward, judge, normalise)
+            found[i] = normalise_reward(reward, judge, normalise)
     return found
 
 
@@ -55,10 +55,10 @@ def process(
     The lowest takes a completion for as good as its worst step; the last of one that learnt outcomes is its guess at
     the outcome, and the sum that of one by likelihood.
     """
-    judge = token_judge(str(model))
+    judge = load_process_reward_model(str(model))
     found: list[float | None] = [None] * len(rows)
     how = {"min": min, "mean": lambda v: sum(v) / len(v), "last": lambda v: v[-1], "sum": sum}[stat]
-    for batch in _batches(_groups(judge.policy, rows, completions)):
+    for batch in _make_batches(_group_by_prompt(judge.policy, rows, completions)):
         places = [i for _, answers in batch for i, _ in answers]
         answered = [[Generation(ids, [0.0] * len(ids), "stop") for _, ids in answers] for _, answers in batch]
         record = single_turn([prompt for prompt, _ in batch], answered)
@@ -69,12 +69,12 @@ def process(
 
 
 @lru_cache(maxsize=4)
-def token_judge(folder: str) -> TokenJudge:
+def load_process_reward_model(folder: str) -> TokenJudge:
     """The process reward model in a folder, kept: its artifact never changes."""
     return load_token_judge(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _groups(
+def _group_by_prompt(
     policy: Policy, rows: list[dict[str, Any]], completions: list[str]
 ) -> dict[tuple[int, ...], list[tuple[int, list[int]]]]:
     """Completions with their places, by prompt; those longer than the model was trained for are left out."""
@@ -88,12 +88,12 @@ def _groups(
 
 
 @lru_cache(maxsize=4)
-def loaded(folder: str) -> RewardModel:
+def load_cached_reward_model(folder: str) -> RewardModel:
     """The reward model in a folder, kept: its artifact never changes."""
     return load_reward_model(Path(folder), device="cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list[list[tuple[list[int], list]]]:
+def _make_batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list[list[tuple[list[int], list]]]:
     """Prompts with their completions, in forwards of about `TOKENS` tokens."""
     made: list[list[tuple[list[int], list]]] = []
     room = 0
@@ -107,7 +107,7 @@ def _batches(groups: dict[tuple[int, ...], list[tuple[int, list[int]]]]) -> list
     return made
 
 
-def normalised(reward: float, judge: RewardModel, how: str) -> float:
+def normalise_reward(reward: float, judge: RewardModel, how: str) -> float:
     """The reward on the scale asked for."""
     if how == "none":
         return reward

@@ -14,8 +14,8 @@ from pydantic import Field
 from learning.data.questions import make_question
 from learning.data.rows import Row
 from learning.lookup import Inner
-from learning.rewards.composite import asked
-from learning.rewards.judges import expected
+from learning.rewards.composite import score_selected
+from learning.rewards.judges import compute_expected
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.sampler import Sampler
 from learning.sampling.verdicts import guest, replies, word_logprobs
@@ -38,7 +38,7 @@ def win_rate(
     With `scale` the win is σ((a − b)/scale), which suits a learned reward; null: 1, ½ or 0.
     """
     judge: Inner = of
-    scores = asked(judge, range(len(completions)))
+    scores = score_selected(judge, range(len(completions)))
 
     def win(i: int, j: int) -> float | None:
         a, b = scores[i], scores[j]
@@ -46,7 +46,7 @@ def win_rate(
             return None
         return (a > b) + 0.5 * (a == b) if scale is None else (1 + math.tanh((a - b) / scale / 2)) / 2
 
-    return mean_wins(groups, win)
+    return compute_mean_wins(groups, win)
 
 
 def judged(
@@ -90,17 +90,17 @@ def own_judged(
     return prefer.wins(sampler, rows, completions, groups, rng)
 
 
-def mean_wins(groups: Sequence[int], win: Callable[[int, int], float | None]) -> list[float | None]:
+def compute_mean_wins(groups: Sequence[int], win: Callable[[int, int], float | None]) -> list[float | None]:
     """For each member its mean win over the others of its group; `win(i, j)` is None where it cannot be told."""
     found: list[float | None] = [None] * len(groups)
-    for places in _members(groups):
+    for places in _list_members(groups):
         for i in places:
             wins = [w for j in places if j != i and (w := win(i, j)) is not None]
             found[i] = sum(wins) / len(wins) if wins else None
     return found
 
 
-def _members(groups: Sequence[int]) -> list[list[int]]:
+def _list_members(groups: Sequence[int]) -> list[list[int]]:
     members: dict[int, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
@@ -128,13 +128,13 @@ class _Preference:
         rng: np.random.Generator,
     ) -> list[float | None]:
         """Mean win of every completion."""
-        pairs = [(i, j) for places in _members(groups) for i in places for j in places if i != j]
+        pairs = [(i, j) for places in _list_members(groups) for i in places for j in places if i != j]
         asked_of = [
             make_question(self.template, rows[i], first=completions[i], second=completions[j]) for i, j in pairs
         ]
         if self.likely:
             shares = word_logprobs(judge, asked_of, self.words)
-            verdicts = [None if lps is None else expected(lps, (1.0, 0.0)) for lps in shares]
+            verdicts = [None if lps is None else compute_expected(lps, (1.0, 0.0)) for lps in shares]
         else:
             said = replies(judge, asked_of, n=1, sampling=self.sampling, rng=rng)
             verdicts = [None if texts is None else self.read(texts[0]) for texts in said]
@@ -145,7 +145,7 @@ class _Preference:
             told = [v for v in (ahead, None if behind is None else 1 - behind) if v is not None]
             return sum(told) / len(told) if told else None
 
-        return mean_wins(groups, win)
+        return compute_mean_wins(groups, win)
 
     def read(self, text: str) -> float | None:
         """1 where the first of the two words in a reply is `first`, 0 where it is `second`."""

@@ -25,7 +25,7 @@ def kendall(
     for row, completion in zip(rows, completions, strict=True):
         wanted = [float(n) for n in NUMBER.findall(row["answer"] or "")]
         given = [float(n) for n in NUMBER.findall(completion)]
-        tau = correlation(given, wanted) if wanted and len(given) == len(wanted) else None
+        tau = compute_kendall_tau(given, wanted) if wanted and len(given) == len(wanted) else None
         if row["answer"] is None:
             found.append(None)
         elif tau is None:
@@ -35,7 +35,7 @@ def kendall(
     return found
 
 
-def correlation(given: Sequence[float], wanted: Sequence[float]) -> float | None:
+def compute_kendall_tau(given: Sequence[float], wanted: Sequence[float]) -> float | None:
     """Share of the pairs in order minus that of those out of order, of pairs that `wanted` tells apart; None: none."""
     pairs = [(i, j) for i in range(len(wanted)) for j in range(i) if wanted[i] != wanted[j]]
     signs = [(given[i] > given[j]) - (given[i] < given[j]) for i, j in pairs]

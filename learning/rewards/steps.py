@@ -34,10 +34,10 @@ def distance(rows: list[Row], completions: list[str], *, floor: float | None = -
     in the chain earns `floor` (null: it cannot be scored). The number of steps is in the row's metadata; raises
     StepError where it is not.
     """
-    return [_distance(row, completion, floor) for row, completion in zip(rows, completions, strict=True)]
+    return [_score_distance(row, completion, floor) for row, completion in zip(rows, completions, strict=True)]
 
 
-def _distance(row: Row, completion: str, floor: float | None) -> float | None:
+def _score_distance(row: Row, completion: str, floor: float | None) -> float | None:
     try:
         steps = int(json.loads(row["metadata"] or "{}")["steps"])
     except (KeyError, TypeError, ValueError) as error:
@@ -46,7 +46,7 @@ def _distance(row: Row, completion: str, floor: float | None) -> float | None:
         ) from error
     if row["answer"] is None:
         return None
-    true, predicted = place_of(row["answer"]), place_of(completion)
+    true, predicted = parse_place(row["answer"]), parse_place(completion)
     if true is None:
         raise StepError(f"steps.distance: the answer of row {row['id']}, {row['answer'][:40]!r}, is no place of a step")
     if predicted is None or not CLEAN <= predicted < steps:
@@ -72,7 +72,7 @@ def sound(
     """
     asked = [make_question(template, row, completion=c) for row, c in zip(rows, completions, strict=True)]
     said = replies(guest(judge, engine), asked, n=1, sampling=Sampling(0.0, max_completion_length), rng=rng)
-    places = [None if texts is None else place_of(texts[0]) for texts in said]
+    places = [None if texts is None else parse_place(texts[0]) for texts in said]
     return [None if place is None or place < CLEAN else float(place == CLEAN) for place in places]
 
 
@@ -92,6 +92,6 @@ def arithmetic(completions: list[str]) -> list[float | None]:
     return found
 
 
-def place_of(text: str) -> int | None:
+def parse_place(text: str) -> int | None:
     """The number of at most 300 digits that a text is, None where it is anything else."""
     return int(text) if NUMBER.fullmatch(text := text.strip()) else None

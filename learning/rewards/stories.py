@@ -35,11 +35,11 @@ def curiosity(
     found = []
     for row, text, lps in zip(rows, completions, logprobs(judge, asked), strict=True):
         broken = incoherence(row["prompt"][-1]["content"].split("\n"), text)
-        found.append(None if lps is None else value_of(-sum(lps) / len(lps), broken, moderate, width, penalty))
+        found.append(None if lps is None else compute_value(-sum(lps) / len(lps), broken, moderate, width, penalty))
     return found
 
 
-def value_of(surprisal: float, broken: int, moderate: float, width: float, penalty: float) -> float:
+def compute_value(surprisal: float, broken: int, moderate: float, width: float, penalty: float) -> float:
     """An inverted U of surprisal, 1 at `moderate`, falling off within `width`; `penalty` for every broken rule.
 
     Moderate surprise arouses most curiosity (Berlyne 1960; COS(M+O)S); the paper's own index is another one.

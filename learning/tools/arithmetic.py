@@ -23,7 +23,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 }
 
 
-def calculated(text: str) -> str:
+def calculate(text: str) -> str:
     """The value of an expression: whole numbers in full, others with ten significant digits.
 
     Raises ValueError, with words fit for whoever wrote it, for what is no arithmetic, has no value, or one too large.
@@ -34,7 +34,7 @@ def calculated(text: str) -> str:
     if not WORDS.fullmatch(text):
         raise ValueError("write numbers, + - * / // % ** and brackets")
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = _evaluate(ast.parse(text, mode="eval").body)
         if value.numerator.bit_length() > BITS:
             raise OverflowError
         return str(value.numerator) if value.denominator == 1 else format(float(value), ".10g")
@@ -46,13 +46,13 @@ def calculated(text: str) -> str:
         raise ValueError("the result is too large") from None
 
 
-def _value(node: ast.expr) -> Fraction:
+def _evaluate(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return Fraction(str(node.value))
     if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.operand))
+        return OPERATORS[type(node.op)](_evaluate(node.operand))
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
+        left, right = _evaluate(node.left), _evaluate(node.right)
         return _power(left, right) if isinstance(node.op, ast.Pow) else OPERATORS[type(node.op)](left, right)
     raise ValueError("this is no arithmetic")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from learning.problems.second_opinions import TEMPLATE, looked_up, shown_to
+from learning.problems.second_opinions import TEMPLATE, look_up_documents, show_answer
 from learning.samples.engine_protocol import Sampling
 from learning.samples.sample import Ask
 from learning.sampling.verdicts import guest, replies
@@ -39,8 +39,8 @@ def observed(
     said = replies(guest(partner), [ask.row["prompt"] for ask in asks], n=1, sampling=sampling, rng=rng)
     if any(texts is None for texts in said):
         raise StepError("prompt_sampler observed: a problem leaves the partner no room; lower max_completion_length")
-    shown = looked_up([texts[0] for texts in said], data)
+    shown = look_up_documents([texts[0] for texts in said], data)
     return [
-        replace(ask, row=shown_to(ask.row, text, template) | {"shown": text})
+        replace(ask, row=show_answer(ask.row, text, template) | {"shown": text})
         for ask, text in zip(asks, shown, strict=True)
     ]

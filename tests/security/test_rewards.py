@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from learning.api.requests import Answer, Asked
-from learning.api.spending import Desk
+from learning.api.requests import Answer, Responses
+from learning.api.spending import SpendingAccount
 from learning.data.chat import encode_completion, encode_prompt
 from learning.generation.engines.torch import Engine
 from learning.lookup import bind
@@ -146,7 +146,7 @@ def around(policy, monkeypatch, tmp_path):
             question.key(endpoint)
             question.bound(endpoint)
             json.dumps(question.asked_of(endpoint), ensure_ascii=False).encode()
-        return Asked([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
+        return Responses([Answer(said[i % len(said)], "stop", 1, 1) for i in range(len(questions))], [])
 
     def token_rewards(batch):
         return torch.zeros(len(batch.path_T), dtype=torch.float64)
@@ -155,14 +155,16 @@ def around(policy, monkeypatch, tmp_path):
         monkeypatch.setattr(module, "replies", replies)
         monkeypatch.setattr(module, "guest", lambda *folder: sampler)
     monkeypatch.setattr(stories, "guest", lambda folder: sampler)
-    monkeypatch.setattr(models, "loaded", lambda folder: make_reward_model(policy, 128))
-    monkeypatch.setattr(models, "token_judge", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards))
+    monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
+    monkeypatch.setattr(
+        models, "load_process_reward_model", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards)
+    )
     monkeypatch.setattr("learning.api.client.ask", ask)
     monkeypatch.setattr("learning.data.patterns.SECONDS", 0.1)
     return {
         "policy": policy,
         "sampler": sampler,
-        "desk": Desk(tmp_path / "remote", "s"),
+        "desk": SpendingAccount(tmp_path / "remote", "s"),
         "step": 0,
         "seed": 0,
         "states": {},

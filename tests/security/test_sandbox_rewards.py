@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from learning.agents.made import called
+from learning.agents.made import call_made_tool_
 from learning.environments.program import Environment
 from learning.sandbox.run import available
 from learning.toy_tasks.fits import GIVEN, ROWS, fits, points, score, score_of
@@ -46,9 +46,9 @@ def test_a_tool_answers_by_what_its_function_returns(one):
     tool = MadeTool.model_validate(tool)
     if "fails" in one:
         with pytest.raises(ValueError, match=one["fails"]):
-            called("a", tool=tool)
+            call_made_tool_("a", tool=tool)
         return
-    answer = called("a", tool=tool)
+    answer = call_made_tool_("a", tool=tool)
     assert len(answer) == one["length"] if "length" in one else answer == one["answer"]
 
 

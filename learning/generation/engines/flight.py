@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from learning.generation.engines.running import Decoding
-from learning.generation.engines.slots import slot_mode
+from learning.generation.engines.slots import use_slot_attention
 from learning.samples.engine_protocol import Generation, Request, Sampling
 
 Finish = Literal["stop", "length", "suspended"]
@@ -57,7 +57,7 @@ class Member:
 class InFlight(Decoding):
     """The completions in flight; a sample's number is the seat where its tokens are written down."""
 
-    mode = staticmethod(slot_mode)
+    mode = staticmethod(use_slot_attention)
     """The state in which the model decodes."""
 
     def __init__(self, engine: Source, sampling: Sampling, ends: tuple[int, ...], max_slots: int):

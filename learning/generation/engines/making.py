@@ -3,13 +3,13 @@
 import inspect
 from typing import Any
 
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.lookup import find, options_of
 from learning.samples.engine_protocol import EngineProtocol
 from schemas.use import EngineUse
 
 
-def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
+def build_engine(use: EngineUse, policy: Any, desk: SpendingAccount | None = None) -> EngineProtocol:
     """Return an engine over a policy, in this process. Raise StepError.
 
     The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from learning.api.client import ask
 from learning.api.requests import COMPLETIONS, Answer, Failed, Question
-from learning.api.spending import Desk
+from learning.api.spending import SpendingAccount
 from learning.data.chat import find_turn_end
-from learning.generation.weights.protocol import weights_of
+from learning.generation.weights.protocol import collect_weights
 from learning.models.checksum import compute_checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Request, Sampling
@@ -35,7 +35,12 @@ class Engine:
     """Whether it goes on from tokens of a completion that exist already."""
 
     def __init__(
-        self, policy: Policy, desk: Desk, *, endpoint: Endpoint, prompts: Literal["token_ids", "text"] = "token_ids"
+        self,
+        policy: Policy,
+        desk: SpendingAccount,
+        *,
+        endpoint: Endpoint,
+        prompts: Literal["token_ids", "text"] = "token_ids",
     ) -> None:
         self.policy, self.desk, self.endpoint, self.as_ids = policy, desk, endpoint, prompts == "token_ids"
         self.weights = ""
@@ -49,7 +54,7 @@ class Engine:
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         """For each request its `n` generations. Raises StepError for what a server cannot do, and what it refuses."""
         check(requests, sampling)
-        self.weights = self.weights or fingerprint(self.policy)
+        self.weights = self.weights or hash_weights(self.policy)
         questions = [self._question(r, i, sampling) for r in requests for i in range(r.n)]
         asked = ask(self.endpoint, self.desk, questions)
         found = iter([self._generation(answer) for answer in asked.answers])
@@ -61,7 +66,7 @@ class Engine:
             "prompt": list(ids) if self.as_ids else self.policy.tokenizer.decode(ids, skip_special_tokens=False),
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature if request.temperature is None else request.temperature,
-            "seed": seed_of(request.seed, request.first + number),
+            "seed": derive_seed(request.seed, request.first + number),
         }
         return Question(COMPLETIONS, body | (ASKED_FOR if self.as_ids else {}), about=self.weights)
 
@@ -90,12 +95,12 @@ def check(requests: list[Request], sampling: Sampling) -> None:
         raise StepError(f"engine openai: a server cannot do this: {', '.join(wanted)}; write `engine: torch` or `vllm`")
 
 
-def seed_of(seed: int, sample: int) -> int:
+def derive_seed(seed: int, sample: int) -> int:
     """A seed of 31 bits, which every server takes, for a random stream."""
     return int.from_bytes(hashlib.sha256(f"{seed} {sample}".encode()).digest()[:4], "big") >> 1
 
 
-def fingerprint(policy: Policy) -> str:
+def hash_weights(policy: Policy) -> str:
     """Digest of a policy's weights."""
-    sums = {name: compute_checksum(tensor) for name, tensor in weights_of(policy.model).items()}
+    sums = {name: compute_checksum(tensor) for name, tensor in collect_weights(policy.model).items()}
     return hashlib.sha256(repr(sorted(sums.items())).encode()).hexdigest()

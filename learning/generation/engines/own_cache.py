@@ -36,11 +36,11 @@ def generate_with_own_cache(
     require_exact_cache(model)
     made: list[list[Generation]] = [[Generation([], [], "suspended") for _ in range(r.n)] for r in requests]
     wanted = [(number, place) for number, request in enumerate(requests) for place in range(request.n)]
-    wanted.sort(key=lambda one: _known(requests[one[0]]))
+    wanted.sort(key=lambda one: _count_known(requests[one[0]]))
     ended = 0
     while wanted and (sampling.target is None or ended < sampling.target):
-        length = _known(requests[wanted[0][0]])
-        batch = [one for one in wanted[:max_rows] if _known(requests[one[0]]) == length]
+        length = _count_known(requests[wanted[0][0]])
+        batch = [one for one in wanted[:max_rows] if _count_known(requests[one[0]]) == length]
         wanted = wanted[len(batch) :]
         rows = [Row(requests[number], place, sampling, ends) for number, place in batch]
         _decode(model, rows, sampling)
@@ -50,7 +50,7 @@ def generate_with_own_cache(
     return made
 
 
-def _known(request: Request) -> int:
+def _count_known(request: Request) -> int:
     return len(request.prompt_ids) + len(request.begun)
 
 

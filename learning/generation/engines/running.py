@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learning.generation.engines.slots import Prefix, Slots, prefill, slot_logits
+from learning.generation.engines.slots import Prefix, Slots, compute_slot_logits, prefill
 from learning.generation.engines.token_sampling import pick
 from learning.samples.engine_protocol import Generation, Request, Sampling
 
@@ -200,7 +200,7 @@ class Decoding:
 
     def _next_logits(self) -> Tensor:
         """Return the logits (B, V) after the last token of every row."""
-        return slot_logits(self.model, self.slots, self.token_B, self.position_B)
+        return compute_slot_logits(self.model, self.slots, self.token_B, self.position_B)
 
     def _take(self, logits_BV: Tensor) -> None:
         """Sample the next tokens and write them down."""

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from learning.generation.engines.slots import Slots, prefill, slot_logits, slot_mode
+from learning.generation.engines.slots import Slots, compute_slot_logits, prefill, use_slot_attention
 from learning.models.forwards import evaluation_mode
 from learning.models.packed import UNFIT, is_close
 from learning.models.padded import describe_limited_attention
@@ -22,7 +22,7 @@ STEPS = 4
 _REASONS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def why_not_slots(model: Any) -> str:
+def explain_slot_misfit(model: Any) -> str:
     """Return why a model's completions cannot be decoded over slots; empty where they can."""
     if model not in _REASONS:
         reason = describe_limited_attention(model.config) or _difference(model)
@@ -36,7 +36,7 @@ def _difference(model: Any) -> str:
     device, size = model.device, model.get_input_embeddings().weight.shape[0]
     rows = [[(5 + 29 * i + 13 * row) % size for i in range(n + STEPS)] for row, n in enumerate(PROMPTS)]
     try:
-        with slot_mode(model):
+        with use_slot_attention(model):
             padded = [row[:n] + [0] * (max(PROMPTS) - n) for row, n in zip(rows, PROMPTS, strict=True)]
             slots = Slots(len(rows), max(PROMPTS) + STEPS, device)
             both, lengths = torch.arange(len(rows), device=device), torch.tensor(PROMPTS, device=device)
@@ -44,7 +44,7 @@ def _difference(model: Any) -> str:
             found = []
             for step in range(STEPS):
                 token_B = torch.tensor([row[n + step] for row, n in zip(rows, PROMPTS, strict=True)], device=device)
-                found.append(slot_logits(model, slots, token_B, lengths + step))
+                found.append(compute_slot_logits(model, slots, token_B, lengths + step))
     except StepError as error:
         return str(error)
     except UNFIT as error:

@@ -112,7 +112,7 @@ def prefill(model: Any, ids_RT: Tensor) -> Prefix:
     return prefix
 
 
-def slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
+def compute_slot_logits(model: Any, slots: Slots, token_B: Tensor, position_B: Tensor) -> Tensor:
     """Give every row a token at its position; return the logits (B, V) after it."""
     return model(
         input_ids=token_B[:, None],
@@ -156,7 +156,7 @@ AttentionInterface.register(NAME, slot_attention)
 
 
 @contextmanager
-def slot_mode(model: Any) -> Iterator[None]:
+def use_slot_attention(model: Any) -> Iterator[None]:
     """Switch a model to attention over slots and to evaluation, and back."""
     before = model.config._attn_implementation
     model.config._attn_implementation = NAME

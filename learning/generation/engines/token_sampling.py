@@ -26,13 +26,13 @@ def draw(logp_BV: Tensor, uniform_B1: Tensor) -> Tensor:
     return torch.searchsorted(cdf_BV, target_B1, right=True)[:, 0].clamp(max=logp_BV.shape[1] - 1)
 
 
-def entropy_of(logp_BV: Tensor) -> Tensor:
+def compute_entropy(logp_BV: Tensor) -> Tensor:
     """Entropy in nats (B,) of distributions given by their log-probabilities; impossible tokens add nothing."""
     return -(logp_BV.exp() * logp_BV.clamp(min=torch.finfo(logp_BV.dtype).min)).sum(-1)
 
 
 @dataclass(frozen=True)
-class Picked:
+class SampledTokens:
     """Next tokens with what is known of them, (B,) each."""
 
     token_B: Tensor
@@ -49,7 +49,7 @@ def pick(
     place_B: Tensor,
     processor: Processor | None = None,
     entropy: bool = False,
-) -> Picked:
+) -> SampledTokens:
     """Next tokens: drawn at `uniform_B1`, the likeliest where the temperature is 0.
 
     `uniform_B1` None: no temperature is above 0; `greedy`: some may be 0. The distribution of a greedy token is that of
@@ -66,4 +66,6 @@ def pick(
     else:
         token_B = draw(logp_BV, uniform_B1)
         token_B = torch.where(temperature_B > 0, token_B, logits_BV.argmax(-1)) if greedy else token_B
-    return Picked(token_B, logp_BV.gather(1, token_B[:, None])[:, 0], entropy_of(logp_BV) if entropy else None)
+    return SampledTokens(
+        token_B, logp_BV.gather(1, token_B[:, None])[:, 0], compute_entropy(logp_BV) if entropy else None
+    )

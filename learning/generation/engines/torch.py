@@ -9,8 +9,8 @@ from learning.generation.engines.context_room import check_room
 from learning.generation.engines.flight import InFlight
 from learning.generation.engines.own_cache import UncachedFlight, generate_with_own_cache
 from learning.generation.engines.running import Running
-from learning.generation.engines.slot_check import why_not_slots
-from learning.generation.engines.slots import slot_mode
+from learning.generation.engines.slot_check import explain_slot_misfit
+from learning.generation.engines.slots import use_slot_attention
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, Generation, Request, Sampling
 
@@ -39,9 +39,9 @@ class Engine:
         if not any(request.n for request in requests):
             return [[] for _ in requests]
         ends = self.policy.stop_ids
-        if why_not_slots(self.model):
+        if explain_slot_misfit(self.model):
             return generate_with_own_cache(self.model, requests, sampling, ends, self.max_slots)
-        with slot_mode(self.model):
+        with use_slot_attention(self.model):
             batch = Running(self.model, requests, sampling, ends, self.max_slots)
             while batch.fill():
                 batch.advance()
@@ -49,7 +49,7 @@ class Engine:
 
     def flight(self, sampling: Sampling) -> Flight:
         """Generation step by step, over the same slots; weights may be replaced between steps."""
-        flight = UncachedFlight if why_not_slots(self.model) else InFlight
+        flight = UncachedFlight if explain_slot_misfit(self.model) else InFlight
         return flight(self, sampling, self.policy.stop_ids, self.max_slots)
 
     @property

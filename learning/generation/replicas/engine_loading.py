@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learning.api.spending import Desk
-from learning.generation.engines.making import engine_of
+from learning.api.spending import SpendingAccount
+from learning.generation.engines.making import build_engine
 from learning.models.policy import Policy, load_outline, load_policy
 from learning.parallel.actors import Actors
 from learning.samples.engine_protocol import EngineProtocol
@@ -23,7 +23,7 @@ def make_engine(
     folder: Path | None = None,
     scratch: Path | None = None,
     training: Training | None = None,
-    desk: Desk | None = None,
+    desk: SpendingAccount | None = None,
 ) -> EngineProtocol:
     """An engine over a policy, here or in workers. Raises StepError.
 
@@ -31,7 +31,7 @@ def make_engine(
     later weights go through files in `scratch` (None: they never change), and its blocks compute as `training` says.
     """
     if actors is None or not actors.size("rollout"):
-        return engine_of(use, policy, desk)
+        return build_engine(use, policy, desk)
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.generation.weights.local import Files
@@ -41,14 +41,14 @@ def make_engine(
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
 
 
-def policy_for(folder: Path, device: str, actors: Actors | None) -> Policy:
+def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Policy:
     """The policy that an engine here samples with; where workers do, all but its weights. Raises StepError."""
     return load_outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
 
 
 @contextmanager
-def engine_for(
-    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: Desk | None = None
+def open_engine(
+    use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: SpendingAccount | None = None
 ) -> Iterator[EngineProtocol]:
     """An engine over a policy that does not change, for a while: workers are free again afterwards."""
     engine = make_engine(use, policy, actors, folder=folder, desk=desk)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from learning.generation.engines.making import engine_of
-from learning.generation.services.rescoring import likelihoods
+from learning.generation.engines.making import build_engine
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.generation.services.rollout_service import RolloutService, Service
-from learning.generation.weights.local import PolicyReceiver, from_file
+from learning.generation.weights.local import PolicyReceiver, read_weights
 from learning.models.forwards import apply_compute_options
 from learning.models.policy import Policy, load_policy
 from learning.samples.engine_protocol import EngineProtocol, FlyingEngine, Generation, Request, Sampling
@@ -67,7 +67,7 @@ class Calls:
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0) -> list[list[float]]:
         """By the weights that are in place now."""
-        return likelihoods(self.policy.model, pairs, temperature)
+        return compute_likelihoods(self.policy.model, pairs, temperature)
 
     def stats(self) -> dict[str, float]:
         """Tokens and calls so far."""
@@ -84,8 +84,8 @@ def serve(use: EngineUse, folder: str, dtype: str, training: Training | None = N
     policy.model.requires_grad_(False)
     if training is not None:
         apply_compute_options(policy.model, training)
-    engine = engine_of(use, policy)
-    take = PolicyReceiver(policy, engine, from_file).load
+    engine = build_engine(use, policy)
+    take = PolicyReceiver(policy, engine, read_weights).load
     if isinstance(engine, FlyingEngine):
         return RolloutService(engine, take, policy).start()
     return Calls(engine, take, policy)

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 
 from learning.generation.replicas.replica import Ended, Piece, Replica
-from learning.generation.replicas.rolling_update import Roll
+from learning.generation.replicas.rolling_update import RollingUpdate
 from learning.generation.weights.protocol import Receipt, WeightSync
 from learning.parallel.actors import Actors, Lost, Remote
 from learning.samples.engine_protocol import Generation, Request, Sampling
@@ -47,7 +47,7 @@ class Replicas:
         self.weights: WeightSync | None = None
         self.receipt: Receipt | None = None
         self.version = 0
-        self.roll = Roll()
+        self.roll = RollingUpdate()
         self._pieces = 0
 
     @property
@@ -73,7 +73,7 @@ class Replicas:
 
     def _generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
         found: list[dict[int, Generation]] = [{} for _ in requests]
-        limits = [_limit(request, sampling) for request in requests]
+        limits = [_compute_limit(request, sampling) for request in requests]
         wanted, ended = sum(request.n for request in requests), 0
         for limit in dict.fromkeys(limits):
             some = [(i, r) for i, r in enumerate(requests) if limits[i] == limit and r.n]
@@ -257,7 +257,7 @@ class Replicas:
         self.waiting.extendleft(reversed(owed))
 
 
-def _limit(request: Request, sampling: Sampling) -> int:
+def _compute_limit(request: Request, sampling: Sampling) -> int:
     """Tokens at which a completion of this call ends or is suspended."""
     if sampling.window is None:
         return sampling.max_new_tokens

@@ -13,7 +13,7 @@ from learning.generation.weights.protocol import Receipt
 from learning.parallel.actors import Lost, Remote
 
 
-class Roll:
+class RollingUpdate:
     """Who has not been told yet, and who is loading."""
 
     def __init__(self) -> None:

@@ -52,7 +52,7 @@ class SharedEngine:
             self._share(requests, replace(sampling, processor=processor) if processed else sampling)
 
     def _share(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
-        units = list(shares(requests, self.group.size))
+        units = list(split_requests(requests, self.group.size))
         mine = self.group.share(units)
         done = self.engine.generate([request for _, request in mine], sampling) if mine else []
         found: list[list[Generation]] = [[] for _ in requests]
@@ -61,7 +61,7 @@ class SharedEngine:
         return found
 
 
-def acting_policy(policy: Policy, group: Group, apart: bool) -> Policy:
+def select_sampling_policy(policy: Policy, group: Group, apart: bool) -> Policy:
     """The policy that samples: the trained one, or a whole copy where each rank has a part, and samples."""
     if not group.shards:
         return policy
@@ -69,7 +69,7 @@ def acting_policy(policy: Policy, group: Group, apart: bool) -> Policy:
     return replace(policy, model=deepcopy(policy.model) if samples else policy.model)
 
 
-class Elsewhere:
+class RemoteRankEngine:
     """The engine of a rank that samples nothing: workers of their own do, and rank 0 talks to them."""
 
     def generate(self, requests: list[Request], sampling: Sampling) -> list[list[Generation]]:
@@ -80,16 +80,16 @@ class Elsewhere:
         """Rank 0 tells them."""
 
 
-def engine_of_rank(group: Group, apart: bool, make: Callable[[], EngineProtocol]) -> EngineProtocol:
+def make_rank_engine(group: Group, apart: bool, make: Callable[[], EngineProtocol]) -> EngineProtocol:
     """The engine of a rank; `apart`: sampling has workers of its own."""
     if group.size == 1:
         return make()
     if apart:
-        return make() if group.main else Elsewhere()
+        return make() if group.main else RemoteRankEngine()
     return SharedEngine(make(), group)
 
 
-def shares(requests: list[Request], size: int) -> Iterator[Unit]:
+def split_requests(requests: list[Request], size: int) -> Iterator[Unit]:
     """What ranks do, one after the other: whole requests, or samples apart where there are fewer requests than ranks.
 
     A request that is kept whole has its prompt computed once.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learning.generation.engines.making import engine_of
+from learning.generation.engines.making import build_engine
 from learning.generation.services.rollout_service import Ended, RolloutService
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import FlyingEngine, Request, Sampling
@@ -23,7 +23,7 @@ class LocalRollouts:
         """`around` makes of the engine the one that samples. Raises StepError where it cannot generate step by step."""
         self.policy = policy
         self.copy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer, policy.max_length)
-        engine: Any = engine_of(use, self.copy)
+        engine: Any = build_engine(use, self.copy)
         if not isinstance(engine, FlyingEngine):
             raise StepError(
                 f"engine {use.use}: cannot go on while the policy is trained (it has no `flight`); "

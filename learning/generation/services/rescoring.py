@@ -11,7 +11,7 @@ from learning.models.packed import pack, packed_logprobs
 
 
 @torch.no_grad()
-def likelihoods(
+def compute_likelihoods(
     model: torch.nn.Module, pairs: Sequence[tuple[list[int], list[int]]], temperature: float = 1.0
 ) -> list[list[float]]:
     """Log-probabilities, in nats, of the second of each pair of token ids after the first."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from learning.generation.services.rescoring import likelihoods
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Flight, FlyingEngine, Generation, Request, Sampling
 from schemas.errors import PosttrainError, StepError
@@ -124,7 +124,7 @@ class RolloutService:
         if self.policy is None:
             raise StepError("rollout service: its engine has no model here that could tell likelihoods")
         model = self.policy.model
-        return self._do(lambda: likelihoods(model, pairs, temperature)).result()
+        return self._do(lambda: compute_likelihoods(model, pairs, temperature)).result()
 
     def stats(self) -> dict[str, float]:
         """Numbers so far."""

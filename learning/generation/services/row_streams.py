@@ -36,19 +36,19 @@ class Streaming(Protocol):
         ...
 
 
-def completions(
+def stream_completions(
     engine: EngineProtocol, requests: Iterator[tuple[int, Request]], sampling: Sampling
 ) -> Iterator[list[Ended]]:
     """Every completion of the requests once, in lists as they end; `sample` of each says which it is of its request."""
     if isinstance(engine, Streaming):
-        yield from _streamed(engine, requests, sampling)
+        yield from _stream_submitted(engine, requests, sampling)
     elif isinstance(engine, FlyingEngine):
-        yield from _flown(engine, requests, sampling)
+        yield from _stream_stepwise(engine, requests, sampling)
     else:
-        yield from _called(engine, requests, sampling)
+        yield from _stream_batches(engine, requests, sampling)
 
 
-def _taken(requests: Iterator[tuple[int, Request]], room: int) -> list[tuple[int, Request]]:
+def _take_requests(requests: Iterator[tuple[int, Request]], room: int) -> list[tuple[int, Request]]:
     """The next requests, about as many as there is room for their completions; at least one, if there is any room."""
     found: list[tuple[int, Request]] = []
     while room > 0 and (some := list(islice(requests, 1))):
@@ -57,11 +57,13 @@ def _taken(requests: Iterator[tuple[int, Request]], room: int) -> list[tuple[int
     return found
 
 
-def _streamed(engine: Any, requests: Iterator[tuple[int, Request]], sampling: Sampling) -> Iterator[list[Ended]]:
+def _stream_submitted(
+    engine: Any, requests: Iterator[tuple[int, Request]], sampling: Sampling
+) -> Iterator[list[Ended]]:
     """Twice the capacity is submitted, so that a replica that has room need not wait for this process."""
     under_way, limit = 0, 2 * engine.capacity
     while True:
-        if some := _taken(requests, limit - under_way):
+        if some := _take_requests(requests, limit - under_way):
             engine.submit(some, sampling)
             under_way += sum(request.n for _, request in some)
         if not under_way:
@@ -72,11 +74,13 @@ def _streamed(engine: Any, requests: Iterator[tuple[int, Request]], sampling: Sa
             yield made
 
 
-def _flown(engine: FlyingEngine, requests: Iterator[tuple[int, Request]], sampling: Sampling) -> Iterator[list[Ended]]:
+def _stream_stepwise(
+    engine: FlyingEngine, requests: Iterator[tuple[int, Request]], sampling: Sampling
+) -> Iterator[list[Ended]]:
     flight = engine.flight(sampling)
     try:
         while True:
-            for ticket, request in _taken(requests, UNDER_WAY - flight.running):
+            for ticket, request in _take_requests(requests, UNDER_WAY - flight.running):
                 flight.add(ticket, request)
             if not flight.running:
                 return
@@ -86,10 +90,10 @@ def _flown(engine: FlyingEngine, requests: Iterator[tuple[int, Request]], sampli
         flight.suspend()
 
 
-def _called(
+def _stream_batches(
     engine: EngineProtocol, requests: Iterator[tuple[int, Request]], sampling: Sampling
 ) -> Iterator[list[Ended]]:
-    while some := _taken(requests, PER_CALL):
+    while some := _take_requests(requests, PER_CALL):
         made = engine.generate([request for _, request in some], sampling)
         yield [
             (ticket, replace(one, sample=request.first + i))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learning.generation.weights.protocol import Receipt, receipt_of, weights_of
+from learning.generation.weights.protocol import Receipt, collect_weights, make_receipt
 from learning.models.policy import Policy
 from schemas.errors import StepError
 
@@ -57,7 +57,7 @@ class Link:
                 options._timeout = self.limit
                 self.group = dist.ProcessGroupGloo(store, rank, size, options)
         except (RuntimeError, dist.DistError) as error:
-            raise StepError(f"weight sync: the group of {size} did not come together: {_first(error)}") from error
+            raise StepError(f"weight sync: the group of {size} did not come together: {_first_line(error)}") from error
 
     def broadcast(self, tensor: Tensor) -> Any:
         """Begin to send (rank 0) or to receive a tensor; the answer is to be waited for."""
@@ -71,7 +71,7 @@ class Link:
             for work in works:
                 work.wait(self.limit)
         except (RuntimeError, dist.DistError) as error:
-            raise StepError(f"weight sync: a member of the group is gone or too slow: {_first(error)}") from error
+            raise StepError(f"weight sync: a member of the group is gone or too slow: {_first_line(error)}") from error
 
 
 def join(
@@ -88,7 +88,7 @@ def join(
     try:
         store = dist.TCPStore(at, int(port), None, False, timedelta(seconds=seconds))
     except (RuntimeError, dist.DistError) as error:
-        raise StepError(f"weight sync: nobody meets at {address}: {_first(error)}") from error
+        raise StepError(f"weight sync: nobody meets at {address}: {_first_line(error)}") from error
     return Link(store, rank, size, backend, host, seconds)
 
 
@@ -102,9 +102,9 @@ class Collective:
 
     def publish(self, version: int) -> Receipt:
         """Say what will be sent; it is sent in `wait`, when the receivers have been told to load."""
-        weights = weights_of(self.policy.model)
-        receipt = receipt_of(version, "collective", self.meeting.address, weights)
-        self.sending = [weights[name].contiguous() for name in _travelling(receipt)]
+        weights = collect_weights(self.policy.model)
+        receipt = make_receipt(version, "collective", self.meeting.address, weights)
+        self.sending = [weights[name].contiguous() for name in _list_sent(receipt)]
         self.version = version
         return receipt
 
@@ -129,17 +129,17 @@ class Arrivals:
 
     def fetch(self, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
         """The tensors as they come. Raises StepError when they do not."""
-        for name in _travelling(receipt):
+        for name in _list_sent(receipt):
             said = receipt.checksums[name]
             tensor = torch.empty(said.shape, dtype=getattr(torch, said.dtype), device=self.device)
             self.link.wait([self.link.broadcast(tensor)])
             yield name, tensor
 
 
-def _travelling(receipt: Receipt) -> list[str]:
+def _list_sent(receipt: Receipt) -> list[str]:
     """Names in the order of sending: every tensor once."""
     return sorted(name for name in receipt.checksums if name not in receipt.aliases)
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:300]

@@ -8,7 +8,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from learning.generation.weights.protocol import Receipt, newer, receipt_of, verified, weights_of, with_aliases
+from learning.generation.weights.protocol import (
+    Receipt,
+    add_aliases,
+    collect_weights,
+    make_receipt,
+    require_newer,
+    verify_tensors,
+)
 from learning.models.checksum import compute_checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol
@@ -30,8 +37,8 @@ class InProcess:
 
     def publish(self, version: int) -> Receipt:
         """Offer the tensors themselves; what the trainer changes before they are loaded fails the checksums."""
-        self.weights, self.version = weights_of(self.policy.model), version
-        return receipt_of(version, "memory", str(id(self)), self.weights)
+        self.weights, self.version = collect_weights(self.policy.model), version
+        return make_receipt(version, "memory", str(id(self)), self.weights)
 
     def fetch(self, receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
         """The tensors of the latest receipt. Raises StepError for another one."""
@@ -58,9 +65,9 @@ class Files:
         if self.version < 0:
             # A try that was killed had come further: its files are newer than the first one of this try.
             self.reset_cache()
-        weights = weights_of(self.policy.model)
+        weights = collect_weights(self.policy.model)
         file = self.folder / f"weights-{version:08d}.safetensors"
-        receipt = receipt_of(version, "file", str(file.absolute()), weights)
+        receipt = make_receipt(version, "file", str(file.absolute()), weights)
         own = {name: t.contiguous().cpu() for name, t in weights.items() if name not in receipt.aliases}
         with atomic_file(file, flush=False) as fresh:
             save_file(own, fresh, metadata={"format": "pt"})
@@ -81,7 +88,7 @@ class Files:
         return sorted(self.folder.glob("weights-*.safetensors"))
 
 
-def from_file(receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
+def read_weights(receipt: Receipt) -> Iterable[tuple[str, Tensor]]:
     """The tensors of a file that was published. Raises StepError when it is gone or damaged."""
     try:
         with safe_open(receipt.where, framework="pt") as file:
@@ -103,12 +110,12 @@ class PolicyReceiver:
     @torch.no_grad()
     def load(self, receipt: Receipt) -> None:
         """Take the weights over, look whether they are there, and tell the engine."""
-        newer(receipt, self.version)
+        require_newer(receipt, self.version)
         self.version = -1
         own = self.policy.model.state_dict()
         if differ := sorted(own.keys() ^ receipt.checksums.keys()):
             raise StepError(f"weight sync: the two models differ, {len(differ)} tensor(s), first {differ[0]}")
-        for name, tensor in verified(with_aliases(self.fetch(receipt), receipt), receipt):
+        for name, tensor in verify_tensors(add_aliases(self.fetch(receipt), receipt), receipt):
             if own[name].shape != tensor.shape:
                 raise StepError(f"weight sync: tensor {name} has another shape here: {tuple(own[name].shape)}")
             own[name].copy_(tensor)

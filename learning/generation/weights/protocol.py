@@ -64,13 +64,13 @@ class Receiver(Protocol):
         ...
 
 
-def newer(receipt: Receipt, version: int) -> None:
+def require_newer(receipt: Receipt, version: int) -> None:
     """Raise StepError for weights older than those that are there."""
     if receipt.version < version:
         raise StepError(f"weight sync: version {receipt.version} came after version {version}: weights never go back")
 
 
-def verified(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
+def verify_tensors(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
     """The tensors, each checked as it passes, and at the end that all of them passed. Raises StepError."""
     seen: set[str] = set()
     for name, tensor in tensors:
@@ -84,10 +84,10 @@ def verified(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterato
             )
         seen.add(name)
         yield name, tensor
-    complete(seen, receipt.checksums, f"version {receipt.version}")
+    require_complete(seen, receipt.checksums, f"version {receipt.version}")
 
 
-def complete(arrived: Iterable[str], expected: Iterable[str], what: str) -> None:
+def require_complete(arrived: Iterable[str], expected: Iterable[str], what: str) -> None:
     """Raise StepError when names are missing: an engine would silently keep the old tensors."""
     if missing := sorted(set(expected) - set(arrived)):
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -96,7 +96,7 @@ def complete(arrived: Iterable[str], expected: Iterable[str], what: str) -> None
         )
 
 
-def aliases_of(weights: Mapping[str, Tensor]) -> dict[str, str]:
+def find_aliases(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Names whose tensor is also there under an earlier name, and that name."""
     first: dict[tuple[int, ...], str] = {}
     found: dict[str, str] = {}
@@ -107,7 +107,7 @@ def aliases_of(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def with_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
+def add_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
     """The tensors that travelled, each under all of its names."""
     others: dict[str, list[str]] = {}
     for name, earlier in receipt.aliases.items():
@@ -117,14 +117,14 @@ def with_aliases(tensors: Iterable[tuple[str, Tensor]], receipt: Receipt) -> Ite
             yield each, tensor
 
 
-def receipt_of(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
+def make_receipt(version: int, kind: Literal["memory", "file", "collective"], where: str, weights: Any) -> Receipt:
     """A receipt for weights by name."""
-    aliases = aliases_of(weights)
+    aliases = find_aliases(weights)
     sums = {name: compute_checksum(tensor) for name, tensor in weights.items() if name not in aliases}
     return Receipt(version, kind, where, sums | {name: sums[earlier] for name, earlier in aliases.items()}, aliases)
 
 
-def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+def collect_weights(model: torch.nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer by its name in the plain model; a tied head has an entry of its own (the same tensor).
 
     Of a model with adapters (peft) these are those of its base with the adapters' updates added, W + ΔW, which are new

@@ -12,7 +12,9 @@ from learning.samples.engine_protocol import EngineProtocol, Request, Sampling
 SEED = 20_240_601
 
 
-def gap(engine: EngineProtocol, policy: Policy, prompts: Sequence[list[int]], *, tokens: int = 8) -> float:
+def measure_logprob_gap(
+    engine: EngineProtocol, policy: Policy, prompts: Sequence[list[int]], *, tokens: int = 8
+) -> float:
     """Largest difference (nats) of the log-probability of a token, as the engine says and as the policy computes it.
 
     One completion of `tokens` tokens is sampled after each prompt (token ids). 0 where nothing was sampled; infinity
@@ -22,7 +24,7 @@ def gap(engine: EngineProtocol, policy: Policy, prompts: Sequence[list[int]], *,
     pairs = [(list(p), g) for p, (g,) in zip(prompts, sampled, strict=True) if g.token_ids]
     worst = 0.0
     for prompt, made in pairs:
-        for told, own in zip(made.logprobs, _logprobs(policy, prompt, made.token_ids), strict=True):
+        for told, own in zip(made.logprobs, _compute_logprobs(policy, prompt, made.token_ids), strict=True):
             difference = abs(told - own)
             if math.isnan(difference):
                 difference = 0.0 if math.isnan(told) and math.isnan(own) else math.inf
@@ -31,7 +33,7 @@ def gap(engine: EngineProtocol, policy: Policy, prompts: Sequence[list[int]], *,
 
 
 @torch.no_grad()
-def _logprobs(policy: Policy, prompt: list[int], completion: list[int]) -> list[float]:
+def _compute_logprobs(policy: Policy, prompt: list[int], completion: list[int]) -> list[float]:
     packed = pack([prompt, completion], [-1, 0]).to(policy.model.device)
     lp_M, _ = packed_logprobs(policy.model, packed, temperature=1.0)
     return lp_M.double().tolist()[packed.cu_seqlens_S1.tolist()[1] :]

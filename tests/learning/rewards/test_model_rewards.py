@@ -89,11 +89,11 @@ def test_weighted_votes_can_turn_a_majority():
 
 
 def test_a_crowd_hears_each_model_by_its_consistency():
-    votes = consensus.collective([list("AAAB"), list("BBCD"), list("BCDE"), [None] * 4])
+    votes = consensus.count_weighted_votes([list("AAAB"), list("BBCD"), list("BCDE"), [None] * 4])
     assert votes == {"A": 2.25, "B": 2.0, "C": 0.75, "D": 0.75, "E": 0.25}
-    assert consensus.elected(votes) == "A"
-    assert consensus.elected({}) is None
-    assert consensus.collective([[None, "x", "x", None]]) == {"x": 1.0}
+    assert consensus.elect(votes) == "A"
+    assert consensus.elect({}) is None
+    assert consensus.count_weighted_votes([[None, "x", "x", None]]) == {"x": 1.0}
 
 
 @pytest.fixture
