@@ -117,7 +117,7 @@ def test_maps_change_every_value_by_itself():
 
 
 def test_pass_at_k_refuses_more_than_there_are():
-    with pytest.raises(StepError, match="k is 5, but a group has 3"):
+    with pytest.raises(StepError, match="k is 5, but a group has only 3"):
         ask("pass_at_k", k=5)
 
 

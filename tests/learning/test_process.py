@@ -83,7 +83,7 @@ def test_rivals_are_the_means_of_the_others(batch):
     alone = batch.take([0, 2])
     one = Column(values[[0, 1, 2, 3, 5, 6]], values[[0, 1, 2, 3, 5, 6]], alone.path_T, "token")
     assert rivals(one, alone).values_X.tolist() == [0.0] * 6
-    with pytest.raises(StepError, match="before togo"):
+    with pytest.raises(StepError, match="before reward_to_go"):
         rivals(of_rewards(batch), batch)
 
 

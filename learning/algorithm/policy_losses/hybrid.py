@@ -1,12 +1,9 @@
-"""Own samples and an expert's in one objective: RL-PLUS (Dong et al. 2025).
+"""Policy loss for batches of own and expert samples: RL-PLUS (Dong et al. 2025).
 
-An expert's token was sampled by nobody whose probabilities are known. Its density is taken to be that of a mixture of
-the old policy and of an estimate half-way between the old policy and certainty, and the less the policy would say it
-now, the more it counts.
+The sampling probabilities of an expert's tokens are unknown; the ratio `multiple_importance` estimates them. The less
+likely an expert's token is under the policy, the more it counts.
 Shapes: T sampled tokens.
 """
-
-import math
 
 import torch
 from torch import Tensor
@@ -14,16 +11,6 @@ from torch import Tensor
 from schemas.schedules import Number
 
 LIMIT = 20.0
-
-
-def multiple_importance(lp_T: Tensor, lp_behav_T: Tensor, lp_prox_T: Tensor, external_T: Tensor) -> Tensor:
-    """log 2π/(π_old + π_ω), π_ω = (π_old + 1)/2, at an expert's tokens; log π/π_behav at own ones (RL-PLUS).
-
-    π_old is the policy before this iteration's update. The ratio of an expert's token is at most 4.
-    """
-    old_T = lp_prox_T.exp()
-    mixture_T = (old_T + (old_T + 1) / 2).log() - math.log(2)
-    return lp_T - torch.where(external_T, mixture_T, lp_behav_T)
 
 
 def exploratory(
@@ -36,9 +23,9 @@ def exploratory(
     epsilon: Number = 0.2,
     epsilon_high: Number | None = None,
 ) -> Tensor:
-    """−ρA(1 − π)^γ without bounds at an expert's tokens, PPO's clipped surrogate at own ones (RL-PLUS).
+    """−ρA(1 − π)^γ, unclipped, at an expert's tokens; PPO's clipped loss at own ones (RL-PLUS, Dong et al. 2025).
 
-    The focal factor follows the current policy and carries no gradient.
+    The focal factor (1 − π)^γ is computed from the current policy and carries no gradient.
     """
     ratio_T = log_ratio_T.clamp(-LIMIT, LIMIT).exp()
     high = epsilon if epsilon_high is None else epsilon_high
