@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 from scipy.special import comb
 
-from learning.rewards.answers import final_answer, normal
+from learning.rewards.answers import extract_final_answer, normalise_answer
 
 
 def accuracy(correct_PN: np.ndarray) -> np.ndarray:
@@ -82,5 +82,5 @@ def win_rate(score_PN: np.ndarray, first_PN: np.ndarray) -> np.ndarray:
 
 def _answers(texts: Sequence[str], marker: str | None, ignore_case: bool) -> list[str | None]:
     """Final answers in the form in which they are compared; None where there is none."""
-    given = [final_answer(text, marker) for text in texts]
-    return [str(normal(text, ignore_case)) if text and text.strip() else None for text in given]
+    given = [extract_final_answer(text, marker) for text in texts]
+    return [str(normalise_answer(text, ignore_case)) if text and text.strip() else None for text in given]

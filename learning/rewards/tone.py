@@ -7,10 +7,10 @@ from learning.toy_tasks.opinions import BAD, GOOD
 
 
 def kind(rows: list[dict[str, Any]], completions: list[str]) -> list[float | None]:
-    """Kind minus unkind words over both, from −1 to 1; 0 where there are none."""
-    return [_tone(re.findall("[a-z]+", text.lower())) for text in completions]
+    """(Kind − unkind words) / (kind + unkind words), from −1 to 1; 0 without any."""
+    return [_score_tone(re.findall("[a-z]+", text.lower())) for text in completions]
 
 
-def _tone(words: list[str]) -> float:
+def _score_tone(words: list[str]) -> float:
     good, bad = sum(word in GOOD for word in words), sum(word in BAD for word in words)
     return (good - bad) / (good + bad) if good + bad else 0.0

@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from learning.data.rows import read_rows
-from learning.rewards.answers import normal
-from learning.rewards.consensus import answer_of, collective, elected
+from learning.rewards.answers import normalise_answer
+from learning.rewards.consensus import count_weighted_votes, elect, parse_answer
 from learning.samples.engine_protocol import Sampling
 from learning.sampling.verdicts import guest, replies
 from schemas.errors import StepError
@@ -40,15 +40,15 @@ def group_vote(
         said = replies(guest(folder), [r["prompt"] for r in rows], n=num_generations, sampling=sampling, rng=rng)
         if any(texts is None for texts in said):
             raise StepError("group_vote: a prompt leaves a model no room; lower max_completion_length")
-        answers.append([[answer_of(text, marker, False) for text in texts or []] for texts in said])
+        answers.append([[parse_answer(text, marker, False) for text in texts or []] for texts in said])
         context.progress(number + 1, len(models))
-    wanted = [normal(row["answer"], False) for row in rows]
-    together = [elected(collective(of_models)) for of_models in zip(*answers, strict=True)]
+    wanted = [normalise_answer(row["answer"], False) for row in rows]
+    together = [elect(count_weighted_votes(of_models)) for of_models in zip(*answers, strict=True)]
     told = {row["id"]: None if vote is None else str(vote) for row, vote in zip(rows, together, strict=True)}
     (context.output("result") / "votes.json").write_text(json.dumps(told, indent=1, sort_keys=True) + "\n")
 
     def right(votes: list) -> float:
         return sum(a == b for a, b in zip(votes, wanted, strict=True)) / len(rows)
 
-    alone = {f"majority_{i}": right([elected(collective([a])) for a in mine]) for i, mine in enumerate(answers)}
+    alone = {f"majority_{i}": right([elect(count_weighted_votes([a])) for a in mine]) for i, mine in enumerate(answers)}
     return {"vote": right(together), **alone}

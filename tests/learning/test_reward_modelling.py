@@ -5,7 +5,7 @@ import torch
 from learning.models.reward_model import load_reward_model, make_reward_model
 from learning.preference.batches import Pair, by_tokens, split_by_prompt
 from learning.preference.reward_modelling import bradley_terry_loss, calibration, correct, held_out_quality, length_bias
-from learning.rewards.models import learned, loaded
+from learning.rewards.models import learned, load_cached_reward_model
 from schemas.errors import StepError
 
 
@@ -167,7 +167,7 @@ def test_learned_rewards_are_those_of_the_model_on_each_scale(tiny_policy, tmp_p
     assert learned(rows, texts, model=tmp_path, normalise="standard")[:3] == pytest.approx(standard)
     squashed = [1 / (1 + np.exp(-s)) for s in standard]
     assert learned(rows, texts, model=tmp_path, normalise="sigmoid")[:3] == pytest.approx(squashed)
-    loaded.cache_clear()
+    load_cached_reward_model.cache_clear()
 
 
 def test_a_folder_without_a_reward_model_is_refused(tiny_policy_folder):

@@ -89,11 +89,11 @@ def test_weighted_votes_can_turn_a_majority():
 
 
 def test_a_crowd_hears_each_model_by_its_consistency():
-    votes = consensus.collective([list("AAAB"), list("BBCD"), list("BCDE"), [None] * 4])
+    votes = consensus.count_weighted_votes([list("AAAB"), list("BBCD"), list("BCDE"), [None] * 4])
     assert votes == {"A": 2.25, "B": 2.0, "C": 0.75, "D": 0.75, "E": 0.25}
-    assert consensus.elected(votes) == "A"
-    assert consensus.elected({}) is None
-    assert consensus.collective([[None, "x", "x", None]]) == {"x": 1.0}
+    assert consensus.elect(votes) == "A"
+    assert consensus.elect({}) is None
+    assert consensus.count_weighted_votes([[None, "x", "x", None]]) == {"x": 1.0}
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_votes_are_averaged_over_those_that_can_be_read(tiny_policy):
         judges.own([ROW], ["x"], judge, rng(), votes=3)
     with pytest.raises(StepError, match=r"no \{completion\}"):
         judges.own([ROW], ["x"], judge, rng(), template="rate it")
-    with pytest.raises(StepError, match="must exceed"):
+    with pytest.raises(StepError, match="must be above"):
         judges.own([ROW], ["x"], judge, rng(), low=1, high=1)
     with pytest.raises(StepError, match="pattern"):
         judges.own([ROW], ["x"], judge, rng(), pattern="(")
@@ -250,7 +250,7 @@ def test_a_pairwise_judge_is_asked_in_both_orders(tiny_policy):
     assert got == [1.0, 0.25, 0.25, None]
     assert len(judge.engine.requests) == 12
     assert pairwise.own_judged([ROW], ["x"], [0], judge, rng(), **how) == [None]
-    with pytest.raises(StepError, match=r"must show \{first\} and \{second\}"):
+    with pytest.raises(StepError, match=r"must contain \{first\} and \{second\}"):
         pairwise.own_judged([ROW], ["x"], [0], judge, rng(), template="which?")
 
 

@@ -29,5 +29,5 @@ def test_forms():
     assert brevity([{}] * 4, ["", "a" * 4, "a" * 6, "a" * 99], soft=4, hard=8) == [0.0, 0.0, -0.5, -1.0]
     with pytest.raises(StepError, match="pattern"):
         matches(rows, ["a"] * 3, pattern="(")
-    with pytest.raises(StepError, match="must exceed"):
+    with pytest.raises(StepError, match="must be above"):
         brevity(rows, ["a"] * 3, soft=4, hard=4)

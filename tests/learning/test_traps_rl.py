@@ -16,7 +16,7 @@ from learning.batch.batch import Batch
 from learning.batch.batch_layout import single_turn
 from learning.batch.split import micro_batches, mini_batches
 from learning.collection import group_filters as filters
-from learning.collection.prompt_samplers import prompts_of_step
+from learning.collection.prompt_samplers import choose_prompts
 from learning.lookup import Bound
 from learning.models.packed import pack, packed_logprobs
 from learning.rl.collection import gate
@@ -325,7 +325,7 @@ def test_trap_20_no_two_groups_or_steps_share_a_random_stream():
     seeds = {stream(seed, step, group) for seed in (0, 1) for step in range(40) for group in range(16)}
     assert len(seeds) == 2 * 40 * 16
     assert all(0 <= s < 2**63 for s in seeds)
-    epochs = [prompts_of_step(7, 3, seed=4, step=s) for s in range(7)]
+    epochs = [choose_prompts(7, 3, seed=4, step=s) for s in range(7)]
     flat = [p for step in epochs for p in step]
     assert [sorted(flat[i : i + 7]) for i in (0, 7, 14)] == [list(range(7))] * 3
     assert flat[:7] != flat[7:14]

@@ -15,7 +15,7 @@ from learning.lookup import bind
 from learning.preference.columns import bases
 from learning.preference.loss import asked, bind_losses
 from learning.preference.pair_losses import orpo
-from learning.rewards.stories import curiosity, value_of
+from learning.rewards.stories import compute_value, curiosity
 from learning.toy_tasks.stories import incoherence
 from schemas.recipe import load_recipe
 from tasks.synthesize import paired
@@ -33,17 +33,17 @@ def curious():
 
 def test_moderate_surprise_is_worth_more_than_none_and_than_too_much():
     moderate, width = curious()["moderate"], curious()["width"]
-    low, best, high = (value_of(s, 0, moderate, width, 1.0) for s in (0.0, moderate, 3 * moderate))
+    low, best, high = (compute_value(s, 0, moderate, width, 1.0) for s in (0.0, moderate, 3 * moderate))
     assert best > low
     assert best > high
-    rising = [value_of(moderate * k / 10, 0, moderate, width, 1.0) for k in range(21)]
+    rising = [compute_value(moderate * k / 10, 0, moderate, width, 1.0) for k in range(21)]
     assert rising[:11] == sorted(rising[:11])
     assert rising[10:] == sorted(rising[10:], reverse=True)
 
 
 def test_what_cannot_be_lowers_the_value():
     moderate, width = curious()["moderate"], curious()["width"]
-    values = [value_of(moderate, broken, moderate, width, 1.0) for broken in (0, 1, 2)]
+    values = [compute_value(moderate, broken, moderate, width, 1.0) for broken in (0, 1, 2)]
     assert values == [1.0, 0.0, -1.0]
 
 

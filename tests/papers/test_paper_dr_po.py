@@ -105,7 +105,7 @@ def test_the_reward_model_judges_the_prefix_and_what_follows(rollouts, tiny_poli
         return torch.arange(float(sum(map(len, answers))))
 
     judge = SimpleNamespace(policy=tiny_policy, rewards=rewards, scale=SimpleNamespace(mean=0.0, std=1.0))
-    monkeypatch.setattr(models, "loaded", lambda folder: judge)
+    monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: judge)
     parts, trials = rollouts(1.0, 3)
     score(parts.rewards, parts.weights, trials, {"step": 0})
     assert seen == [t.text for t in trials]

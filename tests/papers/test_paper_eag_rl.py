@@ -50,13 +50,13 @@ def trial(policy, of, text="#### high", group=0):
 
 
 def test_overlap_of_the_top_features():
-    assert attention.jaccard({"a", "b", "c"}, {"a", "b", "d"}) == 0.5
-    assert attention.top({"a": 0.2, "b": 0.5, "c": 0.2, "d": 0.1}, 2) == {"a", "b"}
+    assert attention.compute_jaccard({"a", "b", "c"}, {"a", "b", "d"}) == 0.5
+    assert attention.select_top({"a": 0.2, "b": 0.5, "c": 0.2, "d": 0.1}, 2) == {"a", "b"}
 
 
 def test_looking_where_the_expert_looks_earns_more(monkeypatch, tiny_policy):
     toward, away = {"a": 0.4, "b": 0.4, "c": 0.1, "d": 0.1}, {"a": 0.1, "b": 0.1, "c": 0.4, "d": 0.4}
-    monkeypatch.setattr(attention, "feature_masses", lambda policy, trials, places: [toward, away])
+    monkeypatch.setattr(attention, "compute_feature_masses", lambda policy, trials, places: [toward, away])
     rows = [row((0.5, 0.3, 0.1, 0.1))] * 2
     trials = [trial(tiny_policy, rows[0])] * 2
     assert attention.alignment(rows, trials, tiny_policy, k=2) == [pytest.approx(0.8), pytest.approx(0.2)]
@@ -85,13 +85,13 @@ def direct_masses(policy, made):
 def test_attention_is_read_over_the_tokens_of_each_feature(tiny_policy):
     of = row((0.5, 0.3, 0.1, 0.1))
     trials = [trial(tiny_policy, of), trial(tiny_policy, of, "a 3, b 7 #### low")]
-    places = [attention.places_of(tiny_policy, t, of, SPANS) for t in trials]
+    places = [attention.find_feature_places(tiny_policy, t, of, SPANS) for t in trials]
     assert [tiny_policy.tokenizer.decode([trials[0].prompt_ids[p] for p in places[0][n]]) for n in "abcd"] == [
         "a:12", "b:34", "c:56", "d:78",
     ]  # fmt: skip
     differentiable = []
     hook = tiny_policy.model.register_forward_hook(lambda _, __, out: differentiable.append(out.logits.requires_grad))
-    got = attention.feature_masses(tiny_policy, trials, places)
+    got = attention.compute_feature_masses(tiny_policy, trials, places)
     hook.remove()
     assert differentiable == [False]
     for found, made in zip(got, trials, strict=True):
@@ -153,7 +153,7 @@ def test_the_expert_finds_what_decides():
         np.testing.assert_allclose(expert.attention(x).sum(1), 1.0, atol=1e-12)
     first = records(size=4, seed=1, split="train")[0]
     told = json.loads(first["metadata"])
-    assert attention.top(told["expert"], 2) == {NAMES[f] for f in salient(0)}
+    assert attention.select_top(told["expert"], 2) == {NAMES[f] for f in salient(0)}
     assert all(text in first["prompt"][0]["content"] for text in told["spans"].values())
 
 

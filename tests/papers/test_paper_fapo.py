@@ -12,7 +12,7 @@ import pytest
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.rewards import steps
-from learning.rewards.answers import final_answer
+from learning.rewards.answers import extract_final_answer
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation, Sampling
@@ -50,7 +50,7 @@ def test_the_critic_earns_by_distance(stages):
     assert [of(2, said) for said in ("8", "-2", "two", "2 3", "")] == [-1.0] * 5
     assert steps.distance([problem(2, 8)], ["?"], floor=None) == [None]
     assert steps.distance([{**problem(2, 8), "answer": None}], ["2"]) == [None]
-    with pytest.raises(StepError, match="does not say how many steps"):
+    with pytest.raises(StepError, match="has no number of `steps`"):
         steps.distance([{**problem(2, 8), "metadata": None}], ["2"])
 
 
@@ -144,7 +144,7 @@ def test_the_teacher_reaches_right_answers_by_wrong_steps():
     row = {"id": "s", "prompt": [{"role": "user", "content": "3 + 5 - 2 + 4 ="}], "answer": "10"}
     rng = np.random.default_rng(0)
     texts = [flawed_sum(row, rng, error_rate=0.3, flaw_rate=0.3) for _ in range(400)]
-    right = [final_answer(t, "####").strip() == "10" for t in texts]
+    right = [extract_final_answer(t, "####").strip() == "10" for t in texts]
     clean = [s == 1.0 for s in steps.arithmetic(texts)]
     assert sum(clean) / 400 == pytest.approx(0.4, abs=0.06)
     assert sum(r and not c for r, c in zip(right, clean, strict=True)) / 400 == pytest.approx(0.3, abs=0.06)

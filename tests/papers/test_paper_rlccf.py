@@ -13,7 +13,7 @@ from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import forest
 from learning.data.rows import write_rows
 from learning.rewards import consensus
-from learning.rewards.consensus import collective, elected, majority
+from learning.rewards.consensus import count_weighted_votes, elect, majority
 from learning.rl.collection import bind_collecting
 from learning.rl.policy_loss import with_advantages, with_dropped
 from learning.samples.engine_protocol import Generation, Sampling
@@ -61,10 +61,10 @@ def rewards_of(recipe, tiny_policy, monkeypatch):
 
 
 def test_votes_are_weighted_by_self_consistency():
-    votes = collective([list(FIRST), list(SECOND), list(THIRD)])
+    votes = count_weighted_votes([list(FIRST), list(SECOND), list(THIRD)])
     assert votes["A"] == 3 * 0.75 == 2.25
     assert votes["B"] == 1 * 0.75 + 2 * 0.5 + 1 * 0.25 == 2.0
-    assert elected(votes) == "A"
+    assert elect(votes) == "A"
     plain = majority([{}] * 12, list(FIRST + SECOND + THIRD), [0] * 12)
     assert [i for i, s in enumerate(plain) if s == 1.0] == [3, 4, 5, 8]
 

@@ -159,8 +159,10 @@ def around(policy, monkeypatch, tmp_path):
         monkeypatch.setattr(module, "replies", replies)
         monkeypatch.setattr(module, "guest", lambda *folder: sampler)
     monkeypatch.setattr(stories, "guest", lambda folder: sampler)
-    monkeypatch.setattr(models, "loaded", lambda folder: make_reward_model(policy, 128))
-    monkeypatch.setattr(models, "token_judge", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards))
+    monkeypatch.setattr(models, "load_cached_reward_model", lambda folder: make_reward_model(policy, 128))
+    monkeypatch.setattr(
+        models, "load_process_reward_model", lambda folder: SimpleNamespace(policy=policy, rewards=token_rewards)
+    )
     monkeypatch.setattr("learning.api.client.ask", ask)
     monkeypatch.setattr("learning.data.patterns.SECONDS", 0.1)
     return {
