@@ -95,19 +95,19 @@ def sync_seconds(policy: Any, shape: Shape, folder: Path, repeats: int) -> tuple
 
     from learning.generation.engines.torch import Engine
     from learning.generation.services.local_rollouts import LocalRollouts
-    from learning.generation.weights.local import Files, PolicyReceiver, from_file
-    from learning.generation.weights.protocol import weights_of
+    from learning.generation.weights.local import Files, PolicyReceiver, read_weights
+    from learning.generation.weights.protocol import collect_weights
     from learning.models.policy import Policy
     from schemas.use import EngineUse
 
-    size = sum({t.data_ptr(): t.numel() * t.element_size() for t in weights_of(policy.model).values()}.values())
+    size = sum({t.data_ptr(): t.numel() * t.element_size() for t in collect_weights(policy.model).values()}.values())
     if not shape.by_file:
         local = LocalRollouts(EngineUse(use="torch"), policy)
         return 0.0, median_of(repeats, lambda: local.sync(1)), size
     files = Files(policy, folder / "weights")
     publish = median_of(repeats, lambda: files.publish(files.version + 1))
     other = Policy(copy.deepcopy(policy.model), policy.tokenizer, policy.max_length)
-    receiver = PolicyReceiver(other, Engine(other), from_file)
+    receiver = PolicyReceiver(other, Engine(other), read_weights)
     receipt = files.publish(files.version + 1)
     return publish, median_of(repeats, lambda: receiver.load(receipt)), size
 

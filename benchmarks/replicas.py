@@ -39,7 +39,7 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.sft_step import make_model
     from flows.steps.actors import RayActors
     from flows.steps.workers import RayWorkers
-    from learning.generation.engines.making import engine_of
+    from learning.generation.engines.making import build_engine
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.models.policy import load_policy, set_determinism
@@ -55,7 +55,7 @@ def measured(folder: Path, told: argparse.Namespace) -> dict[str, Any]:
         actors = RayActors(Resources(rollout=Role(workers=3, num_cpus=0.5)), home | {"secrets": frozenset()})
         alone, *two = actors.start("rollout", serve, use, str(model), "float32")
         one = Replicas(actors, [alone])
-        sides = {"embedded": engine_of(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
+        sides = {"embedded": build_engine(use, load_policy(model)), "one": one, "two": Replicas(actors, two)}
         found = in_turns(sides, asked(told), told)
         actors.close()
     finally:

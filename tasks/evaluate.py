@@ -16,7 +16,7 @@ from learning.evaluation.evaluation import ALL, Scores, comparisons, metric_name
 from learning.evaluation.evaluation_report import write_report
 from learning.evaluation.gate_statistics import check_gates, gate_outcomes
 from learning.evaluation.sampled_answers import Sample, best_of, sample_rows, weighted_scores
-from learning.generation.replicas.engine_loading import engine_for, policy_for
+from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import Bound, bind
 from learning.merge.weight_geometry import weight_lines
 from learning.models.policy import load_policy, set_determinism, untied
@@ -135,13 +135,13 @@ class Work:
     def _sampled(self, port: str, seed: int) -> tuple[list[list[Sample]], dict[str, int]]:
         """What a killed step had sampled is not sampled again."""
         stage, context, folder = self.stage, self.context, self.context.input(port)
-        policy = policy_for(folder, context.device, context.actors)
+        policy = load_sampling_policy(folder, context.device, context.actors)
         agent = context.inputs.get(f"agents.{port.partition('.')[2]}", context.inputs.get("agent"))
         env, problems = env_at(agent, stage.env), list(rows_at(agent, self.problems))
         self.asked += 1
         with (
             RowJournal(context.checkpoints / f"sampled-{self.asked}.jsonl") as journal,
-            engine_for(stage.engine, policy, context.actors, folder, self.desk) as plain,
+            open_engine(stage.engine, policy, context.actors, folder, self.desk) as plain,
             playing(plain, env, policy.tokenizer, context.inputs) as engine,
         ):
             self.spend = spending(context, engine)

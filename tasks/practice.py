@@ -14,7 +14,7 @@ from learning.api.spending import Desk
 from learning.data.row_journal import RowJournal
 from learning.data.rows import read_rows
 from learning.environments.making import playing
-from learning.generation.replicas.engine_loading import engine_for, policy_for
+from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
 from learning.lookup import bind
 from learning.models.policy import Policy, set_determinism
 from learning.rl.placed_rewards import placed
@@ -39,10 +39,10 @@ def run(stage: Practice, context: Context) -> Result:
     set_determinism(context.seed, context.num_threads)
     folder, model = context.inputs.get("agent"), context.input("model")
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
-    policy, agent = policy_for(model, context.device, context.actors), agent_at(folder)
+    policy, agent = load_sampling_policy(model, context.device, context.actors), agent_at(folder)
     with (
         RowJournal(context.checkpoints / "rollouts.jsonl") as journal,
-        engine_for(stage.engine, policy, context.actors, model, desk) as engine,
+        open_engine(stage.engine, policy, context.actors, model, desk) as engine,
         playing(engine, env_of(agent, folder), policy.tokenizer, context.inputs) as episodes,
     ):
         work = Work(stage, context, agent, policy, engine, episodes, journal, desk)

@@ -19,7 +19,7 @@ from learning.data.rows_used import write_used
 from learning.data.stored_rows import rows_at_hand
 from learning.environments.making import in_environment
 from learning.generation.replicas.engine_loading import make_engine
-from learning.generation.replicas.shared_engine import acting_policy, by_main, engine_of_rank
+from learning.generation.replicas.shared_engine import by_main, make_rank_engine, select_sampling_policy
 from learning.generation.services.local_rollouts import LocalRollouts
 from learning.models.forwards import economical
 from learning.models.memory import keep_pages
@@ -90,7 +90,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
     collecting = replace(collecting, rewards=placed(collecting.rewards, context.actors if group.main else None))
     references = References(stage, algorithm, policy, context.inputs, context.actors, group)
     apart = collecting.needs("stream") or (context.actors is not None and context.actors.size("rollout") > 0)
-    acting = acting_policy(policy, group, apart)
+    acting = select_sampling_policy(policy, group, apart)
     trained = Trained(policy.model, group)
     own_randomness(group, context.seed)
     return Loop(
@@ -98,7 +98,7 @@ def prepare(stage: Rl, context: Context) -> Loop:
         trained=trained,
         acting=acting,
         optimizer=make_optimizer(policy.model, stage),
-        engine=engine_of_rank(group, apart, lambda: sampling(collecting, stage, context, acting)),
+        engine=make_rank_engine(group, apart, lambda: sampling(collecting, stage, context, acting)),
         algorithm=algorithm,
         collecting=collecting,
         references=references,

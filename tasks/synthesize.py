@@ -102,14 +102,14 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     # A programmatic teacher needs no torch, whose import takes seconds.
     from learning.data.row_journal import RowJournal
     from learning.evaluation.sampled_answers import sample_rows, weighted_scores
-    from learning.generation.replicas.engine_loading import engine_for, policy_for
+    from learning.generation.replicas.engine_loading import load_sampling_policy, open_engine
     from learning.models.policy import set_determinism
     from learning.rl.placed_rewards import placed
     from learning.samples.engine_protocol import Sampling
 
     set_determinism(context.seed, context.num_threads)
     rewards = placed(bound_rewards(stage, context), context.actors)
-    policy = policy_for(context.input("model"), context.device, context.actors)
+    policy = load_sampling_policy(context.input("model"), context.device, context.actors)
     desk = desk_of(context, stage.max_tokens_total, stage.max_cost)
     bills = Bills(context, desk)
     score = partial(weighted_scores, rewards, [use.weight for use in stage.rewards], desk=desk, shown=set())
@@ -118,7 +118,7 @@ def sampled(stage: Synthesize, context: Context, problems: list[Row], tally: "Ta
     size = max(1, (SAMPLES_TO_CAP if stage.max_tokens_total else SAMPLES) // stage.num_generations)
     with (
         RowJournal(context.checkpoints / "sampled.jsonl") as journal,
-        engine_for(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
+        open_engine(stage.engine, policy, context.actors, context.input("model"), desk) as engine,
     ):
         spend = spending(context, engine)
         for start in range(0, len(problems), size):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learning.generation.engines.slots import Slots, prefill, slot_logits
+from learning.generation.engines.slots import Slots, compute_slot_logits, prefill
 from learning.generation.engines.token_sampling import pick
 
 
@@ -90,7 +90,7 @@ class Batch:
         """One token for every sample."""
         position_B = self._tensor([sample.position for sample in self.samples])
         token_B = self._tensor([sample.last for sample in self.samples])
-        logits_BV = slot_logits(self.model, self.slots, token_B, position_B)
+        logits_BV = compute_slot_logits(self.model, self.slots, token_B, position_B)
         tokens = self._picked(logits_BV)
         found = self._with_logprobs(tokens, logits_BV)
         for sample, token in zip(self.samples, tokens, strict=True):

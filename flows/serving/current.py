@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.serving.models import Chosen, choose, files_of
 from flows.serving.worker import Worker
-from learning.generation.engines.slot_check import why_not_slots
+from learning.generation.engines.slot_check import explain_slot_misfit
 from learning.models.policy import Policy, load_policy
 from lineage.champions import standing
 from lineage.layout import Layout
@@ -108,7 +108,7 @@ def load(chosen: Chosen, limits: Limits, device: str, dtype: str) -> Served:
         raise StepError(f"{chosen.said}: its files changed after they were verified; start again")
     if limits.max_length is not None and limits.max_length > policy.max_length:
         raise StepError(f"--max-length {limits.max_length}: {chosen.name} was made for {policy.max_length} tokens")
-    if reason := why_not_slots(policy.model):
+    if reason := explain_slot_misfit(policy.model):
         raise StepError(f"{chosen.name}: engine torch cannot serve it exactly ({reason}); give --engine vllm")
     longest = limits.max_length or min(policy.max_length, 4096)
     return Served(chosen, Worker(policy, max_slots=limits.max_slots, max_length=longest))

@@ -13,7 +13,7 @@ import torch
 
 from flows.serving.batch import Ask, Batch, Sample, Token
 from flows.serving.texts import Text
-from learning.generation.engines.slots import slot_mode
+from learning.generation.engines.slots import use_slot_attention
 from learning.models.policy import Policy
 
 Finish = Literal["stop", "length"]
@@ -83,7 +83,7 @@ class Worker:
         self.asked.put(None)
 
     def _run(self) -> None:
-        with torch.inference_mode(), slot_mode(self.policy.model):
+        with torch.inference_mode(), use_slot_attention(self.policy.model):
             while self._listen():
                 try:
                     self._turn(self.batch)

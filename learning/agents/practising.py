@@ -6,7 +6,7 @@ from typing import Any
 
 from learning.agents.rollouts import Rollout, rollout_of
 from learning.data.row_journal import RowJournal
-from learning.generation.services.row_streams import completions
+from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import Generation, Turn
 from learning.samples.sample import Ask, Trial, by_group
@@ -29,7 +29,7 @@ def rollouts(
     names = [f"{sampler.step}.{place}" for place in range(len(asks))]
     missing = ((i, request) for i, request in enumerate(requests) if names[i] not in journal)
     under_way: dict[int, dict[int, Generation]] = {}
-    for made in completions(sampler.engine, missing, sampler.sampling):
+    for made in stream_completions(sampler.engine, missing, sampler.sampling):
         for ticket, one in made:
             under_way.setdefault(ticket, {})[one.sample] = one
             if len(under_way[ticket]) == requests[ticket].n:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from learning.api.spending import Desk
 from learning.data.chat import decode, encode_prompt
 from learning.data.row_journal import RowJournal, row_key
-from learning.generation.services.row_streams import completions
+from learning.generation.services.row_streams import stream_completions
 from learning.lookup import Bound
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling, Turn
 from learning.samples.sample import Trial, last_turn, transcript
@@ -71,7 +71,7 @@ def _sampled(
         for i, name in enumerate(names)
     )
     open_: dict[int, dict[int, Generation]] = {}
-    for made in completions(engine, asked, sampling):
+    for made in stream_completions(engine, asked, sampling):
         for ticket, one in made:
             open_.setdefault(ticket, {})[one.sample] = one
         whole = {ticket: open_.pop(ticket) for ticket in {t for t, _ in made} if len(open_[ticket]) == n}

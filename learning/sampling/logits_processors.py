@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from learning.algorithm.token_statistics import score_entropy
-from learning.generation.engines.token_sampling import entropy_of
+from learning.generation.engines.token_sampling import compute_entropy
 from schemas.schedules import Number
 
 
@@ -23,5 +23,5 @@ def adaptive_temperature(
     Uncertain tokens are explored further, certain ones less. `low`, `pivot` and `high` are the log-entropies at which h
     is −1, 0 and 1, as in the policy loss `heterogeneous`.
     """
-    h_B = score_entropy(entropy_of(logits_BV.log_softmax(-1)), low, pivot, high)
+    h_B = score_entropy(compute_entropy(logits_BV.log_softmax(-1)), low, pivot, high)
     return logits_BV / (1 + tau * h_B)[:, None]

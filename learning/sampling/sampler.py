@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from learning.data.chat import decode, encode_completion, encode_prompt
-from learning.generation.services.rescoring import likelihoods
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import Bound
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import EngineProtocol, Generation, Request, Sampling
@@ -112,7 +112,7 @@ class Sampler:
 
     def likelihoods(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """Log-probabilities of the second of each pair of token ids after the first, under the current policy."""
-        return likelihoods(self.policy.model, pairs, self.sampling.temperature)
+        return compute_likelihoods(self.policy.model, pairs, self.sampling.temperature)
 
     def at(self, sampling: Sampling) -> "Sampler":
         """The same with another way to sample; group ids and streams go on separately."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from learning.api.spending import Desk
-from learning.generation.engines.openai import Engine, fingerprint
+from learning.generation.engines.openai import Engine, hash_weights
 from learning.generation.replicas.engine_loading import make_engine
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.endpoint import Endpoint
@@ -73,7 +73,7 @@ def test_text_goes_out_where_a_server_takes_no_ids(desk, tiny_policy):
 
 def test_answers_of_other_weights_are_not_taken_for_these(desk, tiny_policy):
     teacher = TokenServer(lambda body: ("a", "stop"))
-    before = fingerprint(tiny_policy)
+    before = hash_weights(tiny_policy)
     with serving(teacher) as address:
         for name in ("first", "second"):
             make_engine(use(address), tiny_policy, desk=desk).generate([Request([5], 1, 0)], Sampling())
@@ -82,7 +82,7 @@ def test_answers_of_other_weights_are_not_taken_for_these(desk, tiny_policy):
             next(tiny_policy.model.parameters()).view(-1)[0] += 1e-3
         make_engine(use(address), tiny_policy, desk=desk).generate([Request([5], 1, 0)], Sampling())
     assert len(teacher.paid) == 2
-    assert fingerprint(tiny_policy) != before
+    assert hash_weights(tiny_policy) != before
 
 
 def test_what_a_server_cannot_do_is_refused_by_name(desk, tiny_policy):

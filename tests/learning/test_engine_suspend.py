@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from learning.generation.engines.token_sampling import entropy_of, pick
+from learning.generation.engines.token_sampling import compute_entropy, pick
 from learning.generation.engines.torch import Engine
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
@@ -117,7 +117,7 @@ def test_entropies_are_those_of_the_distribution_sampled_from(tiny_policy, tempe
 
 def test_entropy_of_certain_and_impossible_tokens():
     logp = torch.tensor([[0.0, -torch.inf, -torch.inf], [np.log(0.5), np.log(0.5), -torch.inf]])
-    assert entropy_of(logp).tolist() == pytest.approx([0.0, np.log(2)], abs=1e-7)
+    assert compute_entropy(logp).tolist() == pytest.approx([0.0, np.log(2)], abs=1e-7)
 
 
 def test_stop_sequences_end_a_completion_and_stay_in_it(tiny_policy):

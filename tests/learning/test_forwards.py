@@ -7,7 +7,7 @@ import torch
 
 from learning.data.examples import Example
 from learning.generation.engines.torch import Engine
-from learning.generation.replicas.shared_engine import shares
+from learning.generation.replicas.shared_engine import split_requests
 from learning.models.crossentropy import packed_loss, padded_loss
 from learning.models.forwards import blocks_of, economical
 from learning.samples.engine_protocol import Request, Sampling
@@ -79,11 +79,11 @@ def test_bf16_over_weights_in_bfloat16_is_refused():
 
 def test_ranks_share_requests_whole_or_sample_by_sample():
     many = [Request([i], 3, seed=i) for i in range(5)]
-    assert [index for index, _ in shares(many, 2)] == [0, 1, 2, 3, 4]
+    assert [index for index, _ in split_requests(many, 2)] == [0, 1, 2, 3, 4]
     one = Request([1], 5, seed=7, first=10)
-    parts = [request for _, request in shares([one], 2)]
+    parts = [request for _, request in split_requests([one], 2)]
     assert [(p.first, p.n, p.seed) for p in parts] == [(10, 2, 7), (12, 3, 7)]
-    assert [request.n for _, request in shares([Request([1], 2, seed=0)], 4)] == [1, 1]
+    assert [request.n for _, request in split_requests([Request([1], 2, seed=0)], 4)] == [1, 1]
 
 
 def test_a_replayed_route_is_not_computed_again():

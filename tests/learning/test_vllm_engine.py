@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from learning.generation.engines.torch import Engine as TorchEngine
 from learning.generation.engines.vllm import Engine
 from learning.generation.weights.protocol import weights_of
-from learning.generation.weights.sync_check import gap
+from learning.generation.weights.sync_check import measure_logprob_gap
 from learning.models.policy import Policy, set_determinism
 from learning.samples.engine_protocol import Request, Sampling
 from schemas.errors import StepError
@@ -168,17 +168,17 @@ def test_a_target_suspends_what_is_left(wide_policy):
 
 def test_trap_21_no_cached_prefix_survives_new_weights(wide_policy, monkeypatch):
     engine = Engine(wide_policy)
-    assert gap(engine, wide_policy, [LONG, LONG]) < 1e-5
+    assert measure_logprob_gap(engine, wide_policy, [LONG, LONG]) < 1e-5
     changed(wide_policy.model)
     engine.sync(1)
-    assert gap(engine, wide_policy, [LONG]) < 1e-5
+    assert measure_logprob_gap(engine, wide_policy, [LONG]) < 1e-5
     monkeypatch.setattr("learning.generation.engines.vllm_host.Host.forget", lambda host: None)
     changed(wide_policy.model, 2)
     engine.sync(2)
-    assert gap(engine, wide_policy, [LONG]) > 0.01  # what a forgotten reset would cost
+    assert measure_logprob_gap(engine, wide_policy, [LONG]) > 0.01  # what a forgotten reset would cost
     monkeypatch.undo()
     engine.sync(3)
-    assert gap(engine, wide_policy, [LONG]) < 1e-5
+    assert measure_logprob_gap(engine, wide_policy, [LONG]) < 1e-5
 
 
 def test_trap_22_new_weights_give_new_outputs_and_the_very_same_log_probabilities(wide_policy):
@@ -209,7 +209,7 @@ def test_trap_22_what_is_not_delivered_is_an_error(wide_policy, lost, said):
     some = [(name, tensor) for name, tensor in weights_of(wide_policy.model).items() if not lost(name)]
     with pytest.raises(StepError, match=said):
         engine.deliver(some)
-    assert gap(engine, wide_policy, PROMPTS) < 1e-5  # and the next call delivers everything
+    assert measure_logprob_gap(engine, wide_policy, PROMPTS) < 1e-5  # and the next call delivers everything
 
 
 def test_trap_22_a_sync_that_only_says_it_worked_is_an_error(wide_policy, monkeypatch):
@@ -244,8 +244,8 @@ def test_two_policies_share_vllm_and_keep_their_weights(wide_policy):
     changed(other.model)
     first, second = Engine(wide_policy), Engine(other)
     for _ in range(2):
-        assert gap(first, wide_policy, PROMPTS) < 1e-5
-        assert gap(second, other, PROMPTS) < 1e-5
+        assert measure_logprob_gap(first, wide_policy, PROMPTS) < 1e-5
+        assert measure_logprob_gap(second, other, PROMPTS) < 1e-5
     assert first.host is second.host
 
 
@@ -255,12 +255,12 @@ def test_adapters_are_added_on_the_way(wide_policy):
 
     policy = Policy(attach(wide_policy.model, LoRA(use_peft=True, lora_r=4)), wide_policy.tokenizer, 512)
     changed(policy.model, 3, 0.1)
-    assert gap(Engine(policy), policy, PROMPTS) < 1e-4
+    assert measure_logprob_gap(Engine(policy), policy, PROMPTS) < 1e-4
 
 
 def test_another_type_is_close(wide_policy):
     engine = Engine(wide_policy, dtype="bfloat16")
-    assert 1e-6 < gap(engine, wide_policy, PROMPTS) < 0.3
+    assert 1e-6 < measure_logprob_gap(engine, wide_policy, PROMPTS) < 0.3
 
 
 def test_the_rest_of_the_process_does_not_notice(wide_policy):

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from learning.generation.engines.torch import Engine
 from learning.generation.weights.collective import Arrivals, Collective, Meeting, join
-from learning.generation.weights.local import Files, InProcess, PolicyReceiver, from_file
-from learning.generation.weights.protocol import Receipt, aliases_of, weights_of
-from learning.generation.weights.sync_check import gap
+from learning.generation.weights.local import Files, InProcess, PolicyReceiver, read_weights
+from learning.generation.weights.protocol import Receipt, collect_weights, find_aliases
+from learning.generation.weights.sync_check import measure_logprob_gap
 from learning.models.checksum import checksum
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Request, Sampling
@@ -59,16 +59,16 @@ def test_a_checksum_sees_every_bit_place_type_and_shape(dtype):
 
 
 def test_a_tied_head_is_named_but_travels_once(tiny_policy):
-    weights = weights_of(tiny_policy.model)
-    assert aliases_of(weights) == {"lm_head.weight": "model.embed_tokens.weight"}
+    weights = collect_weights(tiny_policy.model)
+    assert find_aliases(weights) == {"lm_head.weight": "model.embed_tokens.weight"}
     assert weights.keys() == tiny_policy.model.state_dict().keys()
 
 
 def test_through_a_file(tiny_policy, replica, tmp_path):
     policy, engine = replica
-    sync, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(policy, engine, from_file)
+    sync, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(policy, engine, read_weights)
     before = engine.generate([Request(PROMPTS[0], 2, 3)], Sampling(1.0, 12))
-    assert gap(engine, tiny_policy, PROMPTS) > 0.1
+    assert measure_logprob_gap(engine, tiny_policy, PROMPTS) > 0.1
     for version in range(1, 5):
         shake(tiny_policy.model, version)
         receipt = pickle.loads(pickle.dumps(sync.publish(version)))
@@ -76,7 +76,7 @@ def test_through_a_file(tiny_policy, replica, tmp_path):
         receiver.load(receipt)
         assert same(tiny_policy, policy)
         assert (engine.version, receiver.version, sync.version) == (version,) * 3
-        assert gap(engine, tiny_policy, PROMPTS) < 1e-5
+        assert measure_logprob_gap(engine, tiny_policy, PROMPTS) < 1e-5
     assert engine.generate([Request(PROMPTS[0], 2, 3)], Sampling(1.0, 12)) != before
     assert [f.name for f in sorted(tmp_path.iterdir())] == [f"weights-{v:08d}.safetensors" for v in (3, 4)]
     assert "lm_head.weight" not in load_file(receipt.where)
@@ -89,7 +89,7 @@ def test_files_of_a_try_that_had_come_further_are_in_nobodys_way(tiny_policy, re
     before = Files(tiny_policy, tmp_path)
     for version in range(1, 8):
         before.publish(version)
-    again, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, from_file)
+    again, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, read_weights)
     for version in (4, 5, 6):
         receiver.load(again.publish(version))
         assert receiver.version == version
@@ -136,7 +136,7 @@ def damaged(receipt, how, tmp_path):
     ],
 )
 def test_trap_22_what_does_not_arrive_is_an_error(tiny_policy, replica, tmp_path, how, said):
-    sync, receiver = Files(tiny_policy, tmp_path / "sync"), PolicyReceiver(*replica, from_file)
+    sync, receiver = Files(tiny_policy, tmp_path / "sync"), PolicyReceiver(*replica, read_weights)
     receipt = sync.publish(1)
     with pytest.raises(StepError, match=said):
         receiver.load(damaged(receipt, how, tmp_path))
@@ -148,7 +148,7 @@ def test_trap_22_what_does_not_arrive_is_an_error(tiny_policy, replica, tmp_path
 def test_trap_22_a_tied_head_must_come_along(tiny_policy, replica, tmp_path):
     receipt = Files(tiny_policy, tmp_path).publish(1)
     with pytest.raises(StepError, match=r"lacks lm_head\.weight"):
-        PolicyReceiver(*replica, from_file).load(replace(receipt, aliases={}))
+        PolicyReceiver(*replica, read_weights).load(replace(receipt, aliases={}))
 
 
 def test_a_head_that_is_tied_on_one_side_only_is_noticed(tiny_policy, replica, tmp_path):
@@ -156,11 +156,11 @@ def test_a_head_that_is_tied_on_one_side_only_is_noticed(tiny_policy, replica, t
     loose.lm_head.weight = torch.nn.Parameter(tiny_policy.model.lm_head.weight.detach() + 1)
     sync = Files(Policy(loose, tiny_policy.tokenizer, 128), tmp_path)
     with pytest.raises(StepError, match="was overwritten by another"):
-        PolicyReceiver(*replica, from_file).load(sync.publish(1))
+        PolicyReceiver(*replica, read_weights).load(sync.publish(1))
 
 
 def test_versions_never_go_back_and_models_must_agree(tiny_policy, replica, tmp_path):
-    sync, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, from_file)
+    sync, receiver = Files(tiny_policy, tmp_path), PolicyReceiver(*replica, read_weights)
     receiver.load(sync.publish(3))
     with pytest.raises(StepError, match="version 2 came after version 3"):
         receiver.load(Receipt(2, "file", "x"))
@@ -202,7 +202,7 @@ def test_by_a_collective(tiny_policy, replica):
         for receiver in receivers.values():
             assert same(tiny_policy, receiver.policy)
             assert receiver.engine.version == version
-            assert gap(receiver.engine, tiny_policy, PROMPTS) < 1e-5
+            assert measure_logprob_gap(receiver.engine, tiny_policy, PROMPTS) < 1e-5
     for thread in threads:
         thread.join(60)
 
@@ -225,10 +225,10 @@ def test_adapters_are_added_to_their_base_on_the_way(tiny_policy, replica, tmp_p
     shake(adapted, 2, 0.1)
     kept = {name: tensor.clone() for name, tensor in adapted.state_dict().items()}
     policy = Policy(adapted, tiny_policy.tokenizer, 128)
-    weights = weights_of(adapted)
+    weights = collect_weights(adapted)
     assert weights.keys() == base.keys()
-    PolicyReceiver(*replica, from_file).load(Files(policy, tmp_path).publish(1))
-    assert gap(replica[1], policy, PROMPTS) < 1e-4
+    PolicyReceiver(*replica, read_weights).load(Files(policy, tmp_path).publish(1))
+    assert measure_logprob_gap(replica[1], policy, PROMPTS) < 1e-4
     assert all(torch.equal(tensor, kept[name]) for name, tensor in adapted.state_dict().items())
     folded = adapted.merge_and_unload().state_dict()
     assert all(torch.equal(weights[name], folded[name]) for name in base)

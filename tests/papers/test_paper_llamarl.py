@@ -12,8 +12,8 @@ import torch
 from learning.algorithm.composition import bind_algorithm
 from learning.batch.batch_layout import single_turn
 from learning.generation.engines.torch import Engine
-from learning.generation.weights.local import Files, PolicyReceiver, from_file
-from learning.generation.weights.protocol import receipt_of, weights_of
+from learning.generation.weights.local import Files, PolicyReceiver, read_weights
+from learning.generation.weights.protocol import collect_weights, make_receipt
 from learning.models.policy import load_policy
 from learning.rl.policy_loss import columns_of, with_dropped
 from learning.samples.engine_protocol import Generation
@@ -87,7 +87,7 @@ def test_the_generator_works_while_the_trainer_does(scripted, loop):
 
 
 def digest(policy):
-    return receipt_of(0, "memory", "", weights_of(policy.model)).checksums
+    return make_receipt(0, "memory", "", collect_weights(policy.model)).checksums
 
 
 def change(policy):
@@ -106,7 +106,7 @@ def test_after_the_hand_over_the_generators_weights_are_the_trainers(tiny_policy
 
 def test_so_they_are_where_generator_and_trainer_are_processes(tiny_policy, tiny_policy_folder, tmp_path):
     theirs = load_policy(tiny_policy_folder)
-    generator = PolicyReceiver(theirs, Engine(theirs), from_file)
+    generator = PolicyReceiver(theirs, Engine(theirs), read_weights)
     trainer = Files(tiny_policy, tmp_path / "weights")
     for version in (1, 2):
         change(tiny_policy)

@@ -25,7 +25,7 @@ from learning.environments.episodes import Episodes
 from learning.environments.lookup_environment import environment_of
 from learning.environments.making import in_environment
 from learning.generation.engines.torch import Engine
-from learning.generation.services.rescoring import likelihoods
+from learning.generation.services.rescoring import compute_likelihoods
 from learning.lookup import bind
 from learning.models.packed import choose_forward
 from learning.problems.generators import almanac
@@ -165,7 +165,7 @@ def trials(stage, tiny_policy):
 
 def undictated(policy, trials):
     """As if the policy had sampled them by itself: where a ratio is clipped, nothing would have a gradient."""
-    how_likely = likelihoods(policy.model, [(t.prompt_ids, t.completion_ids) for t in trials], 1.0)
+    how_likely = compute_likelihoods(policy.model, [(t.prompt_ids, t.completion_ids) for t in trials], 1.0)
     for trial, logprobs in zip(trials, how_likely, strict=True):
         trial.logprobs = [lp if own else 0.0 for lp, own in zip(logprobs, trial.own, strict=True)]
     return trials

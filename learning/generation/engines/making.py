@@ -1,4 +1,4 @@
-"""From the name of an engine in a recipe to an engine in this process."""
+"""Build the engine that a recipe names, in this process."""
 
 import importlib
 import inspect
@@ -11,15 +11,15 @@ from schemas.errors import StepError
 from schemas.use import EngineUse
 
 
-def engine_of(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
-    """Return an engine over a policy, in this process. Raises StepError.
+def build_engine(use: EngineUse, policy: Any, desk: Desk | None = None) -> EngineProtocol:
+    """Return an engine over a policy, in this process; raise StepError if there is no such engine.
 
-    The keys beside `use` are the options of its constructor; `desk` is for one that asks a server.
+    The other keys of `use` are the options of its constructor; `desk` is for an engine that sends requests to a server.
     """
     module, _, name = use.use.partition(":") if ":" in use.use else (f"{use.home}.{use.use}", "", "Engine")
     try:
         engine = getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         raise StepError(f"engine: use: {use.use}: {error}") from error
-    asks = [desk] if "desk" in inspect.signature(engine).parameters else []
-    return engine(policy, *asks, **options_of(engine.__init__, use.options, use.use))
+    arguments = [policy, desk] if "desk" in inspect.signature(engine).parameters else [policy]
+    return engine(*arguments, **options_of(engine.__init__, use.options, use.use))

@@ -14,10 +14,10 @@ from pydantic import Field
 from safetensors.torch import save_file
 
 from learning.generation.engines.context_room import check_room
-from learning.generation.engines.vllm_flight import Running, VllmFlight
-from learning.generation.engines.vllm_host import Host, host_for, quiet
-from learning.generation.weights.protocol import complete, weights_of
-from learning.generation.weights.sync_check import gap
+from learning.generation.engines.vllm_flight import RunningSample, VllmFlight
+from learning.generation.engines.vllm_host import Host, allow_nondeterminism, get_host
+from learning.generation.weights.protocol import collect_weights, require_complete
+from learning.generation.weights.sync_check import measure_logprob_gap
 from learning.models.policy import Policy
 from learning.samples.engine_protocol import Generation, Request, Sampling
 from schemas.errors import StepError
@@ -80,7 +80,7 @@ class Engine:
     @cached_property
     def host(self) -> Host:
         """vLLM, started at the first use."""
-        return host_for(self.policy, self.options)
+        return get_host(self.policy, self.options)
 
     def sync(self, version: int) -> None:
         """The policy's weights have changed: they are copied before the next token is sampled, and the cache forgotten.
@@ -102,18 +102,18 @@ class Engine:
         if self._due or host.owner is not self:
             if host.owner is not self and host.flying:
                 raise StepError("engine vllm: another policy's completions are in flight here; suspend them first")
-            self.deliver(weights_of(self.policy.model).items())
+            self.deliver(collect_weights(self.policy.model).items())
         return host
 
     def deliver(self, weights: Any) -> None:
         """Copy weights (pairs of name and tensor) into vLLM and prove it. Raises StepError unless all arrived."""
         host = self.host
         host.owner, self._due = None, True  # until all is proven it has nobody's weights
-        expected = weights_of(self.policy.model)
-        with quiet():
+        expected = collect_weights(self.policy.model)
+        with allow_nondeterminism():
             report = self._sent(host, weights)
             host.forget()
-        complete(report["given"], expected, f"what was sent to vLLM as version {self.version}")
+        require_complete(report["given"], expected, f"what was sent to vLLM as version {self.version}")
         for name in ("missing", "wrong"):
             if report[name]:
                 few = ", ".join(report[name][:3])
@@ -137,7 +137,9 @@ class Engine:
         prompt = [token % vocabulary for token in PROBE][: self.max_length - 2]
         self._probing = True
         try:
-            self.last_gap = gap(self, self.policy, [prompt], tokens=min(4, self.max_length - len(prompt)))
+            self.last_gap = measure_logprob_gap(
+                self, self.policy, [prompt], tokens=min(4, self.max_length - len(prompt))
+            )
         finally:
             self._probing = False
         if self.last_gap > self.limit:
@@ -159,7 +161,7 @@ class Engine:
         flight = self.flight(sampling)
         made: dict[tuple[int, int], Generation] = {}
 
-        def take(some: list[tuple[Running, Generation]]) -> None:
+        def take(some: list[tuple[RunningSample, Generation]]) -> None:
             made.update({(one.ticket, one.sample): generation for one, generation in some})
 
         try:
@@ -189,7 +191,7 @@ class Engine:
         host = self.host
         if not host.awake or self.policy.model.device.type != "cuda":
             return
-        with quiet():
+        with allow_nondeterminism():
             host.llm.sleep(level=2)
         host.awake, host.owner = False, None
 
@@ -198,6 +200,6 @@ class Engine:
         host = self.host
         if host.awake:
             return
-        with quiet():
+        with allow_nondeterminism():
             host.llm.wake_up()
         host.awake, self._due = True, True

@@ -10,14 +10,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from learning.generation.engines.vllm_host import Host, quiet
+from learning.generation.engines.vllm_host import Host, allow_nondeterminism
 from learning.samples.engine_protocol import Generation, Request, Sampling
 
 Finish = Literal["stop", "length", "suspended"]
 
 
 @dataclass
-class Running:
+class RunningSample:
     """One completion in vLLM."""
 
     ticket: int
@@ -49,7 +49,7 @@ class Running:
         return Generation(self.ids, self.logprobs, finish, entropies, self.versions, sample=self.sample)
 
 
-Ended = tuple[Running, Generation]
+Ended = tuple[RunningSample, Generation]
 
 
 class VllmFlight:
@@ -57,7 +57,7 @@ class VllmFlight:
 
     def __init__(self, engine: Any, host: Host, sampling: Sampling) -> None:
         self.engine, self.host, self.sampling = engine, host, sampling
-        self.open: dict[int, Running] = {}
+        self.open: dict[int, RunningSample] = {}
         self.ended: list[Ended] = []
         self.lent = host.lend(self)
         self.ends = frozenset(engine.policy.stop_ids)
@@ -77,7 +77,7 @@ class VllmFlight:
         """Begin one completion, of `window` new tokens at most."""
         self.engine.ready()
         number = next(self.host.numbers)
-        one = Running(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
+        one = RunningSample(ticket, sample, f"{ticket}-{number}", tuple(request.begun))
         most = self.sampling.max_new_tokens
         left = (most if request.limit is None else min(most, request.limit)) - len(one.begun)
         heat = self.sampling.temperature if request.temperature is None else request.temperature
@@ -90,7 +90,7 @@ class VllmFlight:
             "stream": [request.seed, sample],
         }
         ids = {"prompt_token_ids": [*request.prompt_ids, *one.begun]}
-        with quiet():
+        with allow_nondeterminism():
             self.host.llm.add_request(one.name, ids, self._params(min(left, window or left), told))
         self.open[number], self.host.open[one.name] = one, (weakref.ref(self), number)
 

@@ -51,10 +51,10 @@ class Host:
         """Requests in vLLM by name: whose flight, and the number of the completion."""
         self.numbers = count()
         self._flights: dict[int, Callable[[], Any]] = {}
-        alone = to_itself() if options["tensor_parallel_size"] == 1 else nullcontext()
-        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, apart(), alone:
+        alone = bind_loopback() if options["tensor_parallel_size"] == 1 else nullcontext()
+        with tempfile.TemporaryDirectory(prefix="vllm-") as folder, preserve_process_state(), alone:
             config.save_pretrained(folder)
-            self.llm = _started(folder, options)
+            self.llm = _start_vllm(folder, options)
             self.call("posttrain_install")
 
     @property
@@ -78,7 +78,7 @@ class Host:
 
     def step(self) -> None:
         """One decode step of everything that runs here; flights are told what became of their completions."""
-        with quiet():
+        with allow_nondeterminism():
             outputs = self.llm.step()
             records = self.call("posttrain_records")
         drawn = {(number, place): rest for number, place, *rest in records}
@@ -91,7 +91,7 @@ class Host:
     def abort(self, names: Iterable[str]) -> None:
         """End requests in vLLM."""
         if ended := list(names):
-            with quiet():
+            with allow_nondeterminism():
                 self.llm.abort_request(ended)
             for name in ended:
                 self.open.pop(name, None)
@@ -106,7 +106,7 @@ class Host:
             raise StepError("engine vllm: vLLM keeps cached prefixes of older weights and cannot say why")
 
 
-def _started(folder: str, options: dict[str, Any]) -> Any:
+def _start_vllm(folder: str, options: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -125,10 +125,10 @@ def _started(folder: str, options: dict[str, Any]) -> Any:
     except StepError:
         raise
     except Exception as error:  # vLLM raises whatever lies beneath it
-        raise StepError(f"engine vllm: vLLM could not start this model: {_short(error)}") from error
+        raise StepError(f"engine vllm: vLLM could not start this model: {_shorten(error)}") from error
 
 
-def host_for(policy: Policy, options: dict[str, Any]) -> Host:
+def get_host(policy: Policy, options: dict[str, Any]) -> Host:
     """The engine of this process for such a model and such options, started where there is none yet.
 
     Raises StepError for a model that vLLM cannot run.
@@ -161,7 +161,7 @@ def _check(config: Any, on_gpu: bool) -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        with apart():
+        with preserve_process_state():
             import vllm  # noqa: F401 — its absence is another matter than that of a part
             from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     except ModuleNotFoundError as error:
@@ -178,12 +178,12 @@ def _check(config: Any, on_gpu: bool) -> None:
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def preserve_process_state() -> Iterator[None]:
     """Keep from the rest of the process what the start of vLLM does: random states, threads, and what `quiet` keeps."""
     tensors, rest = rng_state()
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     try:
-        with quiet():
+        with allow_nondeterminism():
             yield
     finally:
         torch.set_num_threads = set_threads
@@ -192,7 +192,7 @@ def apart() -> Iterator[None]:
 
 
 @contextmanager
-def to_itself() -> Iterator[None]:
+def bind_loopback() -> Iterator[None]:
     """Let vLLM's process group, which has one member, listen on this machine's loopback alone."""
     before = os.environ.get(INTERFACE)
     os.environ[INTERFACE] = "lo" if sys.platform == "linux" else "lo0"
@@ -205,7 +205,7 @@ def to_itself() -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def allow_nondeterminism() -> Iterator[None]:
     """Let vLLM use what is not deterministic, and say what it finds wrong with others, without a trace."""
     strict = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -218,6 +218,6 @@ def quiet() -> Iterator[None]:
         torch.use_deterministic_algorithms(strict, warn_only=warn_only)
 
 
-def _short(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines)[:500]}"

@@ -166,14 +166,16 @@ class Extension:
 
         model.load_weights = noting
         try:
-            self.model_runner.reload_weights(weights_iterator=_passing(weights, given))
+            self.model_runner.reload_weights(weights_iterator=_record_tensors(weights, given))
         finally:
             del model.load_weights
-        proven, wrong = _compared(model, given)
+        proven, wrong = _compare_parameters(model, given)
         return {"given": [*given], "missing": sorted(wanted - filled), "proven": proven, "wrong": wrong}
 
 
-def _passing(weights: Iterable[tuple[str, Tensor]] | str, given: dict[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+def _record_tensors(
+    weights: Iterable[tuple[str, Tensor]] | str, given: dict[str, Tensor]
+) -> Iterable[tuple[str, Tensor]]:
     """The tensors one by one, noted as they pass."""
     if isinstance(weights, str):
         from safetensors.torch import load_file
@@ -184,7 +186,7 @@ def _passing(weights: Iterable[tuple[str, Tensor]] | str, given: dict[str, Tenso
         yield name, tensor
 
 
-def _compared(model: Any, given: dict[str, Tensor]) -> tuple[list[str], list[str]]:
+def _compare_parameters(model: Any, given: dict[str, Tensor]) -> tuple[list[str], list[str]]:
     """Parameters that hold what was given, and those that do not; shards and packed ones are left out.
 
     vLLM fuses tensors (`qkv_proj` of `q_proj`, `k_proj`, `v_proj`) and pads the vocabulary.

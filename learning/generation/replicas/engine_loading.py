@@ -1,4 +1,4 @@
-"""The engine of a stage: in this process, or as replicas in workers of their own where the stage's resources say so."""
+"""Build the engine of a stage: in this process, or as replicas in workers if the stage's resources have such a role."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from learning.api.spending import Desk
-from learning.generation.engines.making import engine_of
+from learning.generation.engines.making import build_engine
 from learning.models.policy import Policy, load_policy, outline
 from learning.parallel.actors import Actors
 from learning.samples.engine_protocol import EngineProtocol
@@ -25,13 +25,13 @@ def make_engine(
     training: Training | None = None,
     desk: Desk | None = None,
 ) -> EngineProtocol:
-    """An engine over a policy, here or in workers. Raises StepError.
+    """Return an engine over a policy, in this process or in workers; raise StepError if it cannot be built.
 
-    Where the role `rollout` has workers, each of them loads the policy from `folder`, where it lies as it is now;
-    later weights go through files in `scratch` (None: they never change), and its blocks compute as `training` says.
+    If the role `rollout` has workers, each loads the current policy from `folder`; later weights are sent as files in
+    `scratch` (None: they never change), and the model computes with the options of `training`.
     """
     if actors is None or not actors.size("rollout"):
-        return engine_of(use, policy, desk)
+        return build_engine(use, policy, desk)
     from learning.generation.replicas.replica_worker import serve
     from learning.generation.replicas.replicas import Replicas
     from learning.generation.weights.local import Files
@@ -41,19 +41,20 @@ def make_engine(
     return Replicas(actors, remotes, partial(Files, policy, scratch) if scratch is not None else None)
 
 
-def policy_for(folder: Path, device: str, actors: Actors | None) -> Policy:
-    """The policy that an engine here samples with; where workers do, all but its weights. Raises StepError."""
+def load_sampling_policy(folder: Path, device: str, actors: Actors | None) -> Policy:
+    """Return the policy for an engine in this process, or without weights if workers sample."""
     return outline(folder) if actors is not None and actors.size("rollout") else load_policy(folder, device=device)
 
 
 @contextmanager
-def engine_for(
+def open_engine(
     use: EngineUse, policy: Any, actors: Actors | None, folder: Path, desk: Desk | None = None
 ) -> Iterator[EngineProtocol]:
-    """An engine over a policy that does not change, for a while: workers are free again afterwards."""
+    """Provide an engine over a policy that does not change; its workers are freed at the end of the context."""
     engine = make_engine(use, policy, actors, folder=folder, desk=desk)
     try:
         yield engine
     finally:
-        if actors is not None and actors.size("rollout"):
-            engine.close()
+        close = getattr(engine, "close", None)
+        if close is not None and actors is not None and actors.size("rollout"):
+            close()
